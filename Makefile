@@ -1,0 +1,51 @@
+# Needs Python >= 3.11, pip and make. Every target sets up .venv first if it is missing or out of date.
+
+PYTHON ?= python3
+PAPER ?= rscfed
+SCALE ?= quick
+JOBS ?=
+DATA_DIR ?=
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+CODE := benchmark methods datamodules tests
+CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint types format bench-table1 perf clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## set up .venv with everything for development (PYTHON=python3.12 chooses the interpreter)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || { $(PYTHON) -c $(CHECK) && $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: $(STAMP) ## run all tests, one single-threaded process per core (ARGS="-k static" passes options to pytest)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 $(ARGS)
+
+lint: $(STAMP) ## check style and formatting
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+types: $(STAMP) ## check types
+	$(BIN)/mypy
+
+format: $(STAMP) ## mend style and formatting in place
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench-table1: $(STAMP) ## run what is missing of a paper's tables and print them (PAPER=rscfed SCALE=quick JOBS= DATA_DIR=)
+	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+
+perf: $(STAMP) ## measure the speed of this machine
+	$(BIN)/python -m benchmark perf
+
+clean: ## remove caches and build products; .venv, data and results stay
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

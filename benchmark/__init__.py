@@ -1,0 +1,1 @@
+"""The federation loop, its engines, records, tables and command line."""

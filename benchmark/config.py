@@ -1,0 +1,197 @@
+"""What a run is: a complete, typed configuration with an identity.
+
+A configuration names a method, a data set and a model, and holds every number that affects the result.
+``resolve`` fills in all defaults, so that the saved ``config.yaml`` reproduces the run; ``run_id`` hashes it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmark.classes import KINDS, ClassSpec, find_class, typed_args, unknown, without_default
+from benchmark.errors import ConfigError
+from benchmark.files import dump_yaml, load_yaml
+
+SCALES = ("quick", "lite", "paper", "custom")
+READINGS = ("best", "last", "last_k_mean")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+_REFUSED = {
+    "16-mixed": "its loss scaling needs the optimiser and does not fit functional gradients; use bf16-mixed",
+    "bf16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
+    "16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how a run is executed; nothing here is part of its identity.
+
+    Args:
+        devices: number of processes (GPUs, or CPU processes), or ``auto``.
+        accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
+        num_nodes: number of machines.
+        threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
+        data_dir: folder with the data sets and their caches.
+        results_dir: folder that holds ``runs/`` and ``tables/``.
+        checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
+        wandb: mirror to Weights & Biases: ``auto`` (off at scale quick, else online with a key and offline
+            without), ``online``, ``offline`` or ``off``.
+    """
+
+    devices: int | Literal["auto"] = "auto"
+    accelerator: str = "auto"
+    num_nodes: int = 1
+    threads: int | Literal["auto"] = "auto"
+    data_dir: str = "data"
+    results_dir: str = "results"
+    checkpoint_every_s: float = 60.0
+    wandb: Literal["auto", "online", "offline", "off"] = "auto"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Everything but ``runtime`` affects its numbers or how they are read, and makes its identity.
+
+    Args:
+        method: the method and its hyperparameters.
+        data: the data set, its partition and its pipeline.
+        model: name of the network.
+        model_args: arguments of the network.
+        rounds: number of rounds.
+        seed: seed of every random stream.
+        scale: name of the protocol: ``quick``, ``lite``, ``paper`` or ``custom``.
+        roster: who takes part in a round: arguments of the roster.
+        eval_every: evaluate after every so many rounds (and after the last one).
+        last_k: how many last rounds the reading ``last_k_mean`` averages.
+        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` or ``last_k_mean``.
+        precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
+        runtime: where and how to run.
+    """
+
+    method: ClassSpec
+    data: ClassSpec
+    model: str = "small_cnn"
+    model_args: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 12
+    seed: int = 1337
+    scale: str = "custom"
+    roster: dict[str, Any] = field(default_factory=dict)
+    eval_every: int = 1
+    last_k: int = 50
+    report: str = "best"
+    precision: str = "32-true"
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every", "last_k"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.precision not in PRECISIONS:
+            why = _REFUSED.get(self.precision, f"it is not one of {', '.join(PRECISIONS)}")
+            raise ConfigError(f"precision '{self.precision}' cannot be used: {why}")
+        for name, known in (("scale", SCALES), ("report", READINGS)):
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The fields that affect the numbers, as plain data: what ``config.yaml`` holds and ``run_id`` hashes."""
+    plain = asdict(config)
+    del plain["runtime"]
+    return plain
+
+
+def run_id(config: RunConfig) -> str:
+    """First 10 hex digits of the SHA-256 of the canonical JSON of ``identity(config)``.
+
+    The configuration should be resolved first, else a default that is spelt out gives another id.
+    """
+    try:
+        text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"configuration: {error}; use numbers, strings, lists and mappings only") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The same run with dotted class paths and every default of the method and the data set filled in.
+
+    Raises:
+        ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
+    """
+    specs: dict[str, Any] = {}
+    for slot, kind in KINDS.items():
+        spec: ClassSpec = getattr(config, slot)
+        cls = find_class(spec.class_path, kind)
+        args = typed_args(cls, spec.init_args, slot, kind.supplied | without_default(cls))
+        specs[slot] = ClassSpec(f"{cls.__module__}.{cls.__qualname__}", args)
+    return replace(config, **specs)
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """A configuration from plain data; ``method`` and ``data`` may be given as a bare name."""
+    values = dict(values)
+    specs: dict[str, Any] = {slot: _spec(slot, values.pop(slot, None)) for slot in KINDS}
+    runtime = values.pop("runtime", None) or {}
+    rest = typed_args(RunConfig, values, "configuration", {*specs, "runtime"}, plain=False)
+    return RunConfig(**specs, **rest, runtime=Runtime(**typed_args(Runtime, runtime, "runtime", plain=False)))
+
+
+def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain configuration ``values`` with command-line style ``options`` on top.
+
+    ``{"method": "fedavg"}`` names the class (its arguments stay), ``{"method.lr": 0.1}`` sets an argument,
+    ``{"roster.participants": 5}`` an entry of a mapping, ``{"rounds": 10}`` a field.
+    """
+    result: dict[str, Any] = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()
+    }
+    for option, value in options.items():
+        head, _, tail = option.partition(".")
+        if head in KINDS:
+            spec = _as_spec(result.get(head))
+            if tail:
+                spec["init_args"] = {**spec["init_args"], tail: value}
+            else:
+                spec["class_path"] = value
+            result[head] = spec
+        elif tail:
+            nested = result.get(head)
+            result[head] = {**(nested if isinstance(nested, dict) else {}), tail: value}
+        else:
+            result[head] = value
+    return result
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The whole configuration as YAML, in field order."""
+    return dump_yaml(asdict(config))
+
+
+def from_yaml(text: str, where: str = "configuration") -> RunConfig:
+    """Read what ``to_yaml`` wrote (a missing ``runtime`` means its defaults)."""
+    return from_dict(load_yaml(text, where))
+
+
+def folder(config: RunConfig) -> Path:
+    """Folder of a resolved run: ``<results_dir>/runs/<method>-<data>-<run id>``."""
+    name = f"{config.method.name}-{config.data.name}-{run_id(config)}".replace("/", "_")
+    return Path(config.runtime.results_dir) / "runs" / name
+
+
+def _spec(slot: str, value: Any) -> ClassSpec:
+    spec = _as_spec(value)
+    stray = set(spec) - {f.name for f in fields(ClassSpec)}
+    if not spec["class_path"] or stray:
+        extra = f"; unknown: {', '.join(sorted(stray))}" if stray else ""
+        raise ConfigError(f"{slot}: give a name or class_path and init_args, e.g. --{slot} NAME{extra}")
+    return ClassSpec(str(spec["class_path"]), dict(spec["init_args"] or {}))
+
+
+def _as_spec(value: Any) -> dict[str, Any]:
+    given = dict(value) if isinstance(value, Mapping) else {"class_path": value}
+    return {"class_path": None, "init_args": {}, **given}

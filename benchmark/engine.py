@@ -1,0 +1,183 @@
+"""The reference engine: one client after the other in the live module, ordinary autograd, ``torch.optim``."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark import streams as random_streams
+from benchmark.errors import RunError
+from benchmark.streams import SERVER
+from datamodules.base import FSSLDataModule, SiteData
+from datamodules.batches import Stream, epoch
+from methods.base import FedMethod, Upload, Visit
+
+EVAL_BLOCK = 256
+
+
+class ClientState:
+    """What a client keeps between visits: personal tensors and the state of its optimisers."""
+
+    def __init__(self, tensors: dict[str, Tensor], optimizers: list[list[dict[str, Any]]]) -> None:
+        self.tensors = tensors
+        self.optimizers = optimizers
+
+
+class LocalSite:
+    """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``)."""
+
+    def __init__(self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]):
+        self.engine, self.data, self.visit, self.optimizers = engine, data, visit, optimizers
+        self._passes = 0
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random stream of this visit; ``order/...`` lives on the CPU so that devices agree on it."""
+        v = self.visit
+        device = "cpu" if purpose.startswith("order") else self.engine.data.device
+        return random_streams.generator(self.engine.seed, purpose, v.round, v.client, v.repeat, device=device)
+
+    def views(self, view: str, index: Tensor, purpose: str = "prepare") -> Iterator[Tensor]:
+        """Float views of the training images at ``index`` in blocks of 256."""
+        generator = self.generator(purpose)
+        for start in range(0, len(index), EVAL_BLOCK):
+            yield self.engine.data.take(view, index[start : start + EVAL_BLOCK], generator)
+
+    def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
+        """Train the live module; optimiser state is taken up from, and left for, the site's other visits."""
+        method, made = self.engine.method, self.engine.method.configure_optimizers()
+        optimizers = made if isinstance(made, (list, tuple)) else [made]
+        _load_optimizers(optimizers, self.optimizers)
+        taken = 0
+        for number in range(epochs):
+            self._passes += 1
+            generator = (lambda purpose, n=self._passes: self.generator(f"{purpose}/{n}"))  # noqa: E731
+            for batch in epoch(streams, self.engine.data, generator, steps):
+                method.local_step(batch, taken, made)
+                method.on_train_batch_end(None, batch, taken)
+                taken += 1
+            method.on_local_epoch_end(number, epochs)
+        self.optimizers = _dump_optimizers(optimizers)
+        return taken
+
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
+        """Share of selected pseudo-labels and their precision, as means over samples."""
+        method, n = self.engine.method, len(index)
+        correct = self.engine.data.oracle.correct(index, labels) & selected
+        if n:
+            method.tally("pseudo/selected", selected.float().mean(), n)
+            method.tally("pseudo/correct", correct.float().mean(), n)
+
+
+class ReferenceEngine:
+    """Runs visits. The definition of truth: any faster engine must give the same results.
+
+    Args:
+        method: the live module; it becomes the client of the moment.
+        data: the data module, set up and placed on the device of the method.
+        seed: run seed of all random streams.
+        rounds: planned rounds, for schedules.
+        autocast: makes the mixed-precision context of the run.
+    """
+
+    def __init__(
+        self,
+        method: FedMethod,
+        data: FSSLDataModule,
+        seed: int,
+        rounds: int,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.method, self.data, self.seed, self.rounds = method, data, seed, rounds
+        method.precision = autocast
+        self.initial = method.tensors("personal", "local")
+
+    def client(
+        self, visit: Visit, server: Mapping[str, Tensor], state: ClientState | None
+    ) -> tuple[Upload | None, ClientState, dict[str, list[Any]], int]:
+        """Let one client take part.
+
+        Returns:
+            its upload, what it keeps, its tallies (name -> [weighted sum, weight]), bytes it was sent.
+
+        Raises:
+            RunError: the loss is not finite, or anything the method raises, with method, client and round.
+        """
+        method = self.method
+        site = LocalSite(self, self.data.client(visit.client), visit, state.optimizers if state else [])
+        sent = method.broadcast(server, visit)
+        method.load_tensors(self.initial)
+        method.load_tensors(sent)
+        if state:
+            method.load_tensors(state.tensors)
+        with self._at(site) as tally:
+            with torch.no_grad():
+                method.client_start(visit.first)
+            work = method.client_prepare(site)
+            method.train()
+            site.fit(work, method.epochs(), method.steps())
+            upload = method.client_finish(site)
+        kept = [] if method.hparams.get("reset_momentum") else site.optimizers
+        size = sum(t.numel() * t.element_size() for t in sent.values())
+        return upload, ClientState(method.tensors("personal"), kept), tally, size
+
+    def server(self, round: int, state: ClientState | None, hook: str) -> tuple[ClientState, dict[str, list[Any]]]:
+        """Run the server's hook (``server_start`` or ``server_step``) on its labelled data."""
+        data = self.data.server
+        visit = Visit(round, SERVER, labelled=len(data.labelled) > 0, size=data.size, first=state is None, rounds=self.rounds)
+        site = LocalSite(self, data, visit, state.optimizers if state else [])
+        with self._at(site) as tally:
+            self.method.train()
+            getattr(self.method, hook)(site)
+        return ClientState({}, site.optimizers), tally
+
+    def _at(self, site: LocalSite) -> "_Presence":
+        return _Presence(self.method, site)
+
+
+class _Presence:
+    """The method is at a site: collects tallies, and names the place in every error."""
+
+    def __init__(self, method: FedMethod, site: LocalSite) -> None:
+        self.method, self.site = method, site
+
+    def __enter__(self) -> dict[str, list[Any]]:
+        method, visit = self.method, self.site.visit
+        method.visit = visit
+        devices = [self.site.engine.data.device] if self.site.engine.data.device.type == "cuda" else []
+        self.fork = torch.random.fork_rng(devices)
+        self.fork.__enter__()
+        torch.manual_seed(random_streams.derive_seed(self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat))
+        self.tally: dict[str, list[Any]] = {}
+        method._tally = self.tally
+        return self.tally
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.fork.__exit__(kind, error, trace)
+        self.method._tally = None
+        v = self.site.visit
+        who = "the server" if v.client == SERVER else f"client {v.client} ({v.size} images)"
+        where = f"{type(self.method).__name__}, {who}, round {v.round}"
+        if error is not None:
+            if isinstance(error, Exception) and not isinstance(error, RunError):
+                raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+            return
+        for name, (total, _) in self.tally.items():
+            if name == "loss" and not bool(torch.isfinite(total).all()):
+                raise RunError(
+                    f"{where}: the loss is not finite. The last checkpoint is intact; lower the learning rate, "
+                    "or try --precision 32-true if this was mixed precision"
+                )
+
+
+def _load_optimizers(optimizers: list[torch.optim.Optimizer], stored: list[list[dict[str, Any]]]) -> None:
+    for optimizer, states in zip(optimizers, stored, strict=bool(stored)):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter, state in zip(parameters, states, strict=True):
+            if state:
+                optimizer.state[parameter] = dict(state)
+
+
+def _dump_optimizers(optimizers: list[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
+    return [[dict(o.state.get(p, {})) for g in o.param_groups for p in g["params"]] for o in optimizers]

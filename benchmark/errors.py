@@ -1,0 +1,17 @@
+"""The errors a user can meet: each message says what, where, why, and what to do about it."""
+
+
+class BenchError(ValueError):
+    """Base of all errors that are the input's fault rather than the code's."""
+
+
+class ConfigError(BenchError):
+    """A configuration that cannot be run: unknown name, wrong type, contradictory options."""
+
+
+class DataError(BenchError):
+    """A data set that cannot be found or read, or a partition that cannot be made."""
+
+
+class RunError(BenchError):
+    """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""

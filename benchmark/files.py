@@ -1,0 +1,78 @@
+"""Reading and writing the small files of a run: YAML, JSON without NaN, atomic replacement."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmark.errors import ConfigError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` so that a reader, or a kill, sees the old or the new file whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def finite(value: Any) -> Any:
+    """Plain data with non-finite floats as ``None`` (JSON has no NaN)."""
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """YAML of plain data, in the given key order."""
+    return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
+
+
+def load_yaml(text: str, where: str) -> dict[str, Any]:
+    """A YAML mapping, read as YAML 1.2 does (``5e-4`` is a number, ``off`` is a word).
+
+    Raises:
+        ConfigError: not valid YAML, or not a mapping; names ``where`` it was read.
+    """
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a mapping of names to values")
+    return values
+
+
+def read_value(text: str) -> Any:
+    """One value as it would be read in a YAML file."""
+    return load_yaml(f"value: {text}", f"value '{text}'")["value"]
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
+    """YAML 1.2's idea of numbers and truth values."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, rule) for tag, rule in rules if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+    ]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|false|True|False)$"), list("tfTF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN)$"
+    ),
+    list("-+0123456789."),
+)

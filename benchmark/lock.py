@@ -1,0 +1,75 @@
+"""One process per run folder: a lock that the kernel releases when its holder dies, however it dies."""
+
+import fcntl
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EACCES, EAGAIN
+from pathlib import Path
+from typing import Any
+
+from benchmark.errors import RunError
+
+NAME = "run.lock"
+
+
+class RunLocked(RunError):
+    """Another process works on the run."""
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; a lock left behind by a dead process is taken over.
+
+    Raises:
+        RunLocked: another living process holds it; the message names its pid and host.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if not _try(handle):
+            owner = holder(folder)
+            raise RunLocked(
+                f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
+                "run; wait for it or stop it"
+            )
+        me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, me.encode(), 0)
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def locked(folder: Path) -> bool:
+    """Whether a living process (that this machine can see) holds the folder."""
+    try:
+        handle = os.open(folder / NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try(handle)
+    finally:
+        os.close(handle)
+
+
+def holder(folder: Path) -> dict[str, Any]:
+    """``pid`` and ``host`` of the last holder; empty after an orderly release."""
+    try:
+        return dict(json.loads((folder / NAME).read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _try(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (EAGAIN, EACCES):
+            return False
+        warnings.warn(f"this file system has no locks ({error}); do not start a run twice", stacklevel=3)
+    return True

@@ -1,0 +1,177 @@
+"""One run, from its configuration to its record: ``fit``. Also the script that ``fabric run`` launches."""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Fabric
+
+from benchmark import checkpoint
+from benchmark.allocator import keep_memory
+from benchmark.classes import build, find_class, KINDS, without_default
+from benchmark.config import RunConfig, Runtime, folder, from_yaml, resolve, to_yaml
+from benchmark.environment import cores
+from benchmark.errors import ConfigError, RunError
+from benchmark.federation import Federation
+from benchmark.records import RunFolder
+from datamodules.base import FSSLDataModule
+from methods import models
+
+CHECKPOINT = "checkpoint.pt"
+WORTH_PROCESSES = 2_000_000
+
+
+def fit(config: RunConfig) -> Path:
+    """Run (or finish) what ``config`` describes and return the run's folder.
+
+    A complete run is left alone; an interrupted one continues from its last checkpoint and ends with the record of
+    an uninterrupted run, bit for bit on the CPU (wall-clock fields aside).
+
+    Raises:
+        ConfigError: the configuration cannot be run.
+        DataError: the data or the partition cannot be made.
+        RunError: the run cannot go on, or another process is working on it.
+    """
+    config = resolve(config)
+    path = folder(config)
+    if (path / "record.json").exists() and RunFolder(path).record()["status"] == "complete":
+        return path
+    external = os.environ.get("LT_CLI_USED") == "1"
+    if external:
+        config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
+        fabric = Fabric()
+    else:
+        config = replace(config, runtime=placed(config))
+        rt = config.runtime
+        several = rt.devices != 1 or rt.num_nodes != 1
+        spawned = several and "SLURM_NTASKS" not in os.environ
+        strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
+        fabric = Fabric(
+            accelerator=rt.accelerator,
+            strategy=strategy,
+            devices=rt.devices,
+            num_nodes=rt.num_nodes,
+            precision=config.precision,  # type: ignore[arg-type]
+        )
+    try:
+        fabric.launch(_run, to_yaml(config))
+    except torch.multiprocessing.ProcessRaisedException as error:
+        raise RunError(f"{path}: {str(error).strip().splitlines()[-1]}") from error
+    return path
+
+
+def placed(config: RunConfig) -> Runtime:
+    """The runtime with ``auto`` replaced by what is faster here.
+
+    On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
+    every network of the suite; a run of a few seconds is not worth starting processes for. On GPUs a run takes one:
+    several runs side by side use the others.
+    """
+    rt = config.runtime
+    accelerator = rt.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    devices, threads = rt.devices, rt.threads
+    if devices == "auto":
+        args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
+        active = config.roster.get("participants") or args["num_clients"]
+        total = args["num_clients"]
+        work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
+        several = accelerator == "cpu" and work >= WORTH_PROCESSES
+        devices = min(cores(), active) if several else 1
+    if not isinstance(devices, int) or devices < 1:
+        raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
+    if threads == "auto":
+        threads = max(1, cores() // devices) if accelerator == "cpu" else 1
+    return replace(rt, accelerator=accelerator, devices=devices, threads=threads)
+
+
+def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
+    """The method with its freshly initialised network, and the data module, both on ``device``.
+
+    The network is built right after seeding torch with the run seed, as the papers' codes do.
+    """
+    dtype = torch.float64 if config.precision == "64-true" else torch.float32
+    data = build(config.data, "data", data_dir=config.runtime.data_dir)
+    data.place(device, dtype)
+    data.setup()
+    torch.manual_seed(config.seed)
+    model = models.build(config.model, data.num_classes, image_size=data.image_size, **config.model_args)
+    known = {"model": model, "num_classes": data.num_classes}
+    needed = without_default(find_class(config.method.class_path, KINDS["method"]))
+    method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    return method.to(device=device, dtype=dtype), data
+
+
+def _run(fabric: Fabric, resolved: str) -> None:
+    config = from_yaml(resolved)
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
+    keep_memory()
+    if config.runtime.threads != "auto":
+        torch.set_num_threads(config.runtime.threads)
+    path, main = folder(config), fabric.is_global_zero
+    run = RunFolder(path)
+    with run.lock() if main else nullcontext():
+        try:
+            method, data = make(config, fabric.device)
+            if main:
+                run.open(config, facts(data))
+            federation = Federation(
+                method,
+                data,
+                data.roster(config.seed, **config.roster),
+                fabric,
+                config.rounds,
+                config.seed,
+                config.eval_every,
+                callbacks=[_Recorder(run, config.runtime.checkpoint_every_s)] if main else [],
+            )
+            state = checkpoint.load(path / CHECKPOINT)
+            if state is not None:
+                federation.load_state_dict(state)
+            fabric.barrier()
+            if main:
+                run.rewind(federation.round)
+            federation.run()
+            if main:
+                torch.save(federation.server, path / "weights.pt")
+                run.finish()
+                checkpoint.remove(path / CHECKPOINT)
+        except BaseException as error:
+            if main and isinstance(error, Exception):
+                run.fail(error, config)
+            raise
+
+
+def facts(data: FSSLDataModule) -> Mapping[str, Any]:
+    """What a record says about the data: hashes of what was read and of the partition, labelled class counts."""
+    held = [row for row in data.histogram.tolist() if any(row)]
+    return {"partition_hash": data.partition.hash, "data_sha256": data.sha256, "labelled_histogram": held}
+
+
+class _Recorder:
+    """Writes each evaluated round to the run's folder, and a checkpoint every so many seconds."""
+
+    def __init__(self, run: RunFolder, every_s: float) -> None:
+        self.run, self.every_s, self.saved = run, every_s, time.monotonic()
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            self.run.append(row)
+        self.run.beat(federation.round)
+        if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
+            checkpoint.save(self.run.path / CHECKPOINT, federation.state_dict())
+            self.saved = time.monotonic()
+
+
+if __name__ == "__main__":
+    from benchmark.cli import main
+
+    sys.exit(main(["fit", *sys.argv[1:]]))

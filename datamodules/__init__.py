@@ -1,0 +1,1 @@
+"""Data sets, their partitions over clients, and batched augmentation."""

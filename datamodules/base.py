@@ -1,0 +1,282 @@
+"""``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from benchmark import streams as random_streams
+from benchmark.errors import ConfigError
+from datamodules import partition as P
+from datamodules import pipelines
+from datamodules.augment import Geometry
+from datamodules.batches import Batch, epoch
+from datamodules.partition import Partition
+from datamodules.schedule import Roster
+from datamodules.sources import Arrays
+
+Scenario = Literal["partial_clients", "server", "all_clients"]
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """What one client (or the server) holds: positions in the training set, and labels where it has them.
+
+    Args:
+        labelled: int64 ``[n_l]`` positions with labels.
+        labels: int64 ``[n_l]`` classes of ``labelled``.
+        unlabelled: int64 ``[n_u]`` positions without labels.
+    """
+
+    labelled: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of images."""
+        return len(self.labelled) + len(self.unlabelled)
+
+
+class Oracle:
+    """Hidden labels, for metrics only: nothing that trains may hold one."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self._labels = labels
+
+    def correct(self, index: Tensor, labels: Tensor) -> Tensor:
+        """Whether ``labels`` are the true classes of the training images at ``index``; bool, same shape."""
+        return self._labels[index] == labels
+
+
+class FSSLDataModule(L.LightningDataModule):
+    """Base of all data sets. A subclass gives class attributes and ``read``; the rest is here.
+
+    Args:
+        data_dir: where data sets are looked for, cached and downloaded to.
+        scenario: who holds labels: some clients (``partial_clients``), the server, or ``all_clients``.
+        num_clients: clients N.
+        labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
+        partition: ``dirichlet`` over clients per class, or ``iid``.
+        beta: concentration of the Dirichlet distribution.
+        partition_seed: seed of NumPy's legacy generator that draws the partition.
+        min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
+        labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
+        picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
+        labelled_from: keep the labelled client of the partition over this many clients.
+        labelled_histogram: class counts that client 0 is forced to.
+        label_fraction: labelled share of each client (``all_clients``).
+        num_labels: labelled images in total (``server``, ``all_clients``).
+        partition_file: a saved partition to use instead of drawing one.
+        pipeline: name of the image pipeline.
+        zoom: side that training images are enlarged to before the crop; default: the data set's.
+        flip: probability of a horizontal flip.
+        mean: per-channel mean instead of the data set's.
+        std: per-channel standard deviation instead of the data set's.
+
+    Raises:
+        DataError: the data cannot be found or read, or the partition cannot be made (in ``setup``).
+        ConfigError: contradictory options.
+    """
+
+    num_classes: ClassVar[int]
+    image_size: ClassVar[int] = 32
+    zoom_size: ClassVar[int] = 40
+    mean: ClassVar[tuple[float, ...]]
+    std: ClassVar[tuple[float, ...]]
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        scenario: Scenario = "partial_clients",
+        num_clients: int = 10,
+        labelled_clients: int = 1,
+        partition: Literal["dirichlet", "iid"] = "dirichlet",
+        beta: float = 0.8,
+        partition_seed: int = 1337,
+        min_size: int = 10,
+        labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
+        picked: int | None = None,
+        labelled_from: int | None = None,
+        labelled_histogram: list[int] | None = None,
+        label_fraction: float | None = None,
+        num_labels: int | None = None,
+        partition_file: str | None = None,
+        pipeline: str = "zoom_crop_flip",
+        zoom: int | None = None,
+        flip: float = 0.5,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        look = pipelines.Look(
+            self.image_size, zoom or self.zoom_size, flip, tuple(mean or self.mean), tuple(std or self.std)
+        )
+        self.views = pipelines.views(pipeline, look)
+        self._prepared: dict[Geometry, Tensor] = {}
+        self._ready = False
+
+    def read(self) -> Arrays:
+        """The data set's images and labels."""
+        raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
+
+    def prepare_data(self) -> None:
+        """Download and cache, once per machine."""
+        self.read()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the data and draw (or load) the partition; a second call does nothing."""
+        if self._ready:
+            return
+        arrays = self.read()
+        self.sha256, self.class_names = arrays.sha256, arrays.class_names
+        self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
+        self.test_labels = torch.from_numpy(arrays.test_labels)
+        self.partition = self._partition(arrays.train_labels)
+        self.partition.validate(len(arrays.train_labels))
+        self.histogram = self.partition.histogram(arrays.train_labels, self.num_classes, "labelled")
+        self._labels = torch.from_numpy(arrays.train_labels)
+        self._ready = True
+        self._place()
+
+    def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Move the data to the device where batches are cut, and set the type of the views."""
+        self.device, self.dtype = device, dtype
+        if self._ready:
+            self._place()
+
+    def client(self, k: int) -> SiteData:
+        """What client ``k`` holds."""
+        return self._clients[k]
+
+    @property
+    def server(self) -> SiteData:
+        """What the server holds (labels only in scenario ``server``)."""
+        return self._server
+
+    @property
+    def num_clients(self) -> int:
+        """Registered clients."""
+        return self.partition.num_clients
+
+    def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
+        """The schedule of participants over this partition (see ``Roster``)."""
+        labelled = tuple(k for k, part in enumerate(self.partition.labelled) if len(part))
+        return Roster(self.num_clients, labelled, seed, participants, rule)
+
+    def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Views ``[B, C, H, W]`` of the training images at ``index``, cut freshly on the device.
+
+        Raises:
+            ConfigError: the pipeline has no such view.
+        """
+        if view not in self.views:
+            raise ConfigError(
+                f"the pipeline {self.hparams['pipeline']!r} has no view {view!r}, only {', '.join(self.views)}; "
+                "choose another data.pipeline"
+            )
+        geometry = self.views[view].geometry
+        if geometry not in self._prepared:
+            self._prepared[geometry] = geometry.prepare(self._train)
+        return self.views[view](self._prepared[geometry], index, generator).to(self.dtype)
+
+    def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+        """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
+        view = self.views["test"]
+        prepared = self._test_prepared
+        for number, start in enumerate(range(0, len(prepared), size)):
+            index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
+            yield number, lambda index=index: view(prepared, index, None).to(self.dtype)
+
+    def pool(self) -> Tensor:
+        """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
+        return self._pool
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams."""
+        sites = [*self._clients, self._server]
+        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled")))
+        streams = self.trainer.lightning_module.streams(data)
+        return DataLoader(_Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Test views ``x`` and labels ``y`` in batches of 256, for a plain ``Trainer``."""
+
+        def batches(number: int) -> Iterator[Batch]:
+            for i, block in self.test_blocks(256):
+                yield {"test": {"x": block(), "y": self.test_labels[i * 256 : (i + 1) * 256]}}
+
+        return DataLoader(_Batches(batches), batch_size=None)
+
+    def _central(self, number: int, purpose: str) -> torch.Generator:
+        device = "cpu" if purpose.startswith("order") else self.device
+        return random_streams.generator(self.hparams["partition_seed"], purpose, number, device=device)
+
+    def _partition(self, labels: np.ndarray) -> Partition:  # type: ignore[type-arg]
+        h = self.hparams
+        if h["partition_file"]:
+            return Partition.load(h["partition_file"], len(labels))
+        rng = np.random.RandomState(h["partition_seed"])
+        split: P.Split = (
+            partial(P.dirichlet, beta=h["beta"], min_size=h["min_size"]) if h["partition"] == "dirichlet" else P.iid
+        )
+        n = h["num_clients"]
+        if h["scenario"] == "partial_clients":
+            return P.labels_at_partial_clients(
+                labels,
+                n,
+                rng,
+                split=split,
+                labelled_clients=h["labelled_clients"],
+                picked=h["picked"],
+                rule=h["labelled_pick"],
+                labelled_from=h["labelled_from"],
+                labelled_histogram=h["labelled_histogram"],
+            )
+        if h["scenario"] == "all_clients":
+            return P.labels_at_all_clients(
+                labels, n, rng, split=split, num_labels=h["num_labels"], fraction=h["label_fraction"]
+            )
+        if h["scenario"] == "server" and h["num_labels"]:
+            return P.labels_at_server(labels, n, rng, split=split, num_labels=h["num_labels"])
+        raise ConfigError(
+            f"scenario {h['scenario']!r} with num_labels={h['num_labels']}: choose partial_clients, all_clients or "
+            "server (which needs num_labels)"
+        )
+
+    def _place(self) -> None:
+        device = self.device
+        self._train, self._labels = self._train.to(device), self._labels.to(device)
+        self._test_prepared = self.views["test"].geometry.prepare(self._test.to(device))
+        self.oracle = Oracle(self._labels)
+        self._prepared.clear()
+
+        def site(labelled: Any, unlabelled: Any) -> SiteData:
+            index = torch.tensor(labelled, device=device)
+            return SiteData(index, self._labels[index], torch.tensor(unlabelled, device=device))
+
+        part = self.partition
+        self._clients = [site(a, b) for a, b in zip(part.labelled, part.unlabelled, strict=True)]
+        self._server = site(part.server, part.server[:0])
+        self._pool = torch.tensor(part.pool, device=device)
+
+
+class _Batches(IterableDataset[Batch]):
+    """Ready-made batches, another pass (numbered from 0) at every iteration."""
+
+    def __init__(self, make: Callable[[int], Iterator[Batch]]) -> None:
+        self.make, self.passes = make, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        return self.make(self.passes - 1)

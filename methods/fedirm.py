@@ -1,0 +1,112 @@
+"""FedIRM: inter-client relation matching between labelled and unlabelled clients."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods import ops
+from methods.base import Batch, Site, Upload, Visit
+from methods.fed_consist import FedConsist
+
+PASSES = 11
+
+
+class FedIRM(FedConsist):
+    """Federated inter-client relation matching (Liu et al., MICCAI 2021), as run in the RSCFed tables.
+
+    A labelled client also returns its class relation matrix; their mean reaches the unlabelled clients in the next
+    round, which match their own relations to it on samples that are certain under Monte-Carlo dropout.
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ, 30 rounds | 15 λ, 30 rounds |
+    | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: the tables' warm-up |
+    | ``ema_decay`` | 0.99 | 0.99 | 0.999: the tables' (``teacher_train`` as the code) |
+    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code (``ln_scaled``) |
+    | ``labelled_loss`` | smoothed cross-entropy | smoothed, two views | ``ce``: as the other rows |
+    | ``skip_absent`` classes | not given | uniform rows | false |
+    | aggregation | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
+
+    Dropout sits only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of
+    the gradient pass.
+    """
+
+    scopes = {**FedConsist.scopes, "relation": "server"}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        loss_weight: float = 15.0,
+        ramp_length: int = 30,
+        ramp_offset: int = 7,
+        confidence_gate: float = 0.3,
+        entropy_gate: float | Literal["ln_scaled"] = 2.0,
+        labelled_loss: Literal["ce", "smoothed_two_view"] = "ce",
+        skip_absent: bool = False,
+        teacher_train: bool = True,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        if labelled_loss == "smoothed_two_view":
+            self.views = {**FedConsist.views, "labelled": {"x": "weak", "x2": "weak"}}
+        self.entropy_limit = ops.entropy_gate(entropy_gate, num_classes)
+        self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
+
+    def train(self, mode: bool = True) -> "FedIRM":
+        """The teacher follows the student's mode, as released, unless ``teacher_train`` is off."""
+        super().train(mode)
+        self.teacher.train(mode and self.hparams["teacher_train"])
+        return self
+
+    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        """The global model and the labelled clients' mean relation matrix."""
+        return {**super().broadcast(server, visit), "relation": server["relation"]}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""
+        if "labelled" in batch:
+            return self.labelled_step(batch["labelled"])
+        views, h = batch["unlabelled"], self.hparams
+        features = self.model.features(views["student"])
+        logits = self.model.head(features).float()
+        probabilities = logits.softmax(dim=1)
+        with torch.no_grad():
+            teacher = self.teacher(views["teacher"]).float().softmax(dim=1)
+            passes = self.model.head(features.detach().repeat(PASSES, 1)).float()
+            uncertainty = ops.entropy(passes.view(PASSES, *logits.shape).mean(dim=0).softmax(dim=1))
+            confidence, pseudo = probabilities.max(dim=1)
+            keep = (uncertainty < self.entropy_limit) & (confidence >= h["confidence_gate"])
+            present = F.one_hot(pseudo, logits.shape[1]).mul(keep[:, None]).sum(dim=0) > 0
+        relation = ops.relation_matrix(logits, pseudo, keep)
+        matching = ops.relation_loss(self.relation, relation, present if h["skip_absent"] else None)
+        consistency = ops.squared_error(probabilities, teacher, h["batch_size"])
+        ramp = ops.exponential_ramp(self.visit.round - h["ramp_offset"], h["ramp_length"])
+        return h["loss_weight"] * ramp * (consistency + matching * keep.any())
+
+    def labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy; the relation matrix of the first view is tallied for the upload."""
+        logits = self(samples["x"]).float()
+        self.tally("relation", ops.relation_matrix(logits.detach(), samples["y"]))
+        if self.hparams["labelled_loss"] == "ce":
+            return F.cross_entropy(logits, samples["y"])
+        second = F.cross_entropy(self(samples["x2"]), samples["y"], label_smoothing=0.1)
+        return F.cross_entropy(logits, samples["y"], label_smoothing=0.1) + second
+
+    def client_finish(self, client: Site) -> Upload | None:
+        """The model, and a labelled client's mean relation matrix."""
+        upload = super().client_finish(client)
+        relation = self.tallied("relation")
+        if upload is not None and relation is not None:
+            upload.stats["relation"] = relation
+        return upload
+
+    def aggregate(self, uploads: Any) -> None:
+        """Average the models, and the relation matrices for the next round."""
+        super().aggregate(uploads)
+        relations = [u.stats["relation"] for u in uploads if "relation" in u.stats]
+        if relations:
+            self.load_tensors({"relation": torch.stack(relations).mean(dim=0)})

@@ -1,0 +1,74 @@
+"""The networks of the papers, by name: plain modules with ``features``, ``head`` and ``feature_dim``."""
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from benchmark.errors import ConfigError
+from methods.models.backbone import Backbone
+from methods.models.cnn import SmallCNN
+from methods.models.resnet import ResNet18
+from methods.models.resnet9 import ResNet9
+from methods.models.wrn import WideResNet
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "small_cnn": SmallCNN,
+    "resnet18_cifar": partial(ResNet18, stem="cifar", head="projection"),
+    "resnet18": partial(ResNet18, stem="imagenet", head="linear"),
+    "wrn28_2": partial(WideResNet, depth=28, width=2),
+    "wrn28_8": partial(WideResNet, depth=28, width=8),
+    "resnet9": ResNet9,
+}
+
+
+def build(
+    name: str, num_classes: int, in_channels: int = 3, image_size: int = 32, **options: Any
+) -> Backbone:
+    """Build a network with fresh weights, in channels_last memory format.
+
+    Args:
+        name: a key of ``MODELS``, or the dotted path of a class or function that gives an ``nn.Module``.
+            Methods that look at features need a ``Backbone``, or a module with the same attributes.
+        num_classes: number of logits; the first argument of the network.
+        in_channels: channels of the input images, passed on if the network has an argument of that name.
+        image_size: side of the square input images in pixels, passed on likewise.
+        **options: further arguments of the network.
+
+    Raises:
+        ConfigError: unknown name (the closest one is named), a path that cannot be imported, an unknown
+            option.
+    """
+    factory = MODELS[name] if name in MODELS else _imported(name)
+    parameters = inspect.signature(factory).parameters
+    known = [p.name for p in parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [option for option in options if option not in known and not takes_any]
+    if unknown:
+        raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
+    shape = {"in_channels": in_channels, "image_size": image_size}
+    model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
+    return cast(Backbone, model.to(memory_format=torch.channels_last))
+
+
+def _imported(path: str) -> Callable[..., nn.Module]:
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        match = get_close_matches(path, MODELS, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"model {path!r} is unknown; "
+            + (f"did you mean {match[0]}? " if match else "")
+            + f"Known are {', '.join(MODELS)}, and dotted paths such as my_package.nets.MyNet"
+        )
+    try:
+        factory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model {path}: {error}; name a class that Python can import") from error
+    if not callable(factory):
+        raise ConfigError(f"model {path}: this is a {type(factory).__name__}; name a class or a function")
+    return cast(Callable[..., nn.Module], factory)

@@ -1,0 +1,84 @@
+"""The small convolutional network of RSCFed's SVHN and CIFAR-100 tables, and its three-layer head."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.errors import ConfigError
+from methods.models.backbone import Backbone
+
+
+class ProjectionHead(nn.Module):
+    """Linear d→d, ReLU, linear d→256 without activation, linear 256→classes (RSCFed, released code).
+
+    With ``dropout`` > 0, units are dropped after the ReLU in training mode; FedIRM needs that. The parameters
+    and their names do not depend on it.
+
+    Raises:
+        ConfigError: ``dropout`` outside [0, 1).
+    """
+
+    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
+        self.dropout = dropout
+        self.hidden = nn.Linear(feature_dim, feature_dim)
+        self.projection = nn.Linear(feature_dim, 256)
+        self.classifier = nn.Linear(256, num_classes)
+
+    def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Features [B, d] to logits [B, classes]; ``generator`` draws the dropout mask (None: torch's).
+
+        For T Monte-Carlo passes over stored features, call it once with ``features.repeat(T, 1)``.
+        """
+        h = F.relu(self.hidden(features))
+        if self.training and self.dropout:
+            keep = 1.0 - self.dropout
+            h = h * torch.bernoulli(torch.full_like(h, keep), generator=generator) / keep
+        logits: Tensor = self.classifier(self.projection(h))
+        return logits
+
+    def extra_repr(self) -> str:
+        """Show the dropout probability, which is no submodule."""
+        return f"dropout={self.dropout}"
+
+
+class SmallCNN(Backbone):
+    """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; nothing is normalised.
+
+    92 626 parameters for 10 classes, 115 756 for 100, in 14 tensors, no buffers (RSCFed, released code).
+    Layers are built in forward order with torch's default initialisation: after ``torch.manual_seed(1337)``
+    the weights are the authors' own, bit for bit.
+
+    Args:
+        num_classes: number of logits.
+        in_channels: channels of the input images.
+        image_size: side of the square input images, at least 16 pixels; the papers use 32.
+        head_dropout: dropout probability inside the head, 0 for none.
+
+    Raises:
+        ConfigError: images too small for two unpadded convolutions with pooling, or ``head_dropout`` outside
+            [0, 1).
+    """
+
+    feature_dim = 84
+
+    def __init__(
+        self, num_classes: int, in_channels: int = 3, image_size: int = 32, head_dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        side = ((image_size - 4) // 2 - 4) // 2
+        if side < 1:
+            raise ConfigError(f"small_cnn: images of side {image_size} are too small; resize to 16 or more")
+        self.conv1 = nn.Conv2d(in_channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * side * side, 120)
+        self.fc2 = nn.Linear(120, self.feature_dim)
+        self.head = ProjectionHead(self.feature_dim, num_classes, head_dropout)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images [B, channels, side, side] to features [B, 84], which are not negative."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))

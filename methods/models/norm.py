@@ -1,0 +1,119 @@
+"""Ways of normalising maps; batch normalisation with statistics that are measured in a pass of their own.
+
+The papers normalise in four ways, named by ``norm`` in the models that offer a choice:
+
+* ``static``: train on the statistics of the batch, evaluate with those that ``reestimate`` measured ((FL)²,
+  SemiFL);
+* ``batch``: no stored statistics, evaluation too uses the batch at hand (FedDB as released);
+* ``running``: ordinary batch normalisation (FedCon);
+* ``group``: group normalisation (FedRGD).
+"""
+
+from collections.abc import Iterable
+from typing import Literal, Self, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.errors import ConfigError, RunError
+
+Norm = Literal["static", "batch", "running", "group"]
+Weighting = Literal["per_batch", "per_sample"]
+
+
+class StaticBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation whose stored statistics change only in ``reestimate``.
+
+    In training mode it normalises with the batch and leaves its buffers alone. In evaluation mode it
+    normalises with ``running_mean`` and ``running_var`` if they have been estimated, else with the batch.
+    Whether they have been is read from the buffer ``num_batches_tracked`` at each call of ``train()`` or
+    ``eval()``: it travels with checkpoints and broadcasts, and a forward pass never has to ask the device. So
+    load state first, then switch.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__(num_features, eps=eps, momentum=None)
+        self.use_stored = False
+        self.share: float | None = (
+            None  # weight of the batch at hand in the statistics, while they are estimated
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch between training and evaluation; evaluation uses stored statistics if there are any."""
+        super().train(mode)
+        self.use_stored = not mode and bool(self.num_batches_tracked)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [B, C, H, W] per channel."""
+        mean, var, weight, bias, eps = self.running_mean, self.running_var, self.weight, self.bias, self.eps
+        if self.share is not None:
+            return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=self.share, eps=eps)
+        if self.use_stored:
+            return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+
+
+def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
+    """Build a normalisation layer for maps [B, channels, H, W]; ``group`` takes min(groups, channels) groups.
+
+    Raises:
+        ConfigError: unknown kind, or channels that do not divide into the groups.
+    """
+    match kind:
+        case "static":
+            return StaticBatchNorm2d(channels)
+        case "batch":
+            return nn.BatchNorm2d(channels, track_running_stats=False)
+        case "running":
+            return nn.BatchNorm2d(channels)
+        case "group":
+            groups = min(groups, channels)
+            if groups < 1 or channels % groups:
+                raise ConfigError(f"norm=group: {channels} channels do not divide into {groups} groups")
+            return nn.GroupNorm(groups, channels)
+    raise ConfigError(f"norm={kind!r} is unknown; choose one of {', '.join(get_args(Norm))}")
+
+
+@torch.no_grad()
+def reestimate(model: nn.Module, batches: Iterable[Tensor], weighting: Weighting = "per_batch") -> None:
+    """Measure the statistics of every ``StaticBatchNorm2d`` of ``model`` anew, forgetting the old ones.
+
+    Mean and unbiased variance of each batch are averaged over the batches, with equal weights whatever their
+    sizes (``per_batch``: (FL)² and SemiFL, released code) or weighted by size (``per_sample``). No
+    between-batch variance enters. Deeper layers see maps normalised with the batch itself. All other layers,
+    dropout included, run in evaluation mode; the mode of the model is restored. A model without static layers
+    is left alone.
+
+    Args:
+        model: changed in place, buffers only.
+        batches: inputs [B, channels, side, side] on the model's device.
+        weighting: how the batches are averaged.
+
+    Raises:
+        RunError: there was no batch.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, StaticBatchNorm2d)]
+    if not layers:
+        return
+    training, seen, count = model.training, 0, 0
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+    try:
+        for x in batches:
+            weight = len(x) if weighting == "per_sample" else 1
+            seen, count = seen + weight, count + 1
+            for layer in layers:
+                layer.share = weight / seen
+            model(x)
+    finally:
+        for layer in layers:
+            layer.share = None
+            layer.get_buffer("num_batches_tracked").fill_(count)
+        model.train(training)
+    if not count:
+        raise RunError(
+            "static batch normalisation: there is no batch to estimate from; give at least one image"
+        )

@@ -1,0 +1,96 @@
+"""ResNet-18 with the stem of CIFAR or of ImageNet: torchvision's, with another first and last layer."""
+
+from typing import Literal, get_args
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import ResNet, ResNet18_Weights, resnet18
+
+from benchmark.errors import ConfigError, DataError
+from methods.models.backbone import Backbone
+from methods.models.cnn import ProjectionHead
+
+Stem = Literal["cifar", "imagenet"]
+Head = Literal["projection", "linear"]
+
+
+class ResNet18(Backbone):
+    """ResNet-18 in the two forms of the papers.
+
+    RSCFed's ISIC network (released code): a 3×3 stem of stride 1 without max-pool, and a ``ProjectionHead``;
+    11 564 615 parameters for 7 classes. CBAFed's network for all data sets (released code): torchvision's,
+    with a linear head; 11 181 642 parameters for 10 classes. Convolutions start normal with variance
+    2/fan_out.
+
+    Args:
+        num_classes: number of logits.
+        in_channels: channels of the input images.
+        stem: ``cifar`` keeps the resolution, ``imagenet`` divides it by four (7×7 of stride 2, then
+            max-pool).
+        head: ``projection`` or ``linear``.
+        head_dropout: dropout probability inside the projection head, 0 for none.
+        pretrained: start from torchvision's ImageNet weights, except for the head and for a stem of another
+            shape.
+
+    Raises:
+        ConfigError: unknown stem or head, or dropout without a projection head.
+        DataError: the ImageNet weights are neither in torch's cache nor can they be downloaded.
+    """
+
+    feature_dim = 512
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        stem: Stem = "cifar",
+        head: Head = "projection",
+        head_dropout: float = 0.0,
+        pretrained: bool = False,
+    ) -> None:
+        super().__init__()
+        for option, value, known in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
+            if value not in known:
+                raise ConfigError(
+                    f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}"
+                )
+        if head == "linear" and head_dropout:
+            raise ConfigError(
+                f"ResNet-18: head_dropout={head_dropout} needs head=projection; a linear head has none"
+            )
+        self.backbone = _imagenet_resnet18() if pretrained else resnet18()
+        if stem == "cifar":
+            self.backbone.conv1 = _first_convolution(in_channels, 3, 1)
+            self.backbone.maxpool = nn.Identity()
+        elif in_channels != 3:
+            self.backbone.conv1 = _first_convolution(in_channels, 7, 2)
+        self.backbone.fc = nn.Identity()
+        self.head = (
+            nn.Linear(self.feature_dim, num_classes)
+            if head == "linear"
+            else ProjectionHead(self.feature_dim, num_classes, head_dropout)
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images [B, channels, side, side] to features [B, 512], which are not negative."""
+        features: Tensor = self.backbone(x)
+        return features
+
+
+def _first_convolution(in_channels: int, kernel: int, stride: int) -> nn.Conv2d:
+    conv = nn.Conv2d(in_channels, 64, kernel, stride, kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _imagenet_resnet18() -> ResNet:
+    weights = ResNet18_Weights.IMAGENET1K_V1
+    try:
+        return resnet18(weights=weights)
+    except (URLError, OSError) as error:
+        name = weights.url.rsplit("/", 1)[-1]
+        raise DataError(
+            f"ImageNet weights of ResNet-18: {torch.hub.get_dir()}/checkpoints/{name} cannot be read and the "
+            f"download failed ({error}); copy the file there from another machine, or set pretrained=false"
+        ) from error

@@ -1,0 +1,115 @@
+"""Pure losses, label rules and weights that several methods share. Shapes: ``B`` samples, ``C`` classes."""
+
+from collections.abc import Iterable, Sequence
+from math import exp, log
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from benchmark.errors import ConfigError
+
+
+def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:
+    """``p^(1/T)`` renormalised over classes, ``[B, C]`` (MixMatch; RSCFed Eq. 3 with T = 0.5)."""
+    powered = probabilities.pow(1.0 / temperature)
+    return powered / powered.sum(dim=1, keepdim=True)
+
+
+def squared_error(student: Tensor, target: Tensor, divisor: float) -> Tensor:
+    """Squared differences of probabilities ``[B, C]``, summed over samples and classes, over ``divisor``."""
+    return (student - target).square().sum() / divisor
+
+
+def ema_decay(step: Tensor, decay: float, ramp: bool = True) -> Tensor:
+    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``: the first update copies the student."""
+    ramped = 1.0 - 1.0 / (step + 1.0)
+    return torch.clamp(ramped, max=decay) if ramp else torch.full_like(ramped, decay)
+
+
+@torch.no_grad()
+def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor) -> None:
+    """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
+    targets = list(teacher)
+    torch._foreach_lerp_(targets, [s.detach() for s in student], (1.0 - decay).to(targets[0].dtype))
+
+
+def exponential_ramp(step: float, length: float) -> float:
+    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up."""
+    return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
+
+
+def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
+    """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c (FedIRM Eq. 2).
+
+    Args:
+        logits: ``[B, C]``; gradients flow through them.
+        labels: int64 ``[B]``.
+        keep: bool ``[B]``, samples that count; all of them by default.
+        temperature: softmax temperature.
+
+    A class without a sample gives a uniform row (released code).
+    """
+    members = torch.nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    if keep is not None:
+        members = members * keep.to(logits.dtype)[:, None]
+    means = members.T @ logits / (members.sum(dim=0)[:, None] + 1e-8)
+    return torch.softmax(means / temperature, dim=1)
+
+
+def relation_loss(target: Tensor, relation: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Symmetric KL divergence of two relation matrices ``[C, C]``, over the number of classes (FedIRM Eq. 6).
+
+    Args:
+        target: reference matrix P.
+        relation: matrix Q that carries the gradient.
+        rows: bool ``[C]``, rows that count; all of them by default.
+    """
+    p, q = target.clamp_min(1e-12), relation.clamp_min(1e-12)
+    terms = 0.5 * (p - q) * (p.log() - q.log())
+    return (terms if rows is None else terms * rows[:, None]).sum() / len(target)
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """``-sum_c p ln(p + 1e-6)`` per sample, ``[B]``, in nats (FedIRM's released code)."""
+    return -(probabilities * (probabilities + 1e-6).log()).sum(dim=1)
+
+
+def share_weights(
+    sizes: Sequence[float],
+    labelled: Sequence[bool],
+    mode: str = "share:0.5",
+    unlabelled_split: Literal["size", "equal"] = "size",
+) -> list[float]:
+    """Aggregation weights of labelled and unlabelled clients.
+
+    Args:
+        sizes: images per client.
+        labelled: which clients hold labels.
+        mode: ``"share:x"``: the labelled clients together weigh x, split by size, the others 1 - x;
+            ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
+        unlabelled_split: how unlabelled clients divide their part.
+
+    Where only one kind of client is present, the sizes are the weights.
+
+    Raises:
+        ConfigError: a mode that cannot be read.
+    """
+    kind, _, number = mode.partition(":")
+    try:
+        value = float(number) if number else 1.0
+    except ValueError:
+        value = -1.0
+    if kind not in ("share", "multiplier", "plain") or value < 0 or (kind == "share" and (value > 1 or not number)):
+        raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
+    n_lab = sum(n for n, has in zip(sizes, labelled, strict=True) if has)
+    raw = [n if has or unlabelled_split == "size" else 1.0 for n, has in zip(sizes, labelled, strict=True)]
+    n_unl = sum(w for w, has in zip(raw, labelled, strict=True) if not has)
+    if kind != "share" or not n_lab or not n_unl:
+        return [float(n) * (value if has and kind == "multiplier" else 1.0) for n, has in zip(sizes, labelled, strict=True)]
+    return [w / n_lab * value if has else w / n_unl * (1.0 - value) for w, has in zip(raw, labelled, strict=True)]
+
+
+def entropy_gate(rule: float | str, num_classes: int) -> float:
+    """Entropy below which a sample counts as certain: a number, or ``"ln_scaled"`` = 2 ln(C) / ln(5)."""
+    return 2.0 * log(num_classes) / log(5.0) if rule == "ln_scaled" else float(rule)

@@ -1,0 +1,265 @@
+"""Configurations: names, defaults, identity, round trips, and what is refused."""
+
+import dataclasses
+import hashlib
+import textwrap
+
+import pytest
+
+from benchmark import classes
+from benchmark.classes import ClassSpec, Kind, build, known_names
+from benchmark.config import (
+    RunConfig,
+    Runtime,
+    apply,
+    folder,
+    from_dict,
+    from_yaml,
+    identity,
+    resolve,
+    run_id,
+    to_yaml,
+)
+from benchmark.errors import ConfigError
+from benchmark.files import load_yaml, read_value
+
+BASE = """
+class Method:
+    def __init__(self, model, lr: float = 0.03, batch_size: int = 64):
+        self.model, self.lr, self.batch_size = model, lr, batch_size
+"""
+MEAN = """
+from typing import Any, Literal
+from zoo.base import Method
+
+class MeanTeacher(Method):
+    def __init__(self, model, decay: float = 0.999, sizes: tuple[int, int] = (3, 5),
+                 split: Literal["size", "equal"] = "size", head: float | None = None, **base: Any):
+        super().__init__(model, **base)
+        self.decay, self.sizes, self.head = decay, sizes, head
+"""
+DATA = """
+class Data:
+    def __init__(self, data_dir: str = "data", beta: float = 0.8, partition_seed: int = 1337):
+        self.data_dir, self.beta = data_dir, beta
+
+class Digits(Data):
+    pass
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """A package with one method (bases elsewhere), one data set and one module without either."""
+    package = tmp_path / "zoo"
+    package.mkdir()
+    sources = {"__init__": "", "base": BASE, "mean_teacher": MEAN, "helpers": "x = 1", "digits": DATA}
+    for name, source in sources.items():
+        (package / f"{name}.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = {
+        "method": Kind("method", "zoo", "zoo.base.Method"),
+        "data": Kind("data set", "zoo", "zoo.digits.Data", frozenset({"data_dir"})),
+    }
+    for slot, kind in kinds.items():
+        monkeypatch.setitem(classes.KINDS, slot, kind)
+
+
+def config(**changes):
+    return from_dict({"method": "mean_teacher", "data": "digits", "rounds": 3, **changes})
+
+
+def test_resolve_fills_every_default_of_the_class_and_its_bases(zoo):
+    method = resolve(config(method={"class_path": "mean_teacher", "init_args": {"decay": 1}})).method
+    assert method.class_path == "zoo.mean_teacher.MeanTeacher"
+    assert method.init_args == {
+        "decay": 1.0,
+        "sizes": [3, 5],
+        "split": "size",
+        "head": None,
+        "lr": 0.03,
+        "batch_size": 64,
+    }
+
+
+def test_resolve_keeps_where_the_data_lies_out_of_the_identity(zoo):
+    assert resolve(config()).data.init_args == {"beta": 0.8, "partition_seed": 1337}
+    with pytest.raises(ConfigError, match="unknown data argument 'data_dir'"):
+        resolve(config(data={"class_path": "digits", "init_args": {"data_dir": "/x"}}))
+
+
+def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run(zoo):
+    once = resolve(config())
+    spelt = resolve(
+        config(method={"class_path": "zoo.mean_teacher.MeanTeacher", "init_args": {"lr": "3e-2"}})
+    )
+    assert resolve(once) == once == spelt
+    assert run_id(once) == run_id(spelt)
+
+
+def test_build_hands_over_what_the_run_supplies(zoo):
+    method = build(resolve(config()).method, "method", model="net")
+    assert (method.model, method.sizes, method.lr) == ("net", (3, 5), 0.03)
+    assert build(resolve(config()).data, "data", data_dir="/d").data_dir == "/d"
+
+
+def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
+    plain = resolve(config())
+    assert len(run_id(plain)) == 10 and int(run_id(plain), 16) >= 0
+    changes = {
+        "method": ClassSpec("a.B"),
+        "data": ClassSpec("a.B"),
+        "model": "other",
+        "model_args": {"depth": 2},
+        "rounds": 4,
+        "seed": 2,
+        "scale": "lite",
+        "roster": {"participants": 5},
+        "eval_every": 2,
+        "last_k": 3,
+        "report": "last",
+        "precision": "bf16-mixed",
+    }
+    assert set(changes) == {f.name for f in dataclasses.fields(RunConfig)} - {"runtime"}
+    ids = {run_id(dataclasses.replace(plain, **{name: value})) for name, value in changes.items()}
+    assert len(ids | {run_id(plain)}) == len(changes) + 1
+    moved = dataclasses.replace(plain, runtime=Runtime(devices=4, threads=1, data_dir="/elsewhere"))
+    assert run_id(moved) == run_id(plain)
+
+
+def test_run_id_is_the_hash_of_canonical_json():
+    plain = RunConfig(ClassSpec("m.M", {"lr": 0.1}), ClassSpec("d.D"), rounds=2, seed=1)
+    text = (
+        '{"data":{"class_path":"d.D","init_args":{}},"eval_every":1,"last_k":50,'
+        '"method":{"class_path":"m.M","init_args":{"lr":0.1}},"model":"small_cnn","model_args":{},'
+        '"precision":"32-true","report":"best","roster":{},"rounds":2,"scale":"custom","seed":1}'
+    )
+    assert run_id(plain) == hashlib.sha256(text.encode()).hexdigest()[:10] == "71aeb4902c"
+
+
+def test_run_id_refuses_what_cannot_be_saved():
+    with pytest.raises(ConfigError, match="use numbers, strings, lists and mappings only"):
+        run_id(RunConfig(ClassSpec("m.M", {"f": float("nan")}), ClassSpec("d.D")))
+
+
+def test_yaml_round_trip(zoo):
+    full = resolve(
+        config(roster={"participants": 5}, precision="64-true", runtime={"devices": 2, "wandb": "off"})
+    )
+    assert from_yaml(to_yaml(full)) == full
+    alone = to_yaml(full).partition("runtime:")[0]
+    assert identity(from_yaml(alone)) == identity(full)
+    assert from_yaml(alone).runtime == Runtime()
+
+
+def test_folder_names_the_run():
+    own = RunConfig(
+        ClassSpec("methods.a_b.AB"), ClassSpec("my_package.mine.Data"), runtime=Runtime(results_dir="r")
+    )
+    assert str(folder(own)) == f"r/runs/a_b-my_package.mine.Data-{run_id(own)}"
+
+
+def test_known_names_are_the_modules_that_define_a_class(zoo):
+    assert known_names(classes.KINDS["method"]) == ["mean_teacher"]
+    assert known_names(classes.KINDS["data"]) == ["digits"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"method": "mean_techer"},
+            r"unknown method 'mean_techer'; did you mean 'mean_teacher'\? Known: mean_teacher",
+        ),
+        ({"method": "base"}, "unknown method 'base'"),
+        ({"method": "nowhere.Mine"}, "method 'nowhere.Mine' cannot be imported"),
+        ({"method": "zoo.digits.Digits"}, "is not a subclass of zoo.base.Method"),
+        ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
+        (
+            {"method": {"class_path": "mean_teacher", "init_args": {"decai": 1}}},
+            "unknown method argument 'decai'; did you mean 'decay'",
+        ),
+        (
+            {"method": {"class_path": "mean_teacher", "init_args": {"decay": "much"}}},
+            "method .MeanTeacher.: .*decay.*much",
+        ),
+        (
+            {"method": {"class_path": "mean_teacher", "init_args": {"split": "x"}}},
+            "method .MeanTeacher.: .*split",
+        ),
+        (
+            {"method": {"class_path": "mean_teacher", "init_args": {"model": "net"}}},
+            "unknown method argument 'model'",
+        ),
+    ],
+)
+def test_bad_names_and_arguments(zoo, change, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(config(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"precision": "16-mixed"},
+            "precision '16-mixed' cannot be used: its loss scaling .* use bf16-mixed",
+        ),
+        ({"precision": "8"}, "it is not one of 32-true, 64-true, bf16-mixed"),
+        ({"rounds": 0}, "rounds is 0; it must be at least 1"),
+        ({"rounds": 1.5}, "configuration .RunConfig.: .*rounds"),
+        ({"scale": "papr"}, "unknown scale 'papr'; did you mean 'paper'"),
+        ({"report": "first"}, "unknown report 'first'"),
+        ({"roundz": 3}, "unknown configuration argument 'roundz'; did you mean 'rounds'"),
+        ({"runtime": {"device": 2}}, "unknown runtime argument 'device'; did you mean 'devices'"),
+        ({"method": None}, "method: give a name or class_path and init_args"),
+        ({"method": {"class_path": "x", "args": {}}}, "method: .*unknown: args"),
+    ],
+)
+def test_bad_fields(zoo, change, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**change)
+
+
+def test_apply_puts_command_line_options_on_top_without_touching_the_original():
+    before = {"method": "a", "rounds": 5, "roster": {"participants": 3}}
+    after = apply(
+        before, {"method.lr": 0.1, "data": "d", "data.beta": 1, "rounds": 7, "roster.rule": "u", "model": "n"}
+    )
+    assert after == {
+        "method": {"class_path": "a", "init_args": {"lr": 0.1}},
+        "data": {"class_path": "d", "init_args": {"beta": 1}},
+        "rounds": 7,
+        "roster": {"participants": 3, "rule": "u"},
+        "model": "n",
+    }
+    assert apply(after, {"method": "b"})["method"] == {"class_path": "b", "init_args": {"lr": 0.1}}
+    assert before == {"method": "a", "rounds": 5, "roster": {"participants": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-4", 5e-4),
+        ("1e4", 1e4),
+        ("7", 7),
+        ("0.50", 0.5),
+        ("off", "off"),
+        ("no", "no"),
+        ("true", True),
+        ("null", None),
+        ("share:0.5", "share:0.5"),
+        ("[1, 2]", [1, 2]),
+        ("1.", 1.0),
+        ("-.5", -0.5),
+        ("1.2.3", "1.2.3"),
+    ],
+)
+def test_yaml_values_are_read_as_people_mean_them(text, value):
+    assert read_value(text) == value and type(read_value(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1", ""])
+def test_yaml_that_is_no_mapping(text):
+    with pytest.raises(ConfigError, match=r"^some\.yaml: "):
+        load_yaml(text, "some.yaml")

@@ -1,0 +1,268 @@
+"""Run folders: what is on disk after every step, kills and resumes, readings, byte equality, locks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmark import records
+from benchmark.classes import ClassSpec
+from benchmark.config import RunConfig, from_yaml, identity, run_id
+from benchmark.errors import RunError
+from benchmark.lock import RunLocked, holder, locked, run_lock
+from benchmark.records import RunFolder, read_record, readings, state, validate, without_clock
+
+FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
+CONFIG = RunConfig(
+    ClassSpec("methods.fedx.FedX", {"lr": 0.1}),
+    ClassSpec("datamodules.digits.Digits", {"partition_seed": 7}),
+    rounds=4,
+    seed=1,
+    last_k=2,
+)
+ACCURACY = [10.0, 60.0, 60.0, 50.0]
+
+
+def row(number, **more):
+    return {
+        "round": number,
+        "acc": ACCURACY[number],
+        "auc": 90.0 + number,
+        "visits": 10,
+        "bytes_up": 100 * (number + 1),
+        "bytes_down": 200 * (number + 1),
+        "timing": {"seconds": os.urandom(2).hex()},
+        **more,
+    }
+
+
+def whole_run(path):
+    folder = RunFolder(path)
+    folder.open(CONFIG, FACTS)
+    for number in range(4):
+        folder.append(row(number))
+    folder.finish()
+    return folder
+
+
+def stripped(path):
+    rows = "\n".join(json.dumps(without_clock(r)) for r in records.read_rows(path))
+    return json.dumps(without_clock(read_record(path))) + rows
+
+
+def test_a_complete_run(tmp_path):
+    record = whole_run(tmp_path / "a" / "b").record()
+    assert record["status"] == "complete" and record["run_id"] == run_id(CONFIG)
+    assert (record["method"], record["dataset"], record["scale"]) == ("fedx", "digits", "custom")
+    assert record["seeds"] == {"run": 1, "partition": 7}
+    assert record["rounds"] == {"done": 4, "total": 4}
+    assert record["final"] == {"round": 3, "acc": 50.0, "auc": 93.0}
+    assert record["best"] == {"round": 1, "acc": 60.0, "auc": 91.0}
+    assert record["last_k_mean"] == {"rounds": 2, "acc": 55.0, "auc": 92.5}
+    assert (record["bytes_up"], record["bytes_down"]) == (400, 800)
+    assert record["labelled_histogram"] == [[3, 0], [0, 0]]
+    assert record["environment"]["torch"] and record["environment"]["precision"] == "32-true"
+    saved = from_yaml((tmp_path / "a" / "b" / "config.yaml").read_text())
+    assert identity(saved) == identity(CONFIG) == record["config"]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_two_runs_are_equal_byte_for_byte_but_for_clock_and_environment(tmp_path):
+    whole_run(tmp_path / "a")
+    whole_run(tmp_path / "b")
+    assert stripped(tmp_path / "a") == stripped(tmp_path / "b")
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() != (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("torn", ["", '{"round": 2, "acc"', '{"round": 2, "acc": 1.0}', "\x00\x00"])
+def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(tmp_path, torn):
+    whole_run(tmp_path / "whole")
+    first = RunFolder(tmp_path / "cut")
+    first.open(CONFIG, FACTS)
+    first.append(row(0))
+    first.append(row(1))
+    with open(tmp_path / "cut/metrics.jsonl", "a") as file:
+        file.write(torn)
+    second = RunFolder(tmp_path / "cut")
+    second.open(CONFIG, FACTS)
+    second.rewind(1)
+    assert [r["round"] for r in second.rows()] == [0]
+    for number in (1, 2, 3):
+        second.append(row(number))
+    second.finish()
+    assert stripped(tmp_path / "cut") == stripped(tmp_path / "whole")
+
+
+def test_opening_again_keeps_rows_and_the_time_spent(tmp_path):
+    first = RunFolder(tmp_path, heartbeat_s=0)
+    first.open(CONFIG, FACTS)
+    first.append(row(0))
+    (tmp_path / "record.json").write_text(
+        (tmp_path / "record.json").read_text().replace('"seconds": 0', '"seconds": 50')
+    )
+    started = first.record()["timing"]["started"]
+    second = RunFolder(tmp_path)
+    second.open(CONFIG, FACTS)
+    second.append(row(1))
+    timing = second.record()["timing"]
+    assert timing["started"] == started and timing["seconds"] >= 50
+    assert [r["round"] for r in second.rows()] == [0, 1]
+
+
+def test_resume_refuses_another_run_and_other_data(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    folder.open(CONFIG, {**FACTS, "partition_hash": "other"})
+    folder.append(row(0))
+    with pytest.raises(RunError, match="cannot resume, partition_hash was other and is now ab"):
+        RunFolder(tmp_path).open(CONFIG, FACTS)
+    other = RunConfig(CONFIG.method, CONFIG.data, rounds=5)
+    with pytest.raises(RunError, match=f"holds run {run_id(CONFIG)}, not {run_id(other)}"):
+        RunFolder(tmp_path).open(other, FACTS)
+
+
+def test_rows_only_go_forward(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    folder.append(row(1))
+    with pytest.raises(RunError, match="round 1 after 1; rewind before resuming"):
+        folder.append(row(1))
+    with pytest.raises(RunError, match="the last of 4 rounds has no row"):
+        folder.finish()
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
+    with pytest.raises(RunError, match="line 2 is damaged"):
+        RunFolder(tmp_path).rows()
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    folder.append(row(0, auc=float("nan"), loss=float("inf")))
+    assert folder.rows()[0]["auc"] is None and folder.rows()[0]["loss"] is None
+
+
+def test_readings_take_each_metric_over_the_rows_that_have_it():
+    rows = [
+        {"round": 0, "acc": None, "visits": 5},
+        {"round": 2, "acc": 20.0, "loss": 4.0},
+        {"round": 4, "acc": 40.0, "auc": None},
+    ]
+    found = readings(rows, last_k=3)
+    assert found["last_k_mean"] == {"rounds": 2, "acc": 30.0, "loss": 4.0, "auc": None}
+    assert found["best"] == found["final"] == {"round": 4, "acc": 40.0, "auc": None}
+    assert readings(rows[:1], 1)["best"] == {"round": 0, "acc": None}
+
+
+def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
+    folder = RunFolder(tmp_path, heartbeat_s=3600)
+    folder.open(CONFIG, FACTS)
+    before = (tmp_path / "record.json").read_bytes()
+    folder.append(row(0))
+    assert (tmp_path / "record.json").read_bytes() == before
+    time.sleep(0.005)
+    folder.heartbeat_s = 0
+    folder.beat(3)
+    record = folder.record()
+    assert record["rounds"]["done"] == 3 and record["status"] == "running"
+    assert record["timing"]["updated"] > json.loads(before)["timing"]["updated"]
+
+
+def test_a_failure_keeps_its_traceback(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    folder.append(row(0))
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError as error:
+        folder.fail(error)
+    record = folder.record()
+    assert record["status"] == "failed" and record["rounds"]["done"] == 1
+    assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
+    whole = RunFolder(tmp_path)
+    whole.open(CONFIG, FACTS)
+    assert whole.record()["status"] == "running" and whole.record()["error"] is None
+
+
+def test_a_failure_before_the_record_was_opened(tmp_path):
+    RunFolder(tmp_path / "none").fail(ValueError("x"))
+    assert not (tmp_path / "none").exists()
+    RunFolder(tmp_path / "some").fail(ValueError("x"), CONFIG)
+    assert read_record(tmp_path / "some")["status"] == "failed"
+
+
+def test_validate_names_everything_that_is_wrong(tmp_path):
+    good = whole_run(tmp_path).record()
+    validate(good, "here")
+    bad = {**good, "run_id": 5, "rounds": None, "final": None}
+    del bad["config"]
+    with pytest.raises(
+        RunError, match="config is missing; run_id is int; rounds is NoneType; final is empty"
+    ):
+        validate(bad, "here")
+    with pytest.raises(RunError, match="status is 'done'"):
+        validate({**good, "status": "done"}, "here")
+    with pytest.raises(RunError, match="error is empty"):
+        validate({**good, "status": "failed"}, "here")
+    with pytest.raises(RunError, match="schema 9 is newer than 1; update fssl-bench"):
+        validate({**good, "schema_version": 9}, "here")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_an_unreadable_record(tmp_path, text):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(RunError, match=r"record\.json"):
+        read_record(tmp_path)
+
+
+HOLD = """
+import pathlib, sys, time
+from benchmark.lock import run_lock
+with run_lock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    assert locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
+    message = f"process {process.pid} on .* is working on this run"
+    with pytest.raises(RunLocked, match=message), run_lock(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    assert not locked(tmp_path) and holder(tmp_path)["pid"] == process.pid
+    with RunFolder(tmp_path).lock():
+        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
+    assert not locked(tmp_path) and holder(tmp_path) == {}
+
+
+def test_state(tmp_path):
+    assert state(tmp_path) == "missing"
+    folder = RunFolder(tmp_path)
+    with folder.lock():
+        assert state(tmp_path) == "running"
+        folder.open(CONFIG, FACTS)
+        assert state(tmp_path) == "running"
+    assert state(tmp_path) == "stale"
+    (tmp_path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
+    assert state(tmp_path) == "running"
+    record = json.loads((tmp_path / "record.json").read_text())
+    record["timing"]["updated"] = "2020-01-01T00:00:00.000+00:00"
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert state(tmp_path) == "stale"
+    folder.fail(ValueError("x"))
+    assert state(tmp_path) == "failed"
+    whole_run(tmp_path / "whole")
+    assert state(tmp_path / "whole") == "complete"
+
+
+def test_an_unlocked_folder(tmp_path):
+    assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}

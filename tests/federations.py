@@ -1,0 +1,74 @@
+"""Small federations on real digits, for tests."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from lightning import Fabric
+
+from benchmark.classes import KINDS, find_class, without_default
+from benchmark.federation import Federation
+from datamodules.digits import Digits
+from methods import models
+from methods.base import FedMethod
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "partial_clients": {"num_clients": 6, "labelled_clients": 1},
+    "server": {"num_clients": 6, "num_labels": 40},
+    "all_clients": {"num_clients": 6, "num_labels": 100},
+}
+
+
+def make_data(scenario: str = "partial_clients", **args: Any) -> Digits:
+    """Digits over six clients, set up."""
+    data = Digits(scenario=scenario, partition="iid", **{**SCENARIOS[scenario], **args})
+    data.setup()
+    return data
+
+
+@cache
+def plain_fabric(precision: str = "32-true") -> Fabric:
+    """One CPU process."""
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    fabric.launch()
+    return fabric
+
+
+def make_method(name: str, num_classes: int = 10, seed: int = 0, **args: Any) -> FedMethod:
+    """A method around a freshly initialised small CNN; warm-up is one round where the method has one."""
+    cls = find_class(name, KINDS["method"])
+    torch.manual_seed(seed)
+    known = {"model": models.build("small_cnn", num_classes), "num_classes": num_classes}
+    supplied = {k: v for k, v in known.items() if k in without_default(cls)}
+    return cls(**supplied, **args)
+
+
+def make_federation(name: str, data: Digits | None = None, rounds: int = 3, **args: Any) -> Federation:
+    """A federation of a method in the scenario it was made for."""
+    precision = args.pop("precision", "32-true")
+    method = make_method(name, **args)
+    data = data or make_data(method.scenario)
+    if precision == "64-true":
+        method = method.double()
+        data.place(torch.device("cpu"), torch.float64)
+    return Federation(method, data, data.roster(0), plain_fabric(precision), rounds, seed=0)
+
+
+class Rows:
+    """Keeps the rows of a run without their wall-clock."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        """Collect."""
+        if row is not None:
+            self.rows.append({k: v for k, v in row.items() if k != "timing"})
+
+
+def run_rows(federation: Federation) -> list[dict[str, Any]]:
+    """Run to the end and return the rows."""
+    rows = Rows()
+    federation.callbacks = [rows]
+    federation.run()
+    return rows.rows
