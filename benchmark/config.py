@@ -106,15 +106,46 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def run_id(config: RunConfig) -> str:
-    """First 10 hex digits of the SHA-256 of the canonical JSON of ``identity(config)``.
+    """First 10 hex digits of the SHA-256 of the canonical JSON of what the run changes from the defaults.
 
-    The configuration should be resolved first, else a default that is spelt out gives another id.
+    Spelling a default out changes nothing, and neither does an option that is added to the code later: records
+    keep their identity as long as their numbers mean the same. A record made under another default is refused when
+    it is opened (``differences``).
     """
+    plain = identity(config)
+    for slot, kind in KINDS.items():
+        cls = find_class(plain[slot]["class_path"], kind)
+        defaults = typed_args(cls, {}, slot, kind.supplied | without_default(cls))
+        plain[slot] = {"class_path": _path(cls), "init_args": _changed(plain[slot]["init_args"], defaults)}
+    bare = asdict(RunConfig(config.method, config.data))
+    plain = {slot: plain[slot] for slot in KINDS} | _changed({k: v for k, v in plain.items() if k not in KINDS}, bare)
     try:
-        text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"configuration: {error}; use numbers, strings, lists and mappings only") from None
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Where a recorded identity and a resolved configuration disagree, as ``key: recorded, now ...`` phrases.
+
+    Keys that only one of them has are options added or removed since; they do not count.
+    """
+
+    def walk(old: Any, new: Any, path: str) -> list[str]:
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            return [d for key in old if key in new for d in walk(old[key], new[key], f"{path}.{key}" if path else key)]
+        return [] if old == new else [f"{path}: recorded with {old}, now {new}"]
+
+    return walk(recorded, json.loads(json.dumps(identity(config))), "")
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -128,7 +159,7 @@ def resolve(config: RunConfig) -> RunConfig:
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
         args = typed_args(cls, spec.init_args, slot, kind.supplied | without_default(cls))
-        specs[slot] = ClassSpec(f"{cls.__module__}.{cls.__qualname__}", args)
+        specs[slot] = ClassSpec(_path(cls), args)
     return replace(config, **specs)
 
 

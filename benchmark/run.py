@@ -16,7 +16,7 @@ from lightning import Fabric
 from benchmark import checkpoint
 from benchmark.allocator import keep_memory
 from benchmark.classes import build, find_class, KINDS, without_default
-from benchmark.config import RunConfig, Runtime, folder, from_yaml, resolve, to_yaml
+from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml, resolve, to_yaml
 from benchmark.environment import cores
 from benchmark.errors import ConfigError, RunError
 from benchmark.federation import Federation
@@ -41,8 +41,12 @@ def fit(config: RunConfig) -> Path:
     """
     config = resolve(config)
     path = folder(config)
-    if (path / "record.json").exists() and RunFolder(path).record()["status"] == "complete":
-        return path
+    if (path / "record.json").exists():
+        record = RunFolder(path).record()
+        if changed := differences(record["config"], config):
+            raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
+        if record["status"] == "complete":
+            return path
     external = os.environ.get("LT_CLI_USED") == "1"
     if external:
         config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))

@@ -105,7 +105,7 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
 
 
 def replace_block(text: str, name: str, body: str) -> str:
-    """``text`` with ``body`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``, if it has these markers."""
+    """``text`` with ``body`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``, if it has them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)

@@ -101,7 +101,7 @@ def rotate(images: Tensor, v: Tensor, fill: int = 0) -> Tensor:
 
 
 def shear(images: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Read `v` pixels further along `axis` (1: down, 2: right) per pixel across: nearest pixel, black outside."""
+    """Read `v` pixels further along `axis` (1: down, 2: right) per pixel across: nearest, black outside."""
     one, zero = torch.ones_like(v), torch.zeros_like(v)
     x, y = (zero, v) if axis == 2 else (v, zero)
     return _affine(images, (one, y, zero), (x, one, zero))

@@ -1,4 +1,4 @@
-"""Where images come from: a cache, the data set's usual files, or a download; decoded once to uint8 arrays."""
+"""Where images come from: a cache, the data set's usual files or a download; all become uint8 arrays."""
 
 import csv
 import gzip
@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class Arrays:
     """A decoded data set.
 
-    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images), labels
-    int64 [N] below ``len(class_names)``; ``sha256`` maps the names of the files that were read to their digests.
+    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images),
+    labels int64 [N] below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
 
     Raises:
         DataError: the arrays do not fit together.
@@ -111,8 +111,8 @@ def load(
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
-    The cache holds train_images, train_labels, test_images, test_labels and class_names. A download is decoded and
-    kept as this cache only, and read back from it, so that the first run and all later ones report the same digest.
+    The cache holds train_images, train_labels, test_images, test_labels and class_names. A download is decoded
+    and kept as this cache only, and read back from it, so that all runs report the same digest.
 
     Args:
         name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``.
@@ -126,16 +126,18 @@ def load(
     """
     root = Path(data_dir)
     cache = root / f"{name}.npz"
-    if cache.exists():
+    absent: list[Path] = []
+    for layout in (_CACHE, *layouts):
+        files = [root / file.format(name=name) for file in layout.files]
+        missing = [file for file in files if not file.exists()]
+        if missing:
+            absent.append(missing[0])
+            continue
+        arrays = _open(name, layout, root, files)
+        if not layout.slow:
+            return arrays
+        _write(cache, arrays)
         return _open(name, _CACHE, root, [cache])
-    for layout in layouts:
-        files = [root / file for file in layout.files]
-        if all(file.exists() for file in files):
-            arrays = _open(name, layout, root, files)
-            if not layout.slow:
-                return arrays
-            _write(cache, arrays)
-            return _open(name, _CACHE, root, [cache])
     failure = "there is no download, or it is not allowed"
     if fetch is not None:
         try:
@@ -143,9 +145,7 @@ def load(
             return _open(name, _CACHE, root, [cache])
         except Exception as error:  # whatever the network or the disk raises ends up in the one message below
             failure = f"the download failed with {type(error).__name__}: {error}"
-    places = ", ".join(
-        [str(cache), *(f"{root / layout.files[0]} ({len(layout.files)} files)" for layout in layouts)]
-    )
+    places = ", ".join(map(str, absent))
     raise DataError(f"{name} is not there: looked for {places}; {failure}. {remedy} to {root.resolve()}")
 
 
@@ -164,17 +164,15 @@ def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], ob
 
 def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
     try:
-        *content, class_names = layout.read(root, files)
-        arrays = Arrays(*content, tuple(class_names), {file.name: _sha256(file) for file in files})
-        expected = CLASS_COUNTS[name.split("-")[0]]
-        for part, labels, counts in zip(
-            ("training", "test"), (content[1], content[3]), expected, strict=True
-        ):
-            if (found := tuple(np.bincount(labels).tolist())) != counts:
-                raise DataError(f"the {part} images per class are {found} instead of {counts}")
+        train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
+        digests = {file.name: _sha256(file) for file in files}
+        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
+        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
+        if found != (counts := CLASS_COUNTS[name.split("-")[0]]):
+            raise DataError(f"the training and test images per class are {found} instead of {counts}")
     except Exception as error:  # every format's library has its own exceptions
         raise DataError(
-            f"{name}: {files[0]} (with {len(files) - 1} other files) is damaged or not the published data set: "
+            f"{name}: {files[0]} (file 1 of {len(files)}) is damaged or not the published data set: "
             f"{type(error).__name__}: {error}. Bring an intact copy, or delete it to try the other sources"
         ) from error
     return arrays
@@ -183,15 +181,20 @@ def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
 def _write(cache: Path, arrays: Arrays) -> None:
     """Write the cache so that it appears whole or not at all; equal arrays give equal bytes."""
     fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
+    content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
     temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, **{field: np.asarray(getattr(arrays, field)) for field in fields})
+            np.savez(file, **content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(cache)
-    finally:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        size = sum(array.nbytes for array in content.values()) // 10**6
+        raise DataError(
+            f"cannot write {cache} ({size} MB): {error}. Make room or take another data_dir"
+        ) from error
     _log.info("wrote %s", cache)
 
 
@@ -201,7 +204,7 @@ def _read_cache(root: Path, files: list[Path]) -> Content:
         return *train, *test, data["class_names"].tolist()
 
 
-_CACHE = Layout((), _read_cache)
+_CACHE = Layout(("{name}.npz",), _read_cache)
 
 
 def _sha256(file: Path) -> str:
@@ -209,17 +212,17 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def digits(data_dir: Folder | None = None) -> Arrays:
-    """Scikit-learn's 8x8 handwritten digits as 32x32x3 images, 1437 for training and 360 for testing.
+def digits() -> Arrays:
+    """Scikit-learn's embedded handwritten digits, 1437 for training and 360 for testing, as 32x32x3 images.
 
-    They are embedded: ``data_dir`` is not needed. Grey levels 0..16 become 0..255, pixels become 4x4 blocks. In the
-    list sorted stably by class, every fifth image is a test image: a fixed, stratified split that keeps the order.
+    Grey levels 0..16 become 0..255, 8x8 pixels become 32x32 (Pillow, bilinear). In the list sorted stably by
+    class, every fifth image is a test image: a fixed, stratified split, in original order within both parts.
     """
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images = np.rint(data.images * (255 / 16)).astype(np.uint8)
-    images = images.repeat(4, axis=1).repeat(4, axis=2)[..., None].repeat(3, axis=3)
+    small = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    images = np.stack([_square(Image.fromarray(image), 32) for image in small])
     by_class = np.argsort(data.target, kind="stable")
     test = np.zeros(len(images), dtype=bool)
     test[by_class[np.arange(360) * len(images) // 360]] = True
@@ -275,8 +278,8 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
         (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")])
         if download
         else None,
-        "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where there is a "
-        "network and copy the two .mat files",
+        "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
+        "there is a network and copy the two .mat files",
     )
 
 
@@ -300,8 +303,8 @@ def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
         data_dir,
         [Layout(tuple(place.format(part) for part in parts), read) for place in places],
         (lambda root: datasets.FashionMNIST(root, download=True)) if download else None,
-        "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', download=True) "
-        "where there is a network and copy FashionMNIST",
+        "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', "
+        "download=True) where there is a network and copy FashionMNIST",
     )
 
 
@@ -318,9 +321,9 @@ def _idx(file: Path) -> NDArray[np.uint8]:
 def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arrays:
     """ISIC 2018 task 3 (HAM10000), 8 012 + 2 003 images, split by image as in RSCFed's published lists.
 
-    Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, its rows in the original order, and .jpg
-    files in any sub-folders. Images become squares (Pillow, bilinear) of side ``resize`` for training and
-    ``test_resize`` for testing, which are kept in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
+    Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, rows in the original order, and
+    .jpg files in any sub-folders. Images become squares (Pillow, bilinear): of side ``resize`` for training,
+    ``test_resize`` for testing, kept in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
     """
 
     def read(root: Path, files: list[Path]) -> Content:
@@ -341,8 +344,8 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
         data_dir,
         [Layout((f"isic2018/HAM10000_metadata{suffix}",), read, slow=True) for suffix in (".csv", "")],
         None,
-        "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0) and unpack HAM10000_metadata and both folders of images "
-        "into a folder isic2018; move it",
+        "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
+        "images into a folder isic2018, and move it",
     )
 
 
@@ -360,5 +363,9 @@ def _squares(files: Sequence[Path], side: int) -> Images:
     images = np.empty((len(files), side, side, 3), dtype=np.uint8)
     for position, file in enumerate(files):
         with Image.open(file) as image:
-            images[position] = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+            images[position] = _square(image, side)
     return images
+
+
+def _square(image: Image.Image, side: int) -> Images:
+    return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))

@@ -194,12 +194,13 @@ def test_rscfed_paper_scale_is_the_protocol(rscfed):
     }
     svhn = runs["1/SVHN/rscfed", ("1", "9", "yes")]
     wanted = {
-        "subsets": 3, "subset_size": 5, "dma": True, "labelled_multiplier": 6.0, "labelled_weight_mode": "once",
-        "dma_beta_labelled": 100.0, "dma_beta_unlabelled": 10000.0, "dma_distance": "sum_tensor",
-        "dma_skip_counters": False, "force_labelled": False, "retrain_repeated": True, "reset_momentum": False,
-        "lambda_u": 0.02, "mse_reduction": "fixed_batch", "warmup_rounds": 7, "teacher_init": "current",
-        "ema_ramp": True, "ema_decay": 0.999, "temperature": 0.5, "lr": 0.03, "lr_unlabelled": 0.021,
-        "batch_size": 64, "momentum": 0.9, "weight_decay": 5e-4, "clip_norm": 5.0, "local_epochs": 1,
+        "subsets": 3, "subset_size": 5, "dma": True, "labelled_multiplier": 6.0,
+        "labelled_weight_mode": "once", "dma_beta_labelled": 100.0, "dma_beta_unlabelled": 10000.0,
+        "dma_distance": "sum_tensor", "dma_skip_counters": False, "force_labelled": False,
+        "retrain_repeated": True, "reset_momentum": False, "lambda_u": 0.02, "mse_reduction": "fixed_batch",
+        "warmup_rounds": 7, "teacher_init": "current", "ema_ramp": True, "ema_decay": 0.999,
+        "temperature": 0.5, "lr": 0.03, "lr_unlabelled": 0.021, "batch_size": 64, "momentum": 0.9,
+        "weight_decay": 5e-4, "clip_norm": 5.0, "local_epochs": 1,
     }  # fmt: skip
     assert {name: svhn.method.init_args[name] for name in wanted} == wanted
     data = {"beta": 0.75, "partition_seed": 1337, "num_clients": 10, "labelled_clients": 1, "min_size": 10}

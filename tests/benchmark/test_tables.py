@@ -1,0 +1,232 @@
+"""Tables: numbers, statuses, honesty about scales, and files that change only with the records."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from benchmark import tables
+from benchmark.config import Runtime, folder
+from benchmark.records import RunFolder
+from benchmark.suite import Suite
+from benchmark.tables import Run, difference, interval, judge, render, replace_block, write
+
+PUBLISHED = {
+    "low": {"acc": "60.0", "auc": "91.23"},
+    "high": {"acc": "70.26", "auc": "95.5"},
+    "gain": {"acc": "10.26"},
+}
+
+
+def toy():
+    return Suite(
+        {
+            "paper": "toy",
+            "title": "A toy paper",
+            "published": "toy.csv",
+            "report": "best",
+            "bands": {"acc": 2.0},
+            "band_note": "a guess",
+            "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
+            "datasets": {"SVHN": {}},
+            "labels": {
+                "low": {"method": "fedavg", "band": "none"},
+                "high": {"method": "rscfed"},
+                "gain": {"minus": ["high", "low"], "band": "none"},
+            },
+            "tables": {
+                4: {
+                    "title": "Four",
+                    "datasets": ["SVHN"],
+                    "metrics": ["acc", "auc"],
+                    "rows": [
+                        {"method": "low", "M": 1},
+                        {"method": "high", "M": 1},
+                        {"method": "gain", "M": 1},
+                    ],
+                }
+            },
+            "scales": {
+                "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
+                "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
+            },
+        }
+    )
+
+
+ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
+
+
+def record(acc, auc=90.0):
+    row = {"acc": acc, "auc": auc}
+    final, mean = {"acc": acc - 1, "auc": auc}, {"acc": acc - 0.5, "auc": auc}
+    return {
+        "best": row,
+        "final": final,
+        "last_k_mean": mean,
+        "code_version": "abc",
+        "environment": ENVIRONMENT,
+    }
+
+
+def published(suite):
+    return {
+        row.key(metric): PUBLISHED[row.method][metric]
+        for row in suite.rows
+        for metric in ("acc", "auc")
+        if metric in PUBLISHED[row.method]
+    }
+
+
+def rendered(scale, accuracies, states=None):
+    """Table of runs with these accuracies by (label, seed); ``None``: not complete."""
+    suite = toy()
+    plan = suite.plan(scale)
+    runs = {}
+    for row in suite.rows[:2]:
+        for seed in (1, 2, 3):
+            acc = accuracies.get((row.method, seed))
+            state = "complete" if acc is not None else (states or {}).get((row.method, seed), "missing")
+            runs[plan.run(row, seed).id] = Run(state, None if acc is None else record(acc))
+    return suite, plan, render(suite, plan, runs, published(suite))[0]
+
+
+FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
+
+
+def lines(table):
+    return {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(table.csv))}
+
+
+def test_means_intervals_and_the_three_readings():
+    *_, table = rendered("paper", FULL)
+    low = lines(table)["low", "acc"]
+    assert (low["ours"], low["n"], low["published"], low["delta"]) == ("61.0000", "3", "60.0", "1.0000")
+    assert float(low["ci95"]) == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
+    assert (low["best"], low["last"], low["last_k_mean"]) == ("61.0000", "60.0000", "60.5000")
+    assert lines(table)["low", "auc"]["last"] == ""
+    assert len(low["runs"].split()) == 3
+    assert "| 61.00 ± 2.48 (3) | 60.0        | +1.0  | no band" in table.markdown
+
+
+def test_a_difference_is_taken_seed_by_seed():
+    *_, table = rendered("paper", FULL | {("low", 2): None})
+    gain = lines(table)["gain", "acc"]
+    assert (gain["ours"], gain["n"]) == ("8.0000", "2")
+    assert gain["published"] == "10.26" and gain["delta"] == "-2.2600" and gain["status"] == "no band"
+    assert len(gain["runs"].split()) == 6
+
+
+@pytest.mark.parametrize(
+    ("shift", "status"),
+    [(0, "reproduced"), (0.76, "reproduced"), (0.77, "close"), (-3.2, "close"), (-6, "not reproduced")],
+)
+def test_status_follows_the_band(acc, status):
+    accuracies = {("high", 1): acc}
+    assert lines(rendered("paper", accuracies)[2])["high", "acc"]["status"] == status
+
+
+def test_status_of_what_is_not_there():
+    table = lines(rendered("paper", {("high", 1): 70.0}, {("high", 2): "running", ("low", 1): "failed"})[2])
+    assert table["high", "acc"]["status"] == "running" and table["high", "acc"]["n"] == "1"
+    assert table["low", "acc"]["status"] == "not run" and table["low", "acc"]["ours"] == ""
+    assert table["gain", "auc"]["status"] == "running"
+
+
+def test_incomplete_and_failed_runs_are_said_aloud():
+    _, plan, table = rendered("paper", {("high", 1): 70.0}, {("low", 1): "failed"})
+    failed = next(key for key, run in plan.runs.items() if "4/SVHN/low" in run.cells)
+    assert f"**1 of 6 runs complete**; failed: {failed}." in table.markdown
+    assert "complete**" not in rendered("paper", FULL)[2].markdown
+
+
+def test_another_scale_is_not_compared_with_the_paper():
+    *_, table = rendered("quick", FULL)
+    assert "delta" not in table.frame and "status" not in table.frame
+    for word in ("Δ", "reproduced", "status"):
+        assert word not in table.markdown
+    assert "<sub>60.0</sub>" in table.markdown and "digits (as SVHN)" in table.markdown
+    assert "no comparison is meant" in table.markdown
+    assert lines(table)["low", "acc"]["data"] == "digits"
+
+
+def test_another_scale_still_says_what_is_missing():
+    *_, table = rendered("quick", {}, {("high", 3): "running"})
+    assert "| not run |" in " ".join(table.markdown.split()) and "| running |" in " ".join(
+        table.markdown.split()
+    )
+
+
+def test_every_table_names_its_provenance_and_rule():
+    paper, quick = rendered("paper", FULL)[2].markdown, rendered("quick", FULL)[2].markdown
+    for text in (paper, quick):
+        assert "data: digits; " in text and "rounds: 5; seeds: 1, 2, 3; " in text
+        assert "reading: the round of best test accuracy; " in text
+        assert "hardware: Some CPU, 2 of 8 cores per run; code: abc." in text
+        assert "mean of the last 2 rounds" in text
+    assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
+    assert "reproduced if |Δ| is at most the band" in paper and "bands: acc 2.0 (a guess)" in paper
+
+
+def test_interval_is_students():
+    assert interval([5.0]) is None and interval([]) is None
+    assert interval([1.0, 1.0]) == 0.0
+    assert interval([1.0, 3.0]) == pytest.approx(12.7062, abs=1e-4)
+
+
+def test_difference_rounds_as_the_paper_prints():
+    assert difference(95.55, "95.5") in (0.0, 0.1)
+    assert difference(95.53, "95.5") == 0.0
+    assert difference(70.264, "70.26") == 0.0
+    assert difference(68.2, "70.26") == -2.06
+
+
+def test_judge():
+    assert [judge(d, 2.0) for d in (2.0, -2.0, 2.01, 4.0, -4.01)] == [
+        "reproduced", "reproduced", "close", "close", "not reproduced"
+    ]  # fmt: skip
+    assert judge(0.1 + 0.2, 0.3) == "reproduced"
+    assert judge(0.0, None) == "no band"
+
+
+def test_replace_block_is_idempotent_and_leaves_the_rest():
+    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    once = replace_block(text, "x", "new\n\n")
+    assert once == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"
+    assert replace_block(once, "x", "new") == once
+    assert replace_block(text, "y", "new") == text
+    assert replace_block("a <!-- x:begin --> b", "x", "new") == "a <!-- x:begin --> b"
+
+
+def test_files_change_only_with_the_records(tmp_path):
+    suite, _, table = rendered("quick", FULL)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table:toy-quick-4:begin -->\n<!-- table:toy-quick-4:end -->\ntail\n")
+    changed = write(suite, "quick", [table], tmp_path, readme)
+    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "README.md"]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
+    assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path, readme) == []
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
+    assert "### Table 4: Four" in readme.read_text() and readme.read_text().endswith("tail\n")
+    assert (tmp_path / "tables/toy-quick.md").read_text().startswith("# A toy paper\n\n### Table 4: Four\n")
+    less = rendered("quick", FULL | {("low", 1): None})[2]
+    assert len(write(suite, "quick", [less], tmp_path, readme)) == 3
+    write(suite, "quick", [less], tmp_path, tmp_path / "no-readme.md")
+    assert not (tmp_path / "no-readme.md").exists()
+
+
+def test_collect_reads_states_and_records_from_disk(tmp_path):
+    suite = toy()
+    plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path)))
+    done, cut, *_ = plan.runs.values()
+    run = RunFolder(folder(done.config))
+    run.open(done.config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+    run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
+    run.finish()
+    RunFolder(folder(cut.config)).open(cut.config)
+    found = tables.collect(plan)
+    assert [found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
+    assert found[done.id].record["best"]["acc"] == 50.0 and found[cut.id].record is None
+    text = render(suite, plan, found, {})[0].markdown
+    assert "50.00 (1)" in text and "**1 of 6 runs complete**" in text
