@@ -119,16 +119,16 @@ def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
     pixels = []
     for tap in range(1 - taps // 2, 1 + taps // 2):
         source = (start.to(torch.int64) + tap).clamp(0, side - 1)
-        pixels.append(_pick(images, *((y, source) if axis == 2 else (source, x)), outside).to(torch.float64))
-    return _interpolate(pixels, fraction).clamp_(0, 255).to(torch.uint8)
+        pixels.append((_pick(images, y, source) if axis == 2 else _pick(images, source, x)).to(torch.float64))
+    value = _interpolate(pixels, fraction).masked_fill_(outside[..., None], 0)
+    return value.clamp_(0, 255).to(torch.uint8)
 
 
 def translate(images: Tensor, v: Tensor, axis: int) -> Tensor:
     """Read `v` sides further along `axis` (1: down, 2: right), rounded to whole pixels, black outside."""
     shift = (v * images.shape[axis] + 0.5).floor().to(torch.int64)[:, None, None]
     y, x = _grid(images)
-    y, x = (y + shift, x) if axis == 1 else (y, x + shift)
-    return _pick(images, y, x, _off_image(images, y, x))
+    return _pick(images, y + shift, x) if axis == 1 else _pick(images, y, x + shift)
 
 
 def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
@@ -151,6 +151,85 @@ def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
     values = _constant(paint, images.device).to(torch.uint8).repeat(width)
     lines = images.reshape(-1, height, width * channels)
     return torch.where(rows[:, :, None] & columns[:, None, :], values, lines).view_as(images)
+
+
+@lru_cache(maxsize=256)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def _per_image(v: Tensor) -> Tensor:
+    return v[:, None, None, None]
+
+
+def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """Degenerate + factor * (image - degenerate) in float32, clipped and truncated to 8 bits."""
+    degenerate = degenerate.to(torch.float32)
+    blended = (images - degenerate).mul_(_per_image(factor.to(torch.float32)))
+    return blended.add_(degenerate).clamp_(0, 255).to(torch.uint8)
+
+
+def _luma(images: Tensor) -> Tensor:
+    """ITU-R 601 luma in 16-bit fixed point: int32 [b, h, w]."""
+    red, green, blue = images.to(torch.int32).unbind(3)
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+def _extremes(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest value per image and channel: float64 [b, 1, c]."""
+    planes = images.flatten(1, 2)
+    return planes.amin(1, keepdim=True).to(torch.float64), planes.amax(1, keepdim=True).to(torch.float64)
+
+
+def _cells(images: Tensor) -> Tensor:
+    """Position of every value in its image's flattened [256, c] histogram: int64 [b, h * w * c]."""
+    channels = images.shape[3]
+    values = images.flatten(1).to(torch.int64)
+    channel = torch.arange(channels, device=images.device).repeat(values.shape[1] // channels)
+    return values.mul_(channels).add_(channel)
+
+
+def _look_up(table: Tensor, cells: Tensor) -> Tensor:
+    """Values of tables [b, 256, c], truncated to 8 bits, at `cells`: uint8 [b, h * w * c]."""
+    return table.to(torch.uint8).flatten(1).gather(1, cells)
+
+
+def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Row numbers [1, h, 1] and column numbers [1, 1, w], int64."""
+    rows, columns = (torch.arange(n, device=images.device) for n in images.shape[1:3])
+    return rows[None, :, None], columns[None, None, :]
+
+
+def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
+    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` where these leave the image."""
+    count, height, width, channels = images.shape
+    outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
+    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
+    position = torch.where(outside, count * height * width, first + y * width + x)
+    pixels = torch.cat((images.reshape(-1, channels), images.new_full((1, channels), fill)))
+    return pixels.index_select(0, position.flatten()).view_as(images)
+
+
+def _affine(images: Tensor, to_x: tuple[Tensor, ...], to_y: tuple[Tensor, ...], fill: int = 0) -> Tensor:
+    """Nearest pixel to (a x + b y + c, d x + e y + f), in 16-bit fixed point from pixel centres."""
+    y, x = _grid(images)
+
+    def source(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        a, b, c = (
+            (f * 65536 + 0.5).floor().to(torch.int64)[:, None, None] for f in (a, b, c + a * 0.5 + b * 0.5)
+        )
+        return (a * x + b * y + c) >> 16
+
+    return _pick(images, source(*to_y), source(*to_x), fill)
+
+
+def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
+    """Linear (2 pixels) or cubic (4 pixels) interpolation at fraction `t` behind the middle-left pixel."""
+    if len(pixels) == 2:
+        left, right = pixels
+        return left + (right - left) * t
+    a, b, c, d = pixels
+    return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a - c + d)))
 
 
 GREY = (127, 127, 127)
@@ -206,15 +285,9 @@ class Levels:
         return self.around + (torch.where(coin < 0.5, -magnitude, magnitude) if self.signed else magnitude)
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """Boxes for `box`: the centre is uniform over the image, the side is `side` image sides."""
-
-    side: float
-
-    def __call__(self, u: Tensor, coin: Tensor) -> Tensor:
-        """Centres and sides, float64 [b, 3]."""
-        return torch.stack((u, coin, torch.full_like(u, self.side)), 1)
+def large_box(u: Tensor, coin: Tensor) -> Tensor:
+    """A `box` of 40 / 32 image sides, centred uniformly over the image: float64 [b, 3]."""
+    return torch.stack((u, coin, torch.full_like(u, 40 / 32)), 1)
 
 
 @dataclass(frozen=True)
@@ -324,7 +397,7 @@ MAXIMAL = Pool(
         (Levels((30,), signed=True), ("rotate",)),
         (Levels((0.3,), signed=True), ("linear_shear_x", "linear_shear_y")),
         (Levels((100 / 32,), signed=True), _TRANSLATE),
-        (Boxes(40 / 32), ("grey_box",)),
+        (large_box, ("grey_box",)),
     ),
     execution=0.5,
 )
@@ -367,86 +440,3 @@ GRID_LEVELS = Pool(
 
 There, equalize is an identity, rotation leaves grey corners and shears are cubic.
 """
-
-
-@lru_cache(maxsize=256)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)
-
-
-def _per_image(v: Tensor) -> Tensor:
-    return v[:, None, None, None]
-
-
-def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """Degenerate + factor * (image - degenerate) in float32, clipped and truncated to 8 bits."""
-    degenerate = degenerate.to(torch.float32)
-    blended = (images - degenerate).mul_(_per_image(factor.to(torch.float32)))
-    return blended.add_(degenerate).clamp_(0, 255).to(torch.uint8)
-
-
-def _luma(images: Tensor) -> Tensor:
-    """ITU-R 601 luma in 16-bit fixed point: int32 [b, h, w]."""
-    red, green, blue = images.to(torch.int32).unbind(3)
-    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
-
-
-def _extremes(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value per image and channel: float64 [b, 1, c]."""
-    planes = images.flatten(1, 2)
-    return planes.amin(1, keepdim=True).to(torch.float64), planes.amax(1, keepdim=True).to(torch.float64)
-
-
-def _cells(images: Tensor) -> Tensor:
-    """Position of every value in its image's flattened [256, c] histogram: int64 [b, h * w * c]."""
-    channels = images.shape[3]
-    values = images.flatten(1).to(torch.int64)
-    channel = torch.arange(channels, device=images.device).repeat(values.shape[1] // channels)
-    return values.mul_(channels).add_(channel)
-
-
-def _look_up(table: Tensor, cells: Tensor) -> Tensor:
-    """Values of tables [b, 256, c], truncated to 8 bits, at `cells`: uint8 [b, h * w * c]."""
-    return table.to(torch.uint8).flatten(1).gather(1, cells)
-
-
-def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Row numbers [1, h, 1] and column numbers [1, 1, w], int64."""
-    rows, columns = (torch.arange(n, device=images.device) for n in images.shape[1:3])
-    return rows[None, :, None], columns[None, None, :]
-
-
-def _off_image(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    return (y < 0) | (y >= images.shape[1]) | (x < 0) | (x >= images.shape[2])
-
-
-def _pick(images: Tensor, y: Tensor, x: Tensor, outside: Tensor, fill: int = 0) -> Tensor:
-    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` where `outside`."""
-    count, height, width, channels = images.shape
-    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
-    position = torch.where(outside, count * height * width, first + y * width + x)
-    pixels = torch.cat((images.reshape(-1, channels), images.new_full((1, channels), fill)))
-    return pixels.index_select(0, position.flatten()).view_as(images)
-
-
-def _affine(images: Tensor, to_x: tuple[Tensor, ...], to_y: tuple[Tensor, ...], fill: int = 0) -> Tensor:
-    """Nearest pixel to (a x + b y + c, d x + e y + f), in 16-bit fixed point from pixel centres."""
-    y, x = _grid(images)
-
-    def source(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        a, b, c = (
-            (f * 65536 + 0.5).floor().to(torch.int64)[:, None, None] for f in (a, b, c + a * 0.5 + b * 0.5)
-        )
-        return (a * x + b * y + c) >> 16
-
-    to = source(*to_y), source(*to_x)
-    return _pick(images, *to, _off_image(images, *to), fill)
-
-
-def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
-    """Linear (2 pixels) or cubic (4 pixels) interpolation at fraction `t` behind the middle-left pixel."""
-    if len(pixels) == 2:
-        left, right = pixels
-        return left + (right - left) * t
-    a, b, c, d = pixels
-    return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a - c + d)))

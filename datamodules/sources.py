@@ -36,6 +36,7 @@ CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "fashion_mnist": ((6000,) * 10, (1000,) * 10),
     "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
 }
+DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
 ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def load(
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
-    The cache holds train_images, train_labels, test_images, test_labels and class_names. A download is decoded
+    The cache holds train_images, train_labels, test_images, test_labels, class_names. A download is decoded
     and kept as this cache only, and read back from it, so that all runs report the same digest.
 
     Args:
@@ -296,7 +297,7 @@ def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
     places = (
         "FashionMNIST/raw/{}-ubyte",
         "FashionMNIST/raw/{}-ubyte.gz",
-        "/usr/share/datasets/fashion-mnist/{}-ubyte.gz",
+        DEBIAN_FASHION_MNIST + "/{}-ubyte.gz",
     )
     return load(
         "fashion_mnist",

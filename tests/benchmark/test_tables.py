@@ -119,8 +119,14 @@ def test_a_difference_is_taken_seed_by_seed():
 
 
 @pytest.mark.parametrize(
-    ("shift", "status"),
-    [(0, "reproduced"), (0.76, "reproduced"), (0.77, "close"), (-3.2, "close"), (-6, "not reproduced")],
+    ("acc", "status"),
+    [
+        (71.5, "reproduced"),
+        (72.26, "reproduced"),
+        (72.27, "close"),
+        (66.26, "close"),
+        (66.25, "not reproduced"),
+    ],
 )
 def test_status_follows_the_band(acc, status):
     accuracies = {("high", 1): acc}
