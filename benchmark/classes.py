@@ -55,10 +55,10 @@ def find_class(name: str, kind: Kind) -> type:
     Raises:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
-    base = _import(kind.base)
+    base = imported(kind.base)
     if "." in name:
         try:
-            cls = _import(name)
+            cls = imported(name)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}") from None
         if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -78,7 +78,7 @@ def find_class(name: str, kind: Kind) -> type:
 
 def known_names(kind: Kind) -> list[str]:
     """Short names of all classes of a kind, sorted."""
-    base = _import(kind.base)
+    base = imported(kind.base)
     return [name for name in _modules(kind) if _defined(f"{kind.package}.{name}", base)]
 
 
@@ -126,7 +126,8 @@ def _parser(cls: type, skip: frozenset[str]) -> tuple[Any, list[str]]:
     return parser, list(parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False))
 
 
-def _import(path: str) -> Any:
+def imported(path: str) -> Any:
+    """What a dotted path names."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

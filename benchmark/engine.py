@@ -28,7 +28,9 @@ class ClientState:
 class LocalSite:
     """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``)."""
 
-    def __init__(self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]):
+    def __init__(
+        self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]
+    ):
         self.engine, self.data, self.visit, self.optimizers = engine, data, visit, optimizers
         self._passes = 0
 
@@ -52,7 +54,7 @@ class LocalSite:
         taken = 0
         for number in range(epochs):
             self._passes += 1
-            generator = (lambda purpose, n=self._passes: self.generator(f"{purpose}/{n}"))  # noqa: E731
+            generator = lambda purpose, n=self._passes: self.generator(f"{purpose}/{n}")  # noqa: E731
             for batch in epoch(streams, self.engine.data, generator, steps):
                 method.local_step(batch, taken, made)
                 method.on_train_batch_end(None, batch, taken)
@@ -122,10 +124,19 @@ class ReferenceEngine:
         size = sum(t.numel() * t.element_size() for t in sent.values())
         return upload, ClientState(method.tensors("personal"), kept), tally, size
 
-    def server(self, round: int, state: ClientState | None, hook: str) -> tuple[ClientState, dict[str, list[Any]]]:
+    def server(
+        self, round: int, state: ClientState | None, hook: str
+    ) -> tuple[ClientState, dict[str, list[Any]]]:
         """Run the server's hook (``server_start`` or ``server_step``) on its labelled data."""
         data = self.data.server
-        visit = Visit(round, SERVER, labelled=len(data.labelled) > 0, size=data.size, first=state is None, rounds=self.rounds)
+        visit = Visit(
+            round,
+            SERVER,
+            labelled=len(data.labelled) > 0,
+            size=data.size,
+            first=state is None,
+            rounds=self.rounds,
+        )
         site = LocalSite(self, data, visit, state.optimizers if state else [])
         with self._at(site) as tally:
             self.method.train()
@@ -148,7 +159,11 @@ class _Presence:
         devices = [self.site.engine.data.device] if self.site.engine.data.device.type == "cuda" else []
         self.fork = torch.random.fork_rng(devices)
         self.fork.__enter__()
-        torch.manual_seed(random_streams.derive_seed(self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat))
+        torch.manual_seed(
+            random_streams.derive_seed(
+                self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat
+            )
+        )
         self.tally: dict[str, list[Any]] = {}
         method._tally = self.tally
         return self.tally

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -182,7 +182,8 @@ class RunFolder:
     def fail(self, error: BaseException, config: RunConfig | None = None) -> None:
         """Keep the traceback in the record; ``config`` opens it if the run failed before it was opened."""
         if not self._record and config is not None:
-            self.open(config)
+            with suppress(RunError):  # what cannot be opened keeps the record it has
+                self.open(config)
         if self._record:
             self._record["status"] = "failed"
             self._record["error"] = "".join(traceback.format_exception(error))

@@ -205,9 +205,13 @@ class FSSLDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams."""
         sites = [*self._clients, self._server]
-        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled")))
+        data = SiteData(
+            *(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled"))
+        )
         streams = self.trainer.lightning_module.streams(data)
-        return DataLoader(_Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None)
+        return DataLoader(
+            _Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None
+        )
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Test views ``x`` and labels ``y`` in batches of 256, for a plain ``Trainer``."""
@@ -228,7 +232,9 @@ class FSSLDataModule(L.LightningDataModule):
             return Partition.load(h["partition_file"], len(labels))
         rng = np.random.RandomState(h["partition_seed"])
         split: P.Split = (
-            partial(P.dirichlet, beta=h["beta"], min_size=h["min_size"]) if h["partition"] == "dirichlet" else P.iid
+            partial(P.dirichlet, beta=h["beta"], min_size=h["min_size"])
+            if h["partition"] == "dirichlet"
+            else P.iid
         )
         n = h["num_clients"]
         if h["scenario"] == "partial_clients":

@@ -201,7 +201,7 @@ def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
-    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` where these leave the image."""
+    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` off the image."""
     count, height, width, channels = images.shape
     outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
     first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
@@ -290,6 +290,14 @@ def large_box(u: Tensor, coin: Tensor) -> Tensor:
     return torch.stack((u, coin, torch.full_like(u, 40 / 32)), 1)
 
 
+def _check(images: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise DataError(
+            f"strong view: expected 8-bit images [B, h, w, 3], got {images.dtype} {list(images.shape)}; "
+            "give the geometry channels=3 for one-channel images"
+        )
+
+
 @dataclass(frozen=True)
 class RandomBox:
     """A box painted on every image (a `Transform`).
@@ -304,7 +312,8 @@ class RandomBox:
     first: float = 0.0
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Paint uint8 images [B, h, w, 3]."""
+        """Paint uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
+        _check(images)
         u = torch.rand(len(images), 3, generator=generator, dtype=torch.float64, device=images.device)
         start = _constant((self.first, self.first, self.smallest), images.device)
         end = _constant((1.0, 1.0, self.largest), images.device)
@@ -339,11 +348,7 @@ class RandAugment:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise DataError(
-                f"RandAugment: expected 8-bit images [B, h, w, 3], got {images.dtype} {list(images.shape)}; "
-                "give the geometry channels=3 for one-channel images"
-            )
+        _check(images)
         entries, count, device = self.pool.entries, len(images), images.device
         shape = (3, self.n, count)
         u, coin, chance = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).unbind()

@@ -68,7 +68,9 @@ class Roster:
             ConfigError: ``size`` above the number of clients.
         """
         if not 1 <= size <= self.num_clients:
-            raise ConfigError(f"roster: subsets of {size} clients from {self.num_clients}; choose 1..{self.num_clients}")
+            raise ConfigError(
+                f"roster: subsets of {size} clients from {self.num_clients}; choose 1..{self.num_clients}"
+            )
         rng, drawn = self._subsets.setdefault(size, (random.Random(self.seed), []))
         while len(drawn) < (index + 1) * count:
             drawn.append(rng.sample(range(self.num_clients), size))

@@ -133,7 +133,9 @@ class FedMethod(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scalar loss of one batch. Pure in the parameters: no in-place change, no graph kept."""
-        raise NotImplementedError(f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss"
+        )
 
     def learning_rate(self) -> float:
         """Learning rate of the present visit; override for schedules and client kinds."""

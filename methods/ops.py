@@ -39,7 +39,9 @@ def exponential_ramp(step: float, length: float) -> float:
     return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
 
 
-def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
+def relation_matrix(
+    logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0
+) -> Tensor:
     """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c (FedIRM Eq. 2).
 
     Args:
@@ -100,14 +102,23 @@ def share_weights(
         value = float(number) if number else 1.0
     except ValueError:
         value = -1.0
-    if kind not in ("share", "multiplier", "plain") or value < 0 or (kind == "share" and (value > 1 or not number)):
+    if (
+        kind not in ("share", "multiplier", "plain")
+        or value < 0
+        or (kind == "share" and (value > 1 or not number))
+    ):
         raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
     n_lab = sum(n for n, has in zip(sizes, labelled, strict=True) if has)
     raw = [n if has or unlabelled_split == "size" else 1.0 for n, has in zip(sizes, labelled, strict=True)]
     n_unl = sum(w for w, has in zip(raw, labelled, strict=True) if not has)
     if kind != "share" or not n_lab or not n_unl:
-        return [float(n) * (value if has and kind == "multiplier" else 1.0) for n, has in zip(sizes, labelled, strict=True)]
-    return [w / n_lab * value if has else w / n_unl * (1.0 - value) for w, has in zip(raw, labelled, strict=True)]
+        return [
+            float(n) * (value if has and kind == "multiplier" else 1.0)
+            for n, has in zip(sizes, labelled, strict=True)
+        ]
+    return [
+        w / n_lab * value if has else w / n_unl * (1.0 - value) for w, has in zip(raw, labelled, strict=True)
+    ]
 
 
 def entropy_gate(rule: float | str, num_classes: int) -> float:

@@ -51,7 +51,9 @@ class RSCFed(FedConsist):
     ) -> None:
         super().__init__(model, **base)
         if labelled_weight_mode not in ("once", "squared") and not labelled_weight_mode.startswith("share:"):
-            raise ConfigError(f"labelled_weight_mode {labelled_weight_mode!r}: write once, squared or share:<0..1>")
+            raise ConfigError(
+                f"labelled_weight_mode {labelled_weight_mode!r}: write once, squared or share:<0..1>"
+            )
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws."""
@@ -81,7 +83,14 @@ class RSCFed(FedConsist):
         beta = (h["dma_beta_labelled"] if any(labelled) else h["dma_beta_unlabelled"]) if h["dma"] else 0.0
         skip = [n for n in states[0] if n.endswith("num_batches_tracked")] if h["dma_skip_counters"] else []
         weights = consensus_weights(
-            states, sizes, labelled, beta, h["labelled_multiplier"], h["labelled_weight_mode"], h["dma_distance"], skip
+            states,
+            sizes,
+            labelled,
+            beta,
+            h["labelled_multiplier"],
+            h["labelled_weight_mode"],
+            h["dma_distance"],
+            skip,
         )
         return weighted_mean(states, weights)
 

@@ -362,7 +362,13 @@ def test_a_box_alone_replays_pillow_at_other_sizes():
         assert np.array_equal(painted.numpy(), np.asarray(expected))
 
 
+@pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])
 @pytest.mark.parametrize("images", [torch.zeros(2, 8, 8, 1, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)])
-def test_other_images_are_refused(images):
+def test_other_images_are_refused(images, transform):
     with pytest.raises(DataError, match=r"expected 8-bit images \[B, h, w, 3\].*channels=3"):
-        RECIPES["maximal"](images, seeded())
+        transform(images, seeded())
+
+
+@recipes
+def test_an_empty_batch_stays_empty(recipe):
+    assert recipe(torch.zeros(0, 32, 32, 3, dtype=torch.uint8), seeded()).shape == (0, 32, 32, 3)

@@ -1,0 +1,128 @@
+"""Fed-Consist: the mean-teacher client against the released one, and the switches of its sheet."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from federations import make_federation, run_rows
+from golden_files import load
+from methods.base import Visit
+from methods.fed_consist import FedConsist
+
+GOLDEN = load("rscfed/local_update_unlabelled")
+
+
+class Toy(nn.Module):
+    """The three-layer network that the reference numbers were made with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.bn, self.fc2 = nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, 3]`` of ``[B, 2, 2, 2]``."""
+        return self.fc2(torch.relu(self.bn(self.fc1(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["name"])
+def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
+    """Student, teacher, step counter and momentum follow the released client, clipping included."""
+    c = case["config"]
+    method = FedConsist(
+        Toy(),
+        lr_unlabelled=c["lr"],
+        lambda_u=c["lambda_u"],
+        temperature=c["tau"],
+        ema_decay=c["ema_decay"],
+        momentum=c["momentum"],
+        weight_decay=c["weight_decay"],
+        clip_norm=c["max_grad_norm"],
+        batch_size=c["batch_size"],
+    )
+    state: dict[Any, Any] = {}
+    for number, call in enumerate(case["calls"]):
+        method.visit = Visit(round=10 + number, labelled=False)
+        method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
+        method.client_start(first=number == 0)
+        method.train()
+        optimizer = method.configure_optimizers()
+        if state:
+            optimizer.load_state_dict(state)
+        method._tally = {}
+        for i, views in enumerate(call["inputs"]["batches"]):
+            batch = {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}
+            method.local_step(batch, i, optimizer)
+            method.on_train_batch_end(None, batch, i)
+        state = optimizer.state_dict()
+        out, loss = call["outputs"], method.tallied("loss")
+        close(loss, torch.tensor(out["mean_loss"]))
+        assert int(method.teacher_step) == out["iter_num_after"]
+        for name, value in out["student_state"].items():
+            close(method.model.state_dict()[name], value)
+        for name, value in out["teacher_state"].items():
+            close(method.teacher.state_dict()[name], value)
+    # The reference file recorded the live buffers: both calls show the momentum after the last one.
+    for i, value in case["calls"][-1]["outputs"]["momentum_after"].items():
+        close(state["state"][int(i)]["momentum_buffer"], value)
+
+
+def close(ours: Tensor | None, golden: Tensor) -> None:
+    """Within the tolerance that the reference file states."""
+    assert ours is not None
+    tolerance = GOLDEN["tolerance"]
+    torch.testing.assert_close(ours.float(), golden.float(), rtol=tolerance["rtol"], atol=tolerance["atol"])
+
+
+def test_teacher_is_frozen_in_evaluation_mode_and_gets_no_gradient() -> None:
+    """Training mode reaches the student only."""
+    method = FedConsist(Toy())
+    method.train()
+    assert method.model.training
+    assert not method.teacher.training
+    assert not any(p.requires_grad for p in method.teacher.parameters())
+
+
+def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> None:
+    """lambda_u = 0 and no weight decay: an unlabelled client changes nothing."""
+    federation = make_federation("fed_consist", rounds=2, warmup_rounds=1, lambda_u=0.0, weight_decay=0.0)
+    federation.run_round(0)
+    visit = federation.visits(1)[-1]
+    assert not visit.labelled
+    upload, *_ = federation.engine.client(visit, federation.server, None)
+    assert upload is not None
+    assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
+
+
+def test_mse_reduction_differs_only_on_short_batches() -> None:
+    """fixed_batch divides by the configured size, actual_batch by the batch at hand."""
+    views = {"teacher": torch.randn(3, 2, 2, 2), "student": torch.randn(3, 2, 2, 2)}
+    torch.manual_seed(0)
+    net = Toy().eval()
+    fixed, actual = (
+        FedConsist(net, batch_size=12, mse_reduction=m).eval() for m in ("fixed_batch", "actual_batch")
+    )
+    torch.testing.assert_close(fixed.consistency(views) * 4, actual.consistency(views))
+
+
+def test_initial_teacher() -> None:
+    """teacher_init = initial keeps the untrained model; current copies what the client receives."""
+    for init, same in (("initial", False), ("current", True)):
+        federation = make_federation("fed_consist", rounds=2, warmup_rounds=1, teacher_init=init)
+        federation.run_round(0)
+        method = federation.method
+        method.load_tensors(federation.engine.initial)
+        method.load_tensors(federation.server)
+        method.client_start(first=True)
+        equal = all(
+            torch.equal(t, m)
+            for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
+        )
+        assert equal is same
+
+
+def test_warmup_trains_labelled_clients_only() -> None:
+    """Before warmup_rounds only client 0 is visited, afterwards everybody."""
+    rows = run_rows(make_federation("fed_consist", rounds=3, warmup_rounds=2))
+    assert [row["participants"] for row in rows] == [1, 1, 6]

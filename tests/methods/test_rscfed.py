@@ -1,0 +1,157 @@
+"""RSCFed: consensus weights against the released aggregation, closed forms, schedule and switches."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark.aggregation import tensor_distance, weighted_mean
+from benchmark.errors import ConfigError
+from datamodules.schedule import Roster
+from federations import make_federation, make_method
+from golden_files import load
+from methods.base import Upload, Visit
+from methods.rscfed import consensus_weights
+
+GOLDEN = load("rscfed/dma_aggregation")
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["name"])
+def test_released_aggregation(case: dict[str, Any]) -> None:
+    """Distances, weights and the sub-consensus model of every reference case."""
+    given, out = case["inputs"], case["outputs"]
+    sizes = [float(given["client_sizes_all"][c]) for c in given["clients"]]
+    labelled = [c in given["labelled_ids"] for c in given["clients"]]
+    beta = given["sup_scale"] if any(labelled) else given["dist_scale"]
+    weights = consensus_weights(
+        given["local_states"],
+        sizes,
+        labelled,
+        beta,
+        given["w_mul_times"],
+        given["labelled_weight_mode"].removeprefix("released_"),
+    )
+    torch.testing.assert_close(
+        torch.tensor(weights), torch.tensor(out["final_weights"]), rtol=1e-5, atol=1e-6
+    )
+    model = weighted_mean(given["local_states"], weights)
+    for name, value in out["theta_sub"].items():
+        torch.testing.assert_close(model[name].float(), value.float(), rtol=1e-5, atol=1e-6)
+    distances = [tensor_distance(s, out["theta_avg"]) for s in given["local_states"]]
+    torch.testing.assert_close(torch.tensor(distances), torch.tensor(out["distances"]), rtol=1e-4, atol=1e-6)
+
+
+def states(count: int = 5, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    """Random models of two tensors."""
+    g = torch.Generator().manual_seed(seed)
+    return [{"w": torch.randn(3, 4, generator=g), "b": torch.randn(3, generator=g)} for _ in range(count)]
+
+
+def test_identical_models_come_back() -> None:
+    """The consensus of equal models is that model."""
+    model = states(1)[0]
+    weights = consensus_weights([model] * 5, [10.0, 20, 30, 40, 50], [True, False, False, False, False], 1e4)
+    mean = weighted_mean([model] * 5, weights)
+    torch.testing.assert_close(mean, dict(model))
+
+
+def test_without_distance_and_multiplier_it_is_fedavg() -> None:
+    """beta = 0 and multiplier 1 leave the sizes."""
+    sizes = [10.0, 20, 30, 40, 50]
+    weights = consensus_weights(states(), sizes, [True] + [False] * 4, 0.0, 1.0)
+    assert weights == pytest.approx([n / 150 for n in sizes])
+
+
+def test_multiplier_of_the_sheet() -> None:
+    """One labelled client among five equal ones with multiplier 6 weighs 0.6; squared 36/40."""
+    labelled = [True] + [False] * 4
+    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0)[0] == pytest.approx(0.6)
+    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0, "squared")[0] == pytest.approx(36 / 40)
+    assert consensus_weights(states(), [7.0] * 5, labelled, 0.0, 6.0, "share:0.5")[0] == pytest.approx(0.5)
+
+
+def test_huge_distances_do_not_underflow() -> None:
+    """Where every exponential would be zero, the nearest model wins instead of 0 / 0."""
+    far = [{"w": torch.full((4,), float(10**k))} for k in range(3)]
+    weights = consensus_weights(far, [1.0] * 3, [False] * 3, 1e6)
+    assert sum(weights) == pytest.approx(1.0)
+    assert max(weights) == pytest.approx(1.0)
+
+
+def test_counters_can_be_left_out_of_the_distance() -> None:
+    """skip removes a tensor from the distance; global_l2 is the norm of everything at once."""
+    a, b = {"w": torch.tensor([3.0]), "n": torch.tensor(9)}, {"w": torch.tensor([0.0]), "n": torch.tensor(5)}
+    assert tensor_distance(a, b) == 7.0
+    assert tensor_distance(a, b, skip=["n"]) == 3.0
+    assert tensor_distance(a, b, total="global_l2") == 5.0
+
+
+def test_published_schedule() -> None:
+    """The subsets of rounds 7 to 9, as the authors' generator draws them."""
+    method = make_method("rscfed")
+    roster = Roster(10, (0,), seed=1337)
+    assert method.plan(6, roster) == [[0]]
+    assert method.plan(7, roster) == [[9, 8, 5, 4, 6], [2, 5, 6, 8, 9], [4, 6, 3, 8, 5]]
+    assert method.plan(8, roster) == [[5, 1, 6, 7, 9], [6, 1, 5, 3, 9], [4, 0, 5, 9, 8]]
+    assert method.plan(9, roster) == [[7, 3, 2, 6, 9], [9, 7, 4, 6, 1], [8, 1, 0, 7, 3]]
+    missing = sum(all(0 not in s for s in method.plan(r, roster)) for r in range(7, 1000))
+    assert missing == 133
+
+
+def test_forcing_the_labelled_client() -> None:
+    """With force_labelled every subset holds client 0, still of the same size."""
+    method, roster = make_method("rscfed", force_labelled=True), Roster(10, (0,), seed=1337)
+    for number in range(7, 40):
+        assert all(0 in s and len(set(s)) == 5 for s in method.plan(number, roster))
+
+
+def test_repeated_clients_may_train_once() -> None:
+    """retrain_repeated = false visits each client once and uses its model in every subset that drew it."""
+    once, roster = make_method("rscfed", retrain_repeated=False, warmup_rounds=0), Roster(10, (0,), seed=1337)
+    again = make_method("rscfed", warmup_rounds=0)
+    (clients,) = once.plan(0, roster)
+    subsets = again.plan(0, roster)
+    assert clients == sorted({c for s in subsets for c in s})
+    tensors = {
+        c: {k: torch.full_like(v, float(c)) for k, v in once.tensors("shared").items()} for c in clients
+    }
+    visit = {c: Visit(client=c, labelled=c == 0, size=100 + c) for c in clients}
+    once.aggregate([Upload(visit[c], tensors[c], 100.0 + c) for c in clients])
+    repeated = [(c, m) for m, s in enumerate(subsets) for c in s]
+    again.aggregate([Upload(replace(visit[c], cohort=m), tensors[c], 100.0 + c) for c, m in sorted(repeated)])
+    torch.testing.assert_close(once.tensors("shared"), again.tensors("shared"))
+
+
+def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
+    """dma = false: global model = mean over subsets of size-weighted means with the multiplier kept."""
+    method, roster = make_method("rscfed", dma=False, warmup_rounds=0, subsets=2), Roster(10, (0,), seed=3)
+    drawn = method.plan(0, roster)
+    name = method.names("shared")[0]
+    uploads, expected = [], 0.0
+    for m, subset in enumerate(drawn):
+        total = weighted = 0.0
+        for c in sorted(subset):
+            visit = Visit(client=c, cohort=m, labelled=c == 0, size=100 + c)
+            tensors = {k: torch.full_like(v, float(c)) for k, v in method.tensors("shared").items()}
+            uploads.append(Upload(visit, tensors, weight=100.0 + c))
+            factor = (100.0 + c) * (6.0 if c == 0 else 1.0)
+            total, weighted = total + factor, weighted + factor * c
+        expected += weighted / total / 2
+    method.aggregate(sorted(uploads, key=lambda u: (u.visit.client, u.visit.cohort)))
+    assert float(method.state_dict()[name].flatten()[0]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:
+    """The second visit of a round starts from the same global model but from the first visit's own state."""
+    federation = make_federation("rscfed", rounds=3, warmup_rounds=0, subset_size=6)
+    federation.run_round(0)
+    unlabelled = federation.roster.unlabelled[0]
+    steps = -(-federation.data.client(unlabelled).size // 64)
+    assert int(federation.clients[unlabelled].tensors["teacher_step"]) == 3 * steps
+
+
+def test_unknown_weight_mode() -> None:
+    """A mode that does not exist says which do."""
+    with pytest.raises(ConfigError, match="write once, squared or share"):
+        make_method("rscfed", labelled_weight_mode="twice")
