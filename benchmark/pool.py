@@ -86,7 +86,8 @@ def _pinned(run: PlannedRun, threads: int) -> PlannedRun:
 
 
 def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcome]:
-    function, outcomes = imported(fit), list[Outcome]()
+    function = imported(fit)
+    outcomes: list[Outcome] = []
     for run in runs:
         display.start(run)
         with _ticking(display):

@@ -294,10 +294,10 @@ def _scale_shift(
             "give one value per channel, or one for all"
         )
     centre, spread = (
-        torch.tensor(v, dtype=torch.float64).expand(channels).repeat(width) for v in (mean, std)
+        torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width)
+        for v in (mean, std)
     )
-    scale, shift = 1 / (255 * spread), -centre / spread
-    return scale.to(device, torch.float32), shift.to(device, torch.float32)
+    return (1 / (255 * spread)).to(torch.float32), (-centre / spread).to(torch.float32)
 
 
 def _required(generator: torch.Generator | None, who: object) -> torch.Generator:

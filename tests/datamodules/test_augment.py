@@ -210,6 +210,18 @@ def test_transforms_see_bytes_and_post_transforms_see_the_normalised_batch():
     assert seen == [(torch.uint8, (2, 6, 5, 3), generator), (torch.float32, (2, 3, 6, 5), generator)]
 
 
+@pytest.mark.parametrize(
+    "geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)]
+)
+def test_everything_is_made_on_the_device_of_the_images(geometry):
+    images, view = noise(4, 32, 32, 3), View(geometry, mean=(0.1,), std=(0.7,), post=(Cutout(8),))
+    augment._scale_shift.cache_clear()
+    with torch.device("meta"):
+        batch = view(geometry.prepare(images), torch.tensor([0, 3], device="cpu"), seeded())
+    assert batch.device.type == "cpu"
+    assert batch.sum() != 0
+
+
 def test_cutout_follows_the_scalar_rule():
     batch = torch.randn(200, 3, 32, 32, generator=seeded()).contiguous(memory_format=torch.channels_last)
     cut = Cutout(16)(batch, seeded(2))

@@ -330,6 +330,15 @@ def test_result_does_not_depend_on_the_other_images(recipe):
     assert torch.equal(recipe(images, seeded(3))[:32], recipe(others, seeded(3))[:32])
 
 
+@recipes
+def test_everything_is_made_on_the_device_of_the_images(recipe):
+    images = pictures(200, 32)
+    randaugment._constant.cache_clear()
+    with torch.device("meta"):
+        result = recipe(images, seeded(5))
+    assert torch.equal(result, recipe(images, seeded(5)))
+
+
 def test_maximal_pool_makes_flat_and_unchanged_pictures_as_often_as_published():
     image = pictures(6, 32, seed=8)[5:6]
     result = RECIPES["maximal"](image.expand(8000, -1, -1, -1), seeded(0)).flatten(1, 2)

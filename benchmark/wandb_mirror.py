@@ -1,0 +1,120 @@
+"""A mirror of runs and tables in Weights & Biases. The files are the truth; a mirror never breaks a run."""
+
+import netrc
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from benchmark.config import RunConfig, identity, run_id
+
+PROJECT = "fssl-bench"
+Mode = Literal["off", "offline", "online"]
+
+
+def choose_mode(wanted: str, scale: str) -> Mode:
+    """The mode meant by ``off``, ``offline``, ``online`` or ``auto``.
+
+    ``auto`` follows ``WANDB_MODE`` where it is set. Otherwise scale ``quick`` is not mirrored (starting W&B takes
+    longer than such a run), and other scales are online where W&B knows a key, offline where not.
+    """
+    modes: dict[str, Mode] = {"off": "off", "disabled": "off", "offline": "offline", "online": "online"}
+    default = "off" if scale == "quick" else "online" if _has_key() else "offline"
+    asked = os.environ.get("WANDB_MODE", "").lower() if wanted == "auto" else wanted
+    return modes.get(asked or default, "offline")
+
+
+def mirror_run(config: RunConfig, path: Path) -> "Mirror":
+    """The mirror of a run whose folder is ``path``; resumes as the same run."""
+    mode = choose_mode(config.runtime.wandb, config.scale)
+    name = f"{config.method.name} {config.data.name} seed {config.seed}"
+    return Mirror(mode, path, id=run_id(config), name=name, group=config.scale, config=identity(config))
+
+
+def mirror_tables(wanted: str, paper: str, scale: str, frames: Mapping[str, Any], results: Path) -> None:
+    """Send rendered tables (data frames by number) as ``wandb.Table``."""
+    mode = choose_mode(wanted, scale)
+    with Mirror(
+        mode, results, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", group=scale
+    ) as m:
+        m.tables({f"{paper}-{scale}/table {number}": frame for number, frame in frames.items()})
+
+
+class Mirror:
+    """One W&B run, or nothing at all.
+
+    The first failure of any kind is reported as a warning and switches the mirror off.
+
+    Args:
+        mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
+        folder: where wandb keeps its files.
+        init: further arguments of ``wandb.init``.
+    """
+
+    def __init__(self, mode: Mode, folder: Path, **init: Any) -> None:
+        self._run: Any = None
+        if mode != "off":
+            self._try(lambda: self._start(mode, folder, init))
+
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Mirror an evaluated round."""
+        values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
+        values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
+        self._do(lambda run: run.log(values, step=row["round"]))
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Mirror the readings of a complete run as its summary."""
+        readings = {k: record[k] for k in ("final", "best", "last_k_mean", "bytes_up", "bytes_down")}
+        self._do(lambda run: run.summary.update(readings))
+
+    def tables(self, frames: Mapping[str, Any]) -> None:
+        """Mirror data frames as ``wandb.Table``, by name."""
+
+        def send(run: Any) -> None:
+            import wandb
+
+            run.log({name: wandb.Table(dataframe=frame) for name, frame in frames.items()})
+
+        self._do(send)
+
+    def close(self) -> None:
+        """Finish the W&B run."""
+        self._do(lambda run: run.finish())
+        self._run = None
+
+    def _start(self, mode: Mode, folder: Path, init: Mapping[str, Any]) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(silent=True, console="off")
+        more: dict[str, Any] = {**init, "mode": mode, "resume": "allow" if mode == "online" else None}
+        self._run = wandb.init(project=PROJECT, dir=str(folder), settings=settings, **more)
+
+    def _do(self, action: Callable[[Any], object]) -> None:
+        if self._run is not None:
+            self._try(lambda: action(self._run))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._run = None
+            warnings.warn(f"the W&B mirror is off, the run goes on: {error}", stacklevel=4)
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return host in netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
