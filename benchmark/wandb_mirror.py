@@ -17,8 +17,8 @@ Mode = Literal["off", "offline", "online"]
 def choose_mode(wanted: str, scale: str) -> Mode:
     """The mode meant by ``off``, ``offline``, ``online`` or ``auto``.
 
-    ``auto`` follows ``WANDB_MODE`` where it is set. Otherwise scale ``quick`` is not mirrored (starting W&B takes
-    longer than such a run), and other scales are online where W&B knows a key, offline where not.
+    ``auto`` follows ``WANDB_MODE`` where it is set. Otherwise scale ``quick`` is not mirrored (starting W&B
+    takes longer than such a run), and other scales are online where W&B knows a key, offline where not.
     """
     modes: dict[str, Mode] = {"off": "off", "disabled": "off", "offline": "offline", "online": "online"}
     default = "off" if scale == "quick" else "online" if _has_key() else "offline"

@@ -11,7 +11,7 @@ class Digits(FSSLDataModule):
     num_classes = 10
     train_size = 1_437
     mean = (0.3057,)
-    std = (0.3012,)
+    std = (0.3236,)
 
     def read(self) -> Arrays:
         """See ``sources.digits``."""

@@ -1,8 +1,9 @@
 """Configurations: names, defaults, identity, round trips, and what is refused."""
 
-import dataclasses
 import hashlib
+import json
 import textwrap
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from benchmark.config import (
     RunConfig,
     Runtime,
     apply,
+    differences,
     folder,
     from_dict,
     from_yaml,
@@ -107,8 +109,8 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
     plain = resolve(config())
     assert len(run_id(plain)) == 10 and int(run_id(plain), 16) >= 0
     changes = {
-        "method": ClassSpec("a.B"),
-        "data": ClassSpec("a.B"),
+        "method": replace(plain.method, init_args={**plain.method.init_args, "lr": 0.5}),
+        "data": ClassSpec("zoo.digits.Data"),
         "model": "other",
         "model_args": {"depth": 2},
         "rounds": 4,
@@ -120,26 +122,39 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
         "report": "last",
         "precision": "bf16-mixed",
     }
-    assert set(changes) == {f.name for f in dataclasses.fields(RunConfig)} - {"runtime"}
-    ids = {run_id(dataclasses.replace(plain, **{name: value})) for name, value in changes.items()}
+    assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
+    ids = {run_id(replace(plain, **{name: value})) for name, value in changes.items()}
     assert len(ids | {run_id(plain)}) == len(changes) + 1
-    moved = dataclasses.replace(plain, runtime=Runtime(devices=4, threads=1, data_dir="/elsewhere"))
+    moved = replace(plain, runtime=Runtime(devices=4, threads=1, data_dir="/elsewhere"))
     assert run_id(moved) == run_id(plain)
 
 
-def test_run_id_is_the_hash_of_canonical_json():
-    plain = RunConfig(ClassSpec("m.M", {"lr": 0.1}), ClassSpec("d.D"), rounds=2, seed=1)
-    text = (
-        '{"data":{"class_path":"d.D","init_args":{}},"eval_every":1,"last_k":50,'
-        '"method":{"class_path":"m.M","init_args":{"lr":0.1}},"model":"small_cnn","model_args":{},'
-        '"precision":"32-true","report":"best","roster":{},"rounds":2,"scale":"custom","seed":1}'
+def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
+    changed = resolve(
+        config(method={"class_path": "mean_teacher", "init_args": {"decay": 0.9, "lr": 0.03}}, seed=1)
     )
-    assert run_id(plain) == hashlib.sha256(text.encode()).hexdigest()[:10] == "71aeb4902c"
+    text = (
+        '{"data":{"class_path":"zoo.digits.Digits","init_args":{}},'
+        '"method":{"class_path":"zoo.mean_teacher.MeanTeacher","init_args":{"decay":0.9}},"rounds":3,"seed":1}'
+    )
+    assert run_id(changed) == hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def test_run_id_refuses_what_cannot_be_saved():
+def test_run_id_refuses_what_cannot_be_saved(zoo):
     with pytest.raises(ConfigError, match="use numbers, strings, lists and mappings only"):
-        run_id(RunConfig(ClassSpec("m.M", {"f": float("nan")}), ClassSpec("d.D")))
+        run_id(resolve(config(roster={"rule": float("nan")})))
+
+
+def test_differences_name_what_a_recorded_run_did_otherwise(zoo):
+    recorded = json.loads(json.dumps(identity(resolve(config()))))
+    assert differences(recorded, resolve(config())) == []
+    recorded["method"]["init_args"]["lr"] = 0.5
+    recorded["method"]["init_args"]["gone"] = 1
+    recorded["rounds"] = 9
+    assert differences(recorded, resolve(config())) == [
+        "method.init_args.lr: recorded with 0.5, now 0.03",
+        "rounds: recorded with 9, now 3",
+    ]
 
 
 def test_yaml_round_trip(zoo):
@@ -152,11 +167,10 @@ def test_yaml_round_trip(zoo):
     assert from_yaml(alone).runtime == Runtime()
 
 
-def test_folder_names_the_run():
-    own = RunConfig(
-        ClassSpec("methods.a_b.AB"), ClassSpec("my_package.mine.Data"), runtime=Runtime(results_dir="r")
-    )
-    assert str(folder(own)) == f"r/runs/a_b-my_package.mine.Data-{run_id(own)}"
+def test_folder_names_the_run(zoo):
+    plain = resolve(config(runtime={"results_dir": "r"}))
+    assert str(folder(plain)) == f"r/runs/mean_teacher-digits-{run_id(plain)}"
+    assert ClassSpec("my_package.mine.Data").name == "my_package.mine.Data"
 
 
 def test_known_names_are_the_modules_that_define_a_class(zoo):

@@ -17,7 +17,7 @@ from benchmark.records import RunFolder, read_record, readings, state, validate,
 
 FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
 CONFIG = RunConfig(
-    ClassSpec("methods.fedx.FedX", {"lr": 0.1}),
+    ClassSpec("methods.fedavg.FedAvg", {"lr": 0.1}),
     ClassSpec("datamodules.digits.Digits", {"partition_seed": 7}),
     rounds=4,
     seed=1,
@@ -56,7 +56,7 @@ def stripped(path):
 def test_a_complete_run(tmp_path):
     record = whole_run(tmp_path / "a" / "b").record()
     assert record["status"] == "complete" and record["run_id"] == run_id(CONFIG)
-    assert (record["method"], record["dataset"], record["scale"]) == ("fedx", "digits", "custom")
+    assert (record["method"], record["dataset"], record["scale"]) == ("fedavg", "digits", "custom")
     assert record["seeds"] == {"run": 1, "partition": 7}
     assert record["rounds"] == {"done": 4, "total": 4}
     assert record["final"] == {"round": 3, "acc": 50.0, "auc": 93.0}

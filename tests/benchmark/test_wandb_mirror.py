@@ -11,7 +11,11 @@ from benchmark.config import RunConfig, Runtime
 from benchmark.wandb_mirror import Mirror, choose_mode, mirror_run, mirror_tables
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
-CONFIG = RunConfig(ClassSpec("methods.x.X"), ClassSpec("datamodules.d.D"), runtime=Runtime(wandb="offline"))
+CONFIG = RunConfig(
+    ClassSpec("methods.fedavg.FedAvg"),
+    ClassSpec("datamodules.digits.Digits"),
+    runtime=Runtime(wandb="offline"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +79,10 @@ def test_off_does_not_import_wandb(tmp_path, monkeypatch):
 def test_a_mirror_that_cannot_start_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.warns(UserWarning, match="the W&B mirror is off, the run goes on") as caught:
-        with Mirror("offline", tmp_path) as mirror:
-            mirror.row({"round": 0, "acc": 1.0})
-            mirror.row({"round": 1, "acc": 1.0})
+        mirror = Mirror("offline", tmp_path)
+        mirror.row({"round": 0, "acc": 1.0})
+        mirror.row({"round": 1, "acc": 1.0})
+        mirror.close()
     assert len(caught) == 1
 
 

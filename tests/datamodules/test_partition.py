@@ -87,6 +87,15 @@ def test_labelled_sizes_when_the_number_of_clients_varies(num_clients, labelled)
     assert (kept.hash == reference.hash) == (num_clients == 10)
 
 
+def test_several_picked_clients_are_kept_from_another_number_of_clients():
+    kept = svhn_partition(20, RandomState(1337), labelled_clients=2, labelled_from=10)
+    reference = svhn_partition(10, RandomState(1337), labelled_clients=2)
+    kept.validate(len(SVHN))
+    assert kept.num_clients == 20 and kept.histogram(SVHN, 10).sum() == len(SVHN)
+    for ours, theirs in zip(kept.labelled[:2], reference.labelled[:2], strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
 def test_two_labelled_clients_of_the_published_partition_and_the_upper_bound():
     one = svhn_partition(10, RandomState(1337))
     two = svhn_partition(10, RandomState(1337), labelled_clients=2, picked=1)
