@@ -26,11 +26,11 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
         raise RunError(
             f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0"
         )
-    w = (w / w.sum()).tolist()
+    shares = (w / w.sum()).tolist()
     mean = {}
     for name, first in states[0].items():
-        total = first.to(torch.float64) * w[0]
-        for state, weight in zip(states[1:], w[1:], strict=True):
+        total = first.to(torch.float64) * shares[0]
+        for state, weight in zip(states[1:], shares[1:], strict=True):
             total.add_(state[name].to(torch.float64), alpha=weight)
         mean[name] = total.to(first.dtype if first.is_floating_point() else torch.float32)
     return mean

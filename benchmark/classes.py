@@ -25,7 +25,7 @@ class Kind:
 
 KINDS = {
     "method": Kind("method", "methods", "methods.base.FedMethod"),
-    "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir"})),
+    "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
 }
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,15 +109,15 @@ def identity(config: RunConfig) -> dict[str, Any]:
 def run_id(config: RunConfig) -> str:
     """First 10 hex digits of the SHA-256 of the canonical JSON of what the run changes from the defaults.
 
-    Spelling a default out changes nothing, and neither does an option that is added to the code later: records
-    keep their identity as long as their numbers mean the same. A record made under another default is refused when
-    it is opened (``differences``).
+    Spelling a default out changes nothing, and neither does an option that is added to the code later:
+    records keep their identity as long as their numbers mean the same. A record that was made under
+    another default is refused when it is opened (``differences``).
     """
     plain = identity(config)
     for slot, kind in KINDS.items():
         cls = find_class(plain[slot]["class_path"], kind)
-        defaults = typed_args(cls, {}, slot, kind.supplied | without_default(cls))
-        plain[slot] = {"class_path": _path(cls), "init_args": _changed(plain[slot]["init_args"], defaults)}
+        args = _changed(plain[slot]["init_args"], _defaults(cls, slot))
+        plain[slot] = {"class_path": _path(cls), "init_args": args}
     bare = asdict(RunConfig(config.method, config.data))
     plain = {slot: plain[slot] for slot in KINDS} | _changed(
         {k: v for k, v in plain.items() if k not in KINDS}, bare
@@ -147,6 +148,11 @@ def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     return walk(recorded, json.loads(json.dumps(identity(config))), "")
 
 
+@cache
+def _defaults(cls: type, slot: str) -> dict[str, Any]:
+    return typed_args(cls, {}, slot, KINDS[slot].supplied | without_default(cls))
+
+
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
@@ -173,7 +179,7 @@ def resolve(config: RunConfig) -> RunConfig:
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """A configuration from plain data; ``method`` and ``data`` may be given as a bare name."""
     values = dict(values)
-    specs: dict[str, Any] = {slot: _spec(slot, values.pop(slot, None)) for slot in KINDS}
+    specs: dict[str, Any] = {slot: class_spec(slot, values.pop(slot, None)) for slot in KINDS}
     runtime = values.pop("runtime", None) or {}
     rest = typed_args(RunConfig, values, "configuration", {*specs, "runtime"}, plain=False)
     return RunConfig(**specs, **rest, runtime=Runtime(**typed_args(Runtime, runtime, "runtime", plain=False)))
@@ -221,7 +227,8 @@ def folder(config: RunConfig) -> Path:
     return Path(config.runtime.results_dir) / "runs" / name
 
 
-def _spec(slot: str, value: Any) -> ClassSpec:
+def class_spec(slot: str, value: Any) -> ClassSpec:
+    """A class and its arguments from plain data, or from a bare name."""
     spec = _as_spec(value)
     stray = set(spec) - {f.name for f in fields(ClassSpec)}
     if not spec["class_path"] or stray:

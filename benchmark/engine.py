@@ -49,7 +49,7 @@ class LocalSite:
     def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
         """Train the live module; optimiser state is taken up from, and left for, the site's other visits."""
         method, made = self.engine.method, self.engine.method.configure_optimizers()
-        optimizers = made if isinstance(made, (list, tuple)) else [made]
+        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
         _load_optimizers(optimizers, self.optimizers)
         taken = 0
         for number in range(epochs):

@@ -65,7 +65,7 @@ def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, s
     except RunLocked as error:
         return "busy", str(error)
     except Exception as error:
-        if state(folder(config)) != "failed":
+        if state(folder(config)) in ("missing", "stale"):
             RunFolder(folder(config)).fail(error, config)
         known = isinstance(error, BenchError)
         return "failed", one_line(error if known else f"{type(error).__name__}: {error}")
@@ -149,7 +149,8 @@ class _Worker:
 
 
 def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
-    queue, outcomes = list(runs), []
+    queue = list(runs)
+    outcomes: list[Outcome] = []
     workers = [_Worker(number, gpus, fit) for number in range(jobs)]
     try:
         while len(outcomes) < len(runs):

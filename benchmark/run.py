@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from lightning import Fabric
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from benchmark import checkpoint
 from benchmark.allocator import keep_memory
-from benchmark.classes import build, find_class, KINDS, without_default
+from benchmark.classes import KINDS, build, find_class, without_default
 from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml, resolve, to_yaml
 from benchmark.environment import cores
 from benchmark.errors import ConfigError, RunError
@@ -65,8 +66,8 @@ def fit(config: RunConfig) -> Path:
             precision=config.precision,  # type: ignore[arg-type]
         )
     try:
-        fabric.launch(_run, to_yaml(config))
-    except torch.multiprocessing.ProcessRaisedException as error:
+        fabric.launch(_run, to_yaml(config))  # type: ignore[arg-type]
+    except ProcessRaisedException as error:
         raise RunError(f"{path}: {str(error).strip().splitlines()[-1]}") from error
     return path
 
@@ -103,7 +104,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     The network is built right after seeding torch with the run seed, as the papers' codes do.
     """
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
-    data = build(config.data, "data", data_dir=config.runtime.data_dir)
+    data = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
     data.place(device, dtype)
     data.setup()
     torch.manual_seed(config.seed)

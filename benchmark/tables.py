@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.stats import t as student_t
 from tabulate import tabulate
 
-from benchmark.config import folder
+from benchmark.config import differences, folder
 from benchmark.environment import hardware
 from benchmark.files import write_atomic
 from benchmark.records import Record, read_record, state
@@ -50,12 +50,19 @@ class Rendered:
 
 
 def collect(plan: Plan) -> dict[str, Run]:
-    """State and record of every run of a plan, from disk."""
+    """State and record of every run of a plan, from disk.
+
+    A complete run that was made under other defaults than today's counts as ``outdated``.
+    """
     found = {}
     for key, run in plan.runs.items():
         path = folder(run.config)
-        now = state(path)
-        found[key] = Run(now, read_record(path) if now == "complete" else None)
+        now, record = state(path), None
+        if now == "complete":
+            record = read_record(path)
+            if differences(record["config"], run.config):
+                now, record = "outdated", None
+        found[key] = Run(now, record)
     return found
 
 

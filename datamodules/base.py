@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
@@ -16,7 +15,7 @@ from benchmark import streams as random_streams
 from benchmark.errors import ConfigError
 from datamodules import partition as P
 from datamodules import pipelines
-from datamodules.augment import Geometry
+from datamodules.augment import Geometry, View
 from datamodules.batches import Batch, epoch
 from datamodules.partition import Partition
 from datamodules.schedule import Roster
@@ -66,20 +65,25 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
         partition: ``dirichlet`` over clients per class, or ``iid``.
         beta: concentration of the Dirichlet distribution.
-        partition_seed: seed of NumPy's legacy generator that draws the partition.
+        partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
+        shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
         picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
+        union_mode: what joins a client's unlabelled images: nothing (``none``), its ``labelled`` images without their
+            labels, or the images of the unlabelled pool at the places that its labelled images have in the labelled
+            pool (``code_index``: FedDB's released code; most of them belong to other clients).
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         zoom: side that training images are enlarged to before the crop; default: the data set's.
         flip: probability of a horizontal flip.
         mean: per-channel mean instead of the data set's.
         std: per-channel standard deviation instead of the data set's.
+        run_seed: seed of the run, which the run hands over.
 
     Raises:
         DataError: the data cannot be found or read, or the partition cannot be made (in ``setup``).
@@ -100,23 +104,27 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "iid"] = "dirichlet",
         beta: float = 0.8,
-        partition_seed: int = 1337,
+        partition_seed: int | None = 1337,
         min_size: int = 10,
+        shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
         picked: int | None = None,
         labelled_from: int | None = None,
         labelled_histogram: list[int] | None = None,
         label_fraction: float | None = None,
         num_labels: int | None = None,
+        union_mode: P.Union = "none",
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
         zoom: int | None = None,
         flip: float = 0.5,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        run_seed: int = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.partition_seed = run_seed if partition_seed is None else partition_seed
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         look = pipelines.Look(
@@ -196,7 +204,10 @@ class FSSLDataModule(L.LightningDataModule):
         prepared = self._test_prepared
         for number, start in enumerate(range(0, len(prepared), size)):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
-            yield number, lambda index=index: view(prepared, index, None).to(self.dtype)
+            yield number, partial(self._test_block, view, index)
+
+    def _test_block(self, view: View, index: Tensor) -> Tensor:
+        return view(self._test_prepared, index, None).to(self.dtype)
 
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
@@ -208,7 +219,7 @@ class FSSLDataModule(L.LightningDataModule):
         data = SiteData(
             *(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled"))
         )
-        streams = self.trainer.lightning_module.streams(data)
+        streams = cast(Any, self.trainer).lightning_module.streams(data)
         return DataLoader(
             _Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None
         )
@@ -224,15 +235,21 @@ class FSSLDataModule(L.LightningDataModule):
 
     def _central(self, number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else self.device
-        return random_streams.generator(self.hparams["partition_seed"], purpose, number, device=device)
+        return random_streams.generator(self.partition_seed, purpose, number, device=device)
 
-    def _partition(self, labels: np.ndarray) -> Partition:  # type: ignore[type-arg]
+    def _partition(self, labels: np.ndarray) -> Partition:
         h = self.hparams
         if h["partition_file"]:
             return Partition.load(h["partition_file"], len(labels))
-        rng = np.random.RandomState(h["partition_seed"])
+        rng = np.random.RandomState(self.partition_seed)
         split: P.Split = (
-            partial(P.dirichlet, beta=h["beta"], min_size=h["min_size"])
+            partial(
+                P.dirichlet,
+                beta=h["beta"],
+                min_size=h["min_size"],
+                shuffle_classes=h["shuffle"],
+                shuffle_clients=h["shuffle"],
+            )
             if h["partition"] == "dirichlet"
             else P.iid
         )
@@ -272,7 +289,8 @@ class FSSLDataModule(L.LightningDataModule):
             return SiteData(index, self._labels[index], torch.tensor(unlabelled, device=device))
 
         part = self.partition
-        self._clients = [site(a, b) for a, b in zip(part.labelled, part.unlabelled, strict=True)]
+        unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])
+        self._clients = [site(a, b) for a, b in zip(part.labelled, unlabelled, strict=True)]
         self._server = site(part.server, part.server[:0])
         self._pool = torch.tensor(part.pool, device=device)
 

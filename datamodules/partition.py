@@ -33,6 +33,7 @@ __all__ = [
     "Role",
     "Rule",
     "Split",
+    "Union",
     "dirichlet",
     "iid",
     "labelled_pool",
@@ -40,9 +41,11 @@ __all__ = [
     "labels_at_partial_clients",
     "labels_at_server",
     "pick_labelled",
+    "unlabelled_sets",
 ]
 
 Role = Literal["labelled", "unlabelled", "all"]
+Union = Literal["none", "labelled", "code_index"]
 
 _FORMAT = "fssl-bench partition 1"
 
@@ -298,6 +301,32 @@ def labels_at_all_clients(
             f"got num_labels={num_labels}, labelled_split={labelled_split}, fraction={fraction}"
         )
     return Partition(tuple(first), tuple(second), _positions(()), pool)
+
+
+def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Positions]:
+    """What each client uses without labels: its unlabelled samples, and what ``union_mode`` appends to them.
+
+    Args:
+        partition: who owns what.
+        union_mode: ``none``; ``labelled``: the client's labelled samples; ``code_index``: the samples of the
+            unlabelled pool at the places that the client's samples have in the labelled pool (ascending positions),
+            whoever owns them (FedDB, released code).
+
+    Raises:
+        DataError: ``code_index``, but the unlabelled pool is smaller than the labelled one.
+    """
+    extra: Sequence[Positions] = partition.labelled
+    if union_mode == "none":
+        return list(partition.unlabelled)
+    if union_mode == "code_index":
+        labelled = np.sort(np.concatenate(partition.labelled))
+        if len(labelled) > len(partition.pool):
+            raise DataError(
+                f"union_mode code_index: {len(labelled)} labelled samples, but only {len(partition.pool)} unlabelled "
+                "ones to take instead; choose union_mode labelled or none"
+            )
+        extra = [partition.pool[np.searchsorted(labelled, part)] for part in partition.labelled]
+    return [np.concatenate(pair) for pair in zip(partition.unlabelled, extra, strict=True)]
 
 
 def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:

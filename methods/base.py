@@ -8,7 +8,7 @@ framework moves the tensors, counts the bytes, stores and resumes them.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import lightning as L
 import torch
@@ -19,6 +19,7 @@ from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.batches import Batch, Stream
 from datamodules.schedule import Roster
+from methods.models.backbone import Backbone
 
 Scope = Literal["shared", "personal", "local", "server"]
 
@@ -98,10 +99,12 @@ class FedMethod(L.LightningModule):
     eval_batch: int = 256
     """Test images per forward pass; it matters only where evaluation uses batch statistics."""
 
+    model: Backbone
+
     scopes: ClassVar[Mapping[str, Scope]] = {}
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
 
-    views: ClassVar[Mapping[str, Mapping[str, str]]] = {"labelled": {"x": "weak"}}
+    views: Mapping[str, Mapping[str, str]] = {"labelled": {"x": "weak"}}
     """Stream (``labelled``, ``unlabelled``) -> batch field -> view of the data's pipeline."""
 
     def __init__(
@@ -118,18 +121,20 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
-        self.model = model
+        self.model = cast(Backbone, model)
         self.visit = Visit()
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
-        return self.model(x)
+        logits: Tensor = self.model(x)
+        return logits
 
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities ``[B, classes]``, float32; used for evaluation and pseudo-labels."""
-        return self(x).float().softmax(dim=1)
+        logits: Tensor = self(x)
+        return logits.float().softmax(dim=1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scalar loss of one batch. Pure in the parameters: no in-place change, no graph kept."""
@@ -158,7 +163,7 @@ class FedMethod(L.LightningModule):
         optimizer.zero_grad()
         with self.autocast():
             loss = self.training_step(batch, batch_idx)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.clip(self.model.parameters())
         optimizer.step()
         self.log("loss", loss)

@@ -35,6 +35,8 @@ class FedConsist(FedMethod):
     | ``labelled_weight_mode`` | labelled clients share 50 % | not released | ``share:0.5`` |
     """
 
+    teacher_step: Tensor
+
     scopes = {"teacher": "personal", "teacher_step": "personal"}
     views = {"labelled": {"x": "weak"}, "unlabelled": {"teacher": "weak", "student": "weak"}}
 

@@ -34,6 +34,8 @@ class FedIRM(FedConsist):
     the gradient pass.
     """
 
+    relation: Tensor
+
     scopes = {**FedConsist.scopes, "relation": "server"}
 
     def __init__(
@@ -85,7 +87,9 @@ class FedIRM(FedConsist):
         matching = ops.relation_loss(self.relation, relation, present if h["skip_absent"] else None)
         consistency = ops.squared_error(probabilities, teacher, h["batch_size"])
         ramp = ops.exponential_ramp(self.visit.round - h["ramp_offset"], h["ramp_length"])
-        return h["loss_weight"] * ramp * (consistency + matching * keep.any())
+        weight = float(h["loss_weight"]) * ramp
+        loss: Tensor = weight * (consistency + matching * keep.any())
+        return loss
 
     def labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy; the relation matrix of the first view is tallied for the upload."""

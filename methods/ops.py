@@ -31,7 +31,8 @@ def ema_decay(step: Tensor, decay: float, ramp: bool = True) -> Tensor:
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor) -> None:
     """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
     targets = list(teacher)
-    torch._foreach_lerp_(targets, [s.detach() for s in student], (1.0 - decay).to(targets[0].dtype))
+    share = (1.0 - decay).to(targets[0].dtype)
+    torch._foreach_lerp_(targets, [s.detach() for s in student], share)  # type: ignore[call-overload]
 
 
 def exponential_ramp(step: float, length: float) -> float:

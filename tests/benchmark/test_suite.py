@@ -165,6 +165,11 @@ def rscfed():
 
 
 @pytest.fixture(scope="module")
+def plans(rscfed):
+    return {scale: rscfed.plan(scale, seeds=[1337]) for scale in SCALES}
+
+
+@pytest.fixture(scope="module")
 def published():
     with open(PUBLISHED, newline="") as file:
         return list(csv.DictReader(file))
@@ -176,8 +181,8 @@ def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_rscfed_expands_to_forty_distinct_runs_per_seed(rscfed, scale):
-    plan = rscfed.plan(scale, seeds=[1])
+def test_rscfed_expands_to_forty_distinct_runs_per_seed(plans, scale):
+    plan = plans[scale]
     assert len(plan.runs) == 40
     for run in plan.runs.values():
         assert from_yaml(to_yaml(run.config)) == run.config
@@ -185,8 +190,8 @@ def test_rscfed_expands_to_forty_distinct_runs_per_seed(rscfed, scale):
     assert labels == {"SVHN": 28, "CIFAR-100": 6, "ISIC2018": 6}
 
 
-def test_rscfed_paper_scale_is_the_protocol(rscfed):
-    plan = rscfed.plan("paper")
+def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
+    plan = plans["paper"]
     runs = {
         (row.name, tuple(row.columns.values())): plan.run(row, 1337).config
         for row in rscfed.rows
@@ -244,8 +249,8 @@ def test_rscfed_paper_scale_is_the_protocol(rscfed):
             assert (str(args["subsets"]), str(args["subset_size"])) == columns
 
 
-def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed):
-    quick, paper = rscfed.plan("quick"), rscfed.plan("paper")
+def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
+    quick, paper = plans["quick"], plans["paper"]
     for row in rscfed.rows:
         if row.minus is None:
             small, real = quick.run(row, 1337).config, paper.run(row, 1337).config

@@ -1,0 +1,231 @@
+"""Run one configuration, make a paper's tables, see how far they are, look at a partition."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from benchmark.classes import KINDS, find_class, one_line, typed_args, without_default
+from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve
+from benchmark.errors import BenchError, ConfigError
+from benchmark.files import load_yaml, read_value
+from benchmark.suite import Plan, Suite, load
+
+MAPPINGS = ("model_args", "roster")
+DOTTED = (
+    "Options of the method, the data set, the network and the roster are given with a dot: --method.lr 0.1, "
+    "--data.beta 0.8, --model_args.head_dropout 0.5, --roster.participants 5. "
+    "`--method.help NAME` and `--data.help NAME` list them."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 fine, 1 a run failed, 2 bad input, 130 interrupted."""
+    try:
+        arguments, dotted = split_dotted(list(sys.argv[1:] if argv is None else argv))
+        chosen = _parse(arguments)
+        return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
+    except BenchError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where this one stopped", file=sys.stderr)
+        return 130
+
+
+def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take ``--method.x value`` and the like out of a command line; write the other options with ``_``.
+
+    Values of method and data options stay strings (their types are known later), others are read as YAML.
+    """
+    rest: list[str] = []
+    dotted: dict[str, Any] = {}
+    arguments = iter(argv)
+    for argument in arguments:
+        name, given, value = argument.partition("=")
+        if not name.startswith("--"):
+            rest.append(argument)
+            continue
+        name = name[2:].replace("-", "_")
+        head, dot, _ = name.partition(".")
+        if not dot or head not in (*KINDS, *MAPPINGS):
+            rest.append(f"--{name}{given}{value}")
+            continue
+        if not given:
+            value = next(arguments, "")
+        if not value:
+            raise ConfigError(f"--{name} needs a value")
+        dotted[name] = value if head in KINDS else read_value(value)
+    return rest, dotted
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    top, commands = _parser()
+    try:
+        chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
+    except ArgumentError as error:
+        message = one_line(error)
+        command = commands.get(arguments[0]) if arguments else None
+        for word in message.split():
+            known = [o for a in command._actions for o in a.option_strings] if command else []
+            close = get_close_matches(word, known, n=1) if word.startswith("--") else []
+            message += f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{message} (`--help` lists the options)") from None
+    return chosen
+
+
+def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+    top = ArgumentParser(prog="python -m benchmark", description=__doc__, exit_on_error=False)
+    about = {
+        "fit": f"Run one configuration, or finish it. {DOTTED}",
+        "table": "Run what the tables of a paper need and is missing, then write the tables.",
+        "status": "Show the state of all runs of a paper's tables.",
+        "describe": f"Print and draw how a data set is split over clients. {DOTTED}",
+    }
+    commands = {name: ArgumentParser(description=text, exit_on_error=False) for name, text in about.items()}
+    fit, table, status, describe = commands.values()
+
+    text = str | None
+    fit.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
+    fit.add_argument("--method", type=text, help="name or dotted path of the method")
+    fit.add_argument("--data", type=text, help="name or dotted path of the data set")
+    fit.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "runtime"})
+    fit.add_class_arguments(Runtime)
+
+    for suite in (table, status):
+        suite.add_argument("--paper", type=str, default="rscfed", help="name of a suite, or path of a .yaml file")
+        suite.add_argument("--scale", type=str, default="quick", help="quick, lite or paper")
+        suite.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
+    table.add_argument(
+        "--jobs", type=int | Literal["auto"], default="auto", help="runs at once; auto: one per GPU, or core"
+    )
+    table.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
+    table.add_argument("--methods", type=text, help="run only these rows, e.g. rscfed,fed_consist")
+    table.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
+    table.add_argument("--readme", type=str, default="README.md", help="file whose marked blocks are updated")
+    table.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
+    status.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+
+    describe.add_argument("--data", type=text, help="name or dotted path of the data set")
+    describe.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
+    describe.add_argument("--plot", type=text, help="PNG to draw clients and classes into")
+    describe.add_argument("--export", type=text, help="save the partition, for --data.partition_file")
+
+    subcommands = top.add_subcommands()
+    for name, command in commands.items():
+        subcommands.add_subcommand(name, command, help=about[name].partition(".")[0])
+    return top, commands
+
+
+def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
+    if _asked_help(dotted):
+        return 0
+    values: dict[str, Any] = {}
+    given = dict(vars(options))
+    if path := given.pop("config", None):
+        try:
+            values = load_yaml(Path(path).read_text(encoding="utf-8"), path)
+        except OSError as error:
+            raise ConfigError(f"--config {path}: {error.strerror}") from None
+    runtime = {f.name for f in fields(Runtime)}
+    given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
+    config = resolve(from_dict(apply(values, {**given, **dotted})))
+
+    from benchmark import run
+    from benchmark.records import read_record
+
+    path = run.fit(config)
+    best = read_record(path)[{"best": "best", "last": "final"}.get(config.report, config.report)]
+    print(f"{path}: " + ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float)))
+    return 0
+
+
+def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    _refuse(dotted, "table")
+    from benchmark import pool, tables
+    from benchmark.progress import Display
+    from benchmark.wandb_mirror import mirror_tables
+
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    suite, plan = _plan(options, runtime)
+    wanted = suite.select(plan, _listed(options.tables), _listed(options.methods), _listed(options.only))
+    before = tables.collect(plan)
+    missing = [run for run in wanted if before[run.id].state != "complete"]
+    outcomes = []
+    if missing:
+        jobs, gpus = pool.default_jobs(runtime)
+        jobs = jobs if options.jobs == "auto" else options.jobs
+        outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing)))
+
+    pages = tables.render(suite, plan, tables.collect(plan), suite.published())
+    results = Path(runtime.results_dir)
+    for path in tables.write(suite, plan.scale, pages, results, Path(options.readme)):
+        print(f"wrote {path}")
+    if outcomes:
+        frames = {page.number: page.frame for page in pages}
+        mirror_tables(runtime.wandb, suite.paper, plan.scale, frames, results)
+    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
+    for outcome in bad:
+        where = f"{outcome.run.cells[0]}, {folder(outcome.run.config)}"
+        print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    _refuse(dotted, "status")
+    from benchmark.status import show
+
+    _, plan = _plan(options, Runtime(results_dir=options.results_dir))
+    show(plan)
+    return 0
+
+
+def _describe(options: Namespace, dotted: dict[str, Any]) -> int:
+    if _asked_help(dotted):
+        return 0
+    from benchmark.describe import describe
+
+    spec = class_spec("data", apply({}, {"data": options.data, **dotted})["data"])
+    describe(spec, options.data_dir, options.plot, options.export)
+    return 0
+
+
+def _plan(options: Namespace, runtime: Runtime) -> tuple[Suite, Plan]:
+    suite = load(options.paper)
+    try:
+        seeds = [int(seed) for seed in _listed(options.seeds)]
+    except ValueError:
+        raise ConfigError(f"--seeds {options.seeds}: write numbers separated by commas, e.g. 1,2,3") from None
+    return suite, suite.plan(options.scale, seeds, runtime)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").strip("[]").split(",") if part.strip()]
+
+
+def _refuse(dotted: Mapping[str, Any], command: str) -> None:
+    if dotted:
+        raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
+
+
+def _asked_help(dotted: Mapping[str, Any]) -> bool:
+    """Print the options of the class that ``--method.help NAME`` or ``--data.help NAME`` asks about."""
+    asked = {slot: str(dotted[f"{slot}.help"]) for slot in KINDS if f"{slot}.help" in dotted}
+    for slot, name in asked.items():
+        cls = find_class(name, KINDS[slot])
+        print(f"{cls.__module__}.{cls.__qualname__}: {(cls.__doc__ or '').strip()}\n")
+        for option, default in typed_args(cls, {}, slot, KINDS[slot].supplied | without_default(cls)).items():
+            print(f"  --{slot}.{option} (default {default})")
+    return bool(asked)
+
+
+COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {
+    "fit": _fit,
+    "table": _table,
+    "status": _status,
+    "describe": _describe,
+}
