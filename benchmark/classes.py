@@ -138,10 +138,10 @@ def _modules(kind: Kind) -> list[str]:
 
 
 def _defined(module: str, base: type) -> list[type]:
-    """Subclasses of ``base`` that ``module`` defines itself, ``base`` excluded."""
+    """Concrete subclasses of ``base`` that ``module`` defines itself, ``base`` excluded."""
     members = vars(importlib.import_module(module)).values()
     own = [m for m in members if isinstance(m, type) and m.__module__ == module]
-    return [c for c in own if issubclass(c, base) and c is not base]
+    return [c for c in own if issubclass(c, base) and c is not base and not inspect.isabstract(c)]
 
 
 def without_default(cls: type) -> set[str]:

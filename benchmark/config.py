@@ -119,9 +119,7 @@ def run_id(config: RunConfig) -> str:
         args = _changed(plain[slot]["init_args"], _defaults(cls, slot))
         plain[slot] = {"class_path": _path(cls), "init_args": args}
     bare = asdict(RunConfig(config.method, config.data))
-    plain = {slot: plain[slot] for slot in KINDS} | _changed(
-        {k: v for k, v in plain.items() if k not in KINDS}, bare
-    )
+    plain = {slot: plain[slot] for slot in KINDS} | _changed({k: v for k, v in plain.items() if k not in KINDS}, bare)
     try:
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -137,12 +135,7 @@ def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
 
     def walk(old: Any, new: Any, path: str) -> list[str]:
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            return [
-                d
-                for key in old
-                if key in new
-                for d in walk(old[key], new[key], f"{path}.{key}" if path else key)
-            ]
+            return [d for key in old if key in new for d in walk(old[key], new[key], f"{path}.{key}" if path else key)]
         return [] if old == new else [f"{path}: recorded with {old}, now {new}"]
 
     return walk(recorded, json.loads(json.dumps(identity(config))), "")

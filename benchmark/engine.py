@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from benchmark import streams as random_streams
 from benchmark.errors import RunError
@@ -40,11 +41,13 @@ class LocalSite:
         device = "cpu" if purpose.startswith("order") else self.engine.data.device
         return random_streams.generator(self.engine.seed, purpose, v.round, v.client, v.repeat, device=device)
 
-    def views(self, view: str, index: Tensor, purpose: str = "prepare") -> Iterator[Tensor]:
-        """Float views of the training images at ``index`` in blocks of 256."""
+    def views(
+        self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK
+    ) -> Iterator[Tensor]:
+        """Float views of the training images at ``index`` in blocks of ``size``."""
         generator = self.generator(purpose)
-        for start in range(0, len(index), EVAL_BLOCK):
-            yield self.engine.data.take(view, index[start : start + EVAL_BLOCK], generator)
+        for start in range(0, len(index), size):
+            yield self.engine.data.take(view, index[start : start + size], generator)
 
     def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
         """Train the live module; optimiser state is taken up from, and left for, the site's other visits."""
@@ -63,13 +66,27 @@ class LocalSite:
         self.optimizers = _dump_optimizers(optimizers)
         return taken
 
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        """Share of selected pseudo-labels and their precision, as means over samples."""
+    def report_pseudo_labels(
+        self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False
+    ) -> None:
+        """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
         method, n = self.engine.method, len(index)
+        if not n:
+            return
         correct = self.engine.data.oracle.correct(index, labels) & selected
-        if n:
-            method.tally("pseudo/selected", selected.float().mean(), n)
-            method.tally("pseudo/correct", correct.float().mean(), n)
+        classes = one_hot(labels, self.engine.data.num_classes) if per_class else None
+        for name, hits in (("selected", selected), ("correct", correct)):
+            method.tally(f"pseudo/{name}", hits.float().mean(), n)
+            if classes is not None:
+                method.tally(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), n)
+
+    def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
+        """Whether labels are true; see ``methods.base.Site``."""
+        if not self.engine.method.uses_oracle:
+            raise RunError(
+                "the method asked for hidden labels without being a declared oracle; set uses_oracle = True on it"
+            )
+        return self.engine.data.oracle.correct(index, labels)
 
 
 class ReferenceEngine:
@@ -93,7 +110,7 @@ class ReferenceEngine:
     ) -> None:
         self.method, self.data, self.seed, self.rounds = method, data, seed, rounds
         method.precision = autocast
-        self.initial = method.tensors("personal", "local")
+        self.initial = method.tensors("shared", "personal", "local", "server")
 
     def client(
         self, visit: Visit, server: Mapping[str, Tensor], state: ClientState | None
@@ -113,6 +130,7 @@ class ReferenceEngine:
         method.load_tensors(sent)
         if state:
             method.load_tensors(state.tensors)
+        method.train()
         with self._at(site) as tally:
             with torch.no_grad():
                 method.client_start(visit.first)
@@ -120,7 +138,7 @@ class ReferenceEngine:
             method.train()
             site.fit(work, method.epochs(), method.steps())
             upload = method.client_finish(site)
-        kept = [] if method.hparams.get("reset_momentum") else site.optimizers
+        kept = method.kept_optimizers(site.optimizers)
         size = sum(t.numel() * t.element_size() for t in sent.values())
         return upload, ClientState(method.tensors("personal"), kept), tally, size
 
@@ -132,6 +150,7 @@ class ReferenceEngine:
         visit = Visit(
             round,
             SERVER,
+            repeat=int(hook == "server_start"),
             labelled=len(data.labelled) > 0,
             size=data.size,
             first=state is None,
@@ -191,7 +210,7 @@ def _load_optimizers(optimizers: list[torch.optim.Optimizer], stored: list[list[
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, state in zip(parameters, states, strict=True):
             if state:
-                optimizer.state[parameter] = dict(state)
+                optimizer.state[parameter] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
 def _dump_optimizers(optimizers: list[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmark.aggregation import num_bytes
 from benchmark.engine import ClientState, ReferenceEngine
 from benchmark.errors import ConfigError
-from benchmark.metrics import classification_metrics
+from benchmark.metrics import classification_metrics, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.schedule import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -85,7 +85,7 @@ class Federation:
         uploads, tally, down = self.run_visits(visits)
         self.bytes_down += down
         self.bytes_up += sum(num_bytes(u.tensors) + num_bytes(u.stats) for u in uploads)
-        self.method.load_tensors(self.server)
+        self.become_server()
         if uploads:
             self.method.aggregate(uploads)
         self.server = self.method.tensors("shared", "server")
@@ -98,6 +98,7 @@ class Federation:
             "round": number,
             **self.evaluate(),
             **{name: mean for name, mean in means.items() if mean is not None},
+            **_shares(means.get("pseudo/selected"), means.get("pseudo/correct")),
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
             "bytes_up": self.bytes_up,
@@ -148,9 +149,14 @@ class Federation:
         ordered = [results[key] for key in sorted(results)]
         return [u for u, _, _ in ordered if u is not None], total, sum(down for _, _, down in ordered)
 
+    def become_server(self) -> None:
+        """The module turns from the last client into the server; nothing of the client stays in it."""
+        self.method.load_tensors(self.engine.initial)
+        self.method.load_tensors(self.server)
+
     def server_phase(self, number: int, hook: str, tally: Tally | None = None) -> None:
         """Let the server work on its own labels, then refresh static norm statistics."""
-        self.method.load_tensors(self.server)
+        self.become_server()
         self.server_state, own = self.engine.server(number, self.server_state, hook)
         add_tally(
             tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()}
@@ -161,7 +167,7 @@ class Federation:
     @torch.inference_mode()
     def evaluate(self) -> dict[str, float]:
         """Metrics of the global model on the whole test set, its blocks sharded over ranks."""
-        self.method.load_tensors(self.server)
+        self.become_server()
         self.method.eval()
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
         blocks = self.data.test_blocks(self.method.eval_batch)
@@ -226,8 +232,17 @@ def add_tally(total: Tally, tally: Tally) -> None:
             total[name] = [value, weight]
 
 
-def _number(total: Tensor, weight: float) -> float | None:
-    return float(total) / weight if total.ndim == 0 and weight else None
+def _shares(selected: Any, correct: Any) -> dict[str, float]:
+    if selected is None or correct is None:
+        return {}
+    return {f"pseudo/{name}": value for name, value in pseudo_label_shares(selected, correct).items()}
+
+
+def _number(total: Tensor, weight: float) -> float | list[float] | None:
+    """A mean as the record holds it: a number, a short list for a vector (per class), nothing for larger ones."""
+    if total.ndim > 1 or not weight:
+        return None
+    return float(total) / weight if total.ndim == 0 else [round(v / weight, 6) for v in total.tolist()]
 
 
 def _to(tree: Any, device: torch.device) -> Any:

@@ -12,6 +12,25 @@ from torchmetrics.functional.classification import (
 from benchmark.errors import DataError, RunError
 
 
+def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
+    """What follows from the shares of selected and of correctly selected pseudo-labels ((FL)2, Fig. 3).
+
+    Args:
+        selected: selected / all, in [0, 1].
+        correct: selected and right / all.
+
+    Returns:
+        ``wrong`` / all; ``accuracy`` = correct / selected and ``correct_per_wrong``, left out where they divide by 0.
+    """
+    wrong = selected - correct
+    shares = {"wrong": wrong}
+    if selected:
+        shares["accuracy"] = correct / selected
+    if wrong > 0:
+        shares["correct_per_wrong"] = correct / wrong
+    return shares
+
+
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy, AUC, precision and recall in percent (4 decimals), as the RSCFed tables report them.
 

@@ -34,9 +34,7 @@ class Outcome:
     message: str = ""
 
 
-def run_all(
-    runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str = FIT
-) -> list[Outcome]:
+def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
     """Run everything, ``jobs`` at once; a run that fails does not stop the others.
 
     Args:
@@ -120,9 +118,7 @@ class _Worker:
     def __init__(self, number: int, gpus: int, fit: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}"
-        )
+        self.process = context.Process(target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}")
         self.process.start()
         theirs.close()
         self.run: PlannedRun | None = None

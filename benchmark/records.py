@@ -26,6 +26,7 @@ SCHEMA_VERSION = 1
 FRESH_S = 900.0  # a run on a machine whose locks we cannot see counts as alive for so long after a heartbeat
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
+FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -103,9 +104,7 @@ class RunFolder:
             "scale": config.scale,
             "config": finite(identity(config)),
             "seeds": {"run": config.seed, "partition": data_args.get("partition_seed")},
-            "partition_hash": None,
-            "data_sha256": None,
-            "labelled_histogram": None,
+            **{key: before[key] if before else None for key in FACTS},
             **facts,
             "code_version": code_version(),
             "rounds": {"done": 0, "total": config.rounds},
@@ -298,7 +297,7 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     if record.get("status") not in STATUSES:
         problems.append(f"status is {record.get('status')!r}")
     elif record["status"] == "complete":
-        needed: Iterable[str] = (*READINGS, "partition_hash", "data_sha256", "labelled_histogram")
+        needed: Iterable[str] = (*READINGS, *FACTS)
         problems += [f"{key} is empty" for key in needed if record.get(key) is None]
     elif record["status"] == "failed" and not record.get("error"):
         problems.append("error is empty")

@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 from lightning import Fabric
-from torch.multiprocessing.spawn import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessException
 
 from benchmark import checkpoint
 from benchmark.allocator import keep_memory
-from benchmark.classes import KINDS, build, find_class, without_default
+from benchmark.classes import KINDS, build, find_class, imported, without_default
 from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml, resolve, to_yaml
 from benchmark.environment import cores
-from benchmark.errors import ConfigError, RunError
+from benchmark.errors import BenchError, ConfigError, RunError
 from benchmark.federation import Federation
-from benchmark.records import RunFolder
+from benchmark.lock import RunLocked
+from benchmark.records import RunFolder, state
 from datamodules.base import FSSLDataModule
 from methods import models
 
@@ -41,6 +42,9 @@ def fit(config: RunConfig) -> Path:
         RunError: the run cannot go on, or another process is working on it.
     """
     config = resolve(config)
+    external = os.environ.get("LT_CLI_USED") == "1"  # `fabric run` has made the processes already
+    if external:
+        config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
     path = folder(config)
     if (path / "record.json").exists():
         record = RunFolder(path).record()
@@ -48,28 +52,46 @@ def fit(config: RunConfig) -> Path:
             raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
         if record["status"] == "complete":
             return path
-    external = os.environ.get("LT_CLI_USED") == "1"
     if external:
-        config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
-        fabric = Fabric()
-    else:
-        config = replace(config, runtime=placed(config))
-        rt = config.runtime
-        several = rt.devices != 1 or rt.num_nodes != 1
-        spawned = several and "SLURM_NTASKS" not in os.environ
-        strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
-        fabric = Fabric(
-            accelerator=rt.accelerator,
-            strategy=strategy,
-            devices=rt.devices,
-            num_nodes=rt.num_nodes,
-            precision=config.precision,  # type: ignore[arg-type]
-        )
+        fabric = Fabric(precision=config.precision)  # type: ignore[arg-type]
+        here = {"accelerator": fabric.device.type, "devices": int(os.environ["LOCAL_WORLD_SIZE"])}
+        nodes = fabric.world_size // here["devices"]
+        config = replace(config, runtime=replace(config.runtime, num_nodes=nodes, **here))
+        _run(fabric, to_yaml(replace(config, runtime=placed(config))))
+        return path
+    config = replace(config, runtime=placed(config))
+    rt = config.runtime
+    several = rt.devices != 1 or rt.num_nodes != 1
+    spawned = several and "SLURM_NTASKS" not in os.environ
+    strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
+    fabric = Fabric(
+        accelerator=rt.accelerator,
+        strategy=strategy,
+        devices=rt.devices,
+        num_nodes=rt.num_nodes,
+        precision=config.precision,  # type: ignore[arg-type]
+    )
     try:
         fabric.launch(_run, to_yaml(config))  # type: ignore[arg-type]
-    except ProcessRaisedException as error:
-        raise RunError(f"{path}: {str(error).strip().splitlines()[-1]}") from error
+    except ProcessException as exception:
+        error = _raised(exception, path)
+        if not isinstance(error, RunLocked) and state(path) == "stale":
+            RunFolder(path).fail(error, config)
+        raise error from exception
     return path
+
+
+def _raised(exception: ProcessException, path: Path) -> BenchError:
+    """What a process of the run died of; an error of ours keeps its class and message."""
+    last = str(exception).strip().splitlines()[-1]
+    name, _, message = last.partition(": ")
+    try:
+        cls = imported(name)
+    except (ImportError, AttributeError, ValueError):
+        cls = None
+    if isinstance(cls, type) and issubclass(cls, BenchError):
+        return cls(message)
+    return RunError(f"{path}: {last}; the same command continues from the last checkpoint")
 
 
 def placed(config: RunConfig) -> Runtime:
@@ -138,9 +160,9 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 config.eval_every,
                 callbacks=[_Recorder(run, config.runtime.checkpoint_every_s)] if main else [],
             )
-            state = checkpoint.load(path / CHECKPOINT)
-            if state is not None:
-                federation.load_state_dict(state)
+            saved = checkpoint.load(path / CHECKPOINT)
+            if saved is not None:
+                federation.load_state_dict(saved)
             fabric.barrier()
             if main:
                 run.rewind(federation.round)
@@ -149,6 +171,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 torch.save(federation.server, path / "weights.pt")
                 run.finish()
                 checkpoint.remove(path / CHECKPOINT)
+            fabric.barrier()
         except BaseException as error:
             if main and isinstance(error, Exception):
                 run.fail(error, config)

@@ -36,6 +36,7 @@ class Row:
         options: what the row changes in the configuration.
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
         band: whether the acceptance band applies.
+        pending: why the row cannot be run yet; empty where it can.
     """
 
     table: str
@@ -45,6 +46,7 @@ class Row:
     options: dict[str, Any]
     minus: tuple[str, str] | None = None
     band: bool = True
+    pending: str = ""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class Plan:
     Args:
         scale: name of the scale.
         runs: by run id, in the order of the tables.
-        of_row: run ids of each row without ``minus``, by seed.
+        of_row: run ids of each row with runs of its own, by seed.
         seeds: seeds in order.
     """
 
@@ -114,6 +116,7 @@ class Suite:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.bands: dict[str, float] = dict(spec.get("bands", {}))
+        self.band_spreads = float(spec.get("band_spreads", 0.0))
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -126,6 +129,12 @@ class Suite:
         if name not in self.spec["scales"]:
             raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
         return dict(self.spec["scales"][name])
+
+    def band(self, row: Row, metric: str, spread: str | None) -> float | None:
+        """Acceptance band of a cell: that of the metric, or ``band_spreads`` published spreads if that is more."""
+        if not row.band or metric not in self.bands:
+            return None
+        return max(self.bands[metric], self.band_spreads * float(spread or 0.0))
 
     def compares(self, scale: str) -> bool:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""
@@ -158,7 +167,7 @@ class Suite:
         seeds = tuple(seeds or self.scale(scale)["seeds"])
         plan = Plan(scale, {}, {}, seeds)
         for row in self.rows:
-            if row.minus is not None:
+            if row.minus is not None or row.pending:
                 continue
             base = self.config(row, scale)
             plan.of_row[id(row)] = {}
@@ -197,7 +206,7 @@ class Suite:
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
-            if row.minus is not None or (tables and row.table not in tables):
+            if row.minus is not None or row.pending or (tables and row.table not in tables):
                 continue
             if methods and row.method not in needed:
                 continue
@@ -210,7 +219,7 @@ class Suite:
 
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""
-        return list(dict.fromkeys(row.name for row in self.rows if row.minus is None))
+        return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
 
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``.
@@ -239,7 +248,9 @@ class Suite:
         label = self.spec["labels"][method]
         minus = tuple(label["minus"]) if "minus" in label else None
         columns = {name: str(value) for name, value in spec.items()}
-        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none")
+        involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
+        pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
+        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending)
 
 
 def available() -> list[str]:
@@ -268,17 +279,23 @@ def load(paper: str) -> Suite:
 
 
 def read_published(path: Path) -> dict[Any, str]:
-    """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``."""
+    """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
+
+    A column ``std``, the printed spread over seeds, is filed under the metric's name with `` std`` behind it.
+    """
     values: dict[Any, str] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             named = {name: line.pop(name) for name in NAMED_COLUMNS}
+            spread = line.pop("std", "")
             columns = {name: value for name, value in line.items() if value}
             row = Row(named["table"], named["dataset"], named["method"], columns, {})
             key = row.key(named["metric"])
             if key in values:
                 raise ConfigError(f"{path}: two values for {row.name} {named['metric']} {columns}")
             values[key] = named["value"]
+            if spread:
+                values[row.key(f"{named['metric']} std")] = spread
     return values
 
 

@@ -24,7 +24,7 @@ SAY = {
 }
 NUMBERS = ("ours", "ci95", "delta", *READING)
 LEFT = ("table", "dataset", "data", "method")
-RIGHT = ("metric", "ours", "ci95", "n", "published", "delta", "status", *READING, "runs")
+RIGHT = ("metric", "ours", "ci95", "n", "published", "spread", "delta", "status", *READING, "runs")
 
 
 @dataclass(frozen=True)
@@ -143,22 +143,26 @@ def judge(delta: float, band: float | None) -> str:
     return "reproduced" if size <= band else "close" if size <= 2 * band else "not reproduced"
 
 
-def _render(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table
-) -> Rendered:
+def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
     lines = []
     for row in table.rows:
         parts = operands(row, table.rows) if row.minus else (row,)
-        groups = [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
+        groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
         for metric in table.metrics:
             printed = published.get(row.key(metric))
-            band = suite.bands.get(metric) if row.band else None
+            spread = published.get(row.key(f"{metric} std"))
+            band = suite.band(row, metric, spread)
             head = {"table": table.number, "dataset": row.dataset}
             if not compare:
-                head["data"] = groups[0][0].config.data.name
+                head["data"] = groups[0][0].config.data.name if groups else "-"
             head |= {"method": row.method, **row.columns, "metric": metric}
-            lines.append(head | _line(groups, runs, suite.report, metric, printed, band, compare))
+            line = _line(groups, runs, suite.report, metric, printed, band, compare)
+            if spread:
+                line["spread"] = spread
+            if row.pending:
+                line["status"] = "pending"
+            lines.append(head | line)
     frame = pd.DataFrame(lines)
     for name in NUMBERS:
         if name in frame:
@@ -170,6 +174,7 @@ def _render(
         _markdown(frame, compare, columns),
         _footer(suite, plan, compare),
     )
+    frame = frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame]]
     kept = frame if compare else frame.drop(columns="status")
     return Rendered(table.number, kept, "\n\n".join(parts_of_page) + "\n")
 
@@ -217,7 +222,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table) -> str:
-    rows = [row for row in table.rows if row.minus is None]
+    rows = [row for row in table.rows if row.minus is None and not row.pending]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
     records = [record for key in planned if (record := runs[key].record) is not None]
     configs = [run.config for run in planned.values()]
@@ -238,6 +243,9 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table)
         failed = [key for key in planned if runs[key].state == "failed"]
         parts.append(f"**{len(records)} of {len(planned)} runs complete**")
         parts += [f"failed: {', '.join(failed)}"] if failed else []
+    for reason in dict.fromkeys(row.pending for row in table.rows if row.pending):
+        names = dict.fromkeys(f"{row.dataset} {row.method}" for row in table.rows if row.pending == reason)
+        parts.append(f"pending: {', '.join(names)} ({reason})")
     return "; ".join(parts) + "."
 
 
@@ -249,6 +257,8 @@ def _footer(suite: Suite, plan: Plan, compare: bool) -> str:
     ]
     if compare:
         bands = ", ".join(f"{metric} {band}" for metric, band in suite.bands.items())
+        if suite.band_spreads:
+            bands += f", or {suite.band_spreads} published standard deviations if that is more"
         note = f" ({suite.spec['band_note']})" if "band_note" in suite.spec else ""
         text += [
             "Δ: ours, rounded as printed, minus published.",
@@ -268,13 +278,12 @@ def _markdown(frame: pd.DataFrame, compare: bool, columns: list[str]) -> str:
     for line in frame.to_dict("records"):
         data = line["dataset"] if compare else f"{line['data']} (as {line['dataset']})"
         keys = [data, line["method"], *[_text(line.get(c)) for c in columns]]
-        shown = (
-            [""] * len(keys) if keys == before else ["" if before and data == before[0] else data, *keys[1:]]
-        )
+        shown = [""] * len(keys) if keys == before else ["" if before and data == before[0] else data, *keys[1:]]
         before = keys
-        printed = _text(line["published"])
+        printed, spread = _text(line["published"]), _text(line.get("spread"))
+        shown_printed = f"{printed} ± {spread}" if spread else printed
         cells = [*shown, line["metric"], _ours(line)]
-        cells += [printed if compare else f"<sub>{printed}</sub>"]
+        cells += [shown_printed if compare else f"<sub>{shown_printed}</sub>"]
         if compare:
             places = len(printed.partition(".")[2])
             cells += [_number(line["delta"], f"+.{places}f"), line["status"]]

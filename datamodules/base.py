@@ -32,11 +32,13 @@ class SiteData:
         labelled: int64 ``[n_l]`` positions with labels.
         labels: int64 ``[n_l]`` classes of ``labelled``.
         unlabelled: int64 ``[n_u]`` positions without labels.
+        revealed: int64 ``[n_u]`` classes of ``unlabelled``, in a setting that gives them away (an upper bound).
     """
 
     labelled: Tensor
     labels: Tensor
     unlabelled: Tensor
+    revealed: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -64,9 +66,14 @@ class FSSLDataModule(L.LightningDataModule):
         num_clients: clients N.
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
         partition: ``dirichlet`` over clients per class, or ``iid``.
+        labelled_partition: how the labelled pool is spread (``all_clients``); default: as ``partition``.
+        iid_remainder: whether ``iid`` drops what does not divide, or gives the last clients one image more.
+        iid_permutations: how often ``iid`` shuffles.
+        iid_stratified: whether ``iid`` levels each class's counts over the clients.
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
+        split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
         labelled_pick: which client becomes labelled client 0 (see ``partition.pick_labelled``).
         picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
@@ -74,12 +81,19 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_histogram: class counts that client 0 is forced to.
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
+        labels_per_class: label the first so many images of every class a client has (``all_clients``).
+        labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
+        hidden_labels: ``revealed`` gives clients the labels of their unlabelled images beside these, ``pooled``
+            counts the images as labelled: supervised upper bounds.
         union_mode: what joins a client's unlabelled images: nothing (``none``), its ``labelled`` images without their
             labels, or the images of the unlabelled pool at the places that its labelled images have in the labelled
             pool (``code_index``: FedDB's released code; most of them belong to other clients).
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
+        side: side of the network's square input; default: the data set's.
         zoom: side that training images are enlarged to before the crop; default: the data set's.
+        border: black pixels around the stored images in place of enlarging them to ``side``.
+        channels: channels the network sees; 1 is for grey images, which otherwise are repeated to 3.
         flip: probability of a horizontal flip.
         mean: per-channel mean instead of the data set's.
         std: per-channel standard deviation instead of the data set's.
@@ -91,7 +105,7 @@ class FSSLDataModule(L.LightningDataModule):
     """
 
     num_classes: ClassVar[int]
-    image_size: ClassVar[int] = 32
+    image_size: int = 32
     zoom_size: ClassVar[int] = 40
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
@@ -103,9 +117,14 @@ class FSSLDataModule(L.LightningDataModule):
         num_clients: int = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "iid"] = "dirichlet",
+        labelled_partition: Literal["dirichlet", "iid"] | None = None,
+        iid_remainder: Literal["drop", "last"] = "drop",
+        iid_permutations: int = 1,
+        iid_stratified: bool = False,
         beta: float = 0.8,
         partition_seed: int | None = 1337,
         min_size: int = 10,
+        split_classes: int | None = None,
         shuffle: bool = True,
         labelled_pick: Literal["all_classes_closest", "index0", "random"] = "all_classes_closest",
         picked: int | None = None,
@@ -113,10 +132,16 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_histogram: list[int] | None = None,
         label_fraction: float | None = None,
         num_labels: int | None = None,
+        labels_per_class: int | None = None,
+        labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
+        hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         union_mode: P.Union = "none",
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
+        side: int | None = None,
         zoom: int | None = None,
+        border: int = 0,
+        channels: Literal[1, 3] = 3,
         flip: float = 0.5,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -127,9 +152,9 @@ class FSSLDataModule(L.LightningDataModule):
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         self.device = torch.device("cpu")
         self.dtype = torch.float32
-        look = pipelines.Look(
-            self.image_size, zoom or self.zoom_size, flip, tuple(mean or self.mean), tuple(std or self.std)
-        )
+        self.image_size = side or self.image_size
+        constants = tuple(mean or self.mean), tuple(std or self.std)
+        look = pipelines.Look(self.image_size, zoom or self.zoom_size, flip, *constants, border=border)
         self.views = pipelines.views(pipeline, look)
         self._prepared: dict[Geometry, Tensor] = {}
         self._ready = False
@@ -196,7 +221,7 @@ class FSSLDataModule(L.LightningDataModule):
         geometry = self.views[view].geometry
         if geometry not in self._prepared:
             self._prepared[geometry] = geometry.prepare(self._train)
-        return self.views[view](self._prepared[geometry], index, generator).to(self.dtype)
+        return self._seen(self.views[view](self._prepared[geometry], index, generator))
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
@@ -207,7 +232,7 @@ class FSSLDataModule(L.LightningDataModule):
             yield number, partial(self._test_block, view, index)
 
     def _test_block(self, view: View, index: Tensor) -> Tensor:
-        return view(self._test_prepared, index, None).to(self.dtype)
+        return self._seen(view(self._test_prepared, index, None))
 
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
@@ -242,18 +267,7 @@ class FSSLDataModule(L.LightningDataModule):
         if h["partition_file"]:
             return Partition.load(h["partition_file"], len(labels))
         rng = np.random.RandomState(self.partition_seed)
-        split: P.Split = (
-            partial(
-                P.dirichlet,
-                beta=h["beta"],
-                min_size=h["min_size"],
-                shuffle_classes=h["shuffle"],
-                shuffle_clients=h["shuffle"],
-            )
-            if h["partition"] == "dirichlet"
-            else P.iid
-        )
-        n = h["num_clients"]
+        n, split = h["num_clients"], self._split(h["partition"])
         if h["scenario"] == "partial_clients":
             return P.labels_at_partial_clients(
                 labels,
@@ -267,8 +281,18 @@ class FSSLDataModule(L.LightningDataModule):
                 labelled_histogram=h["labelled_histogram"],
             )
         if h["scenario"] == "all_clients":
+            in_order = h["labelled_pool_order"] == "dataset"
             return P.labels_at_all_clients(
-                labels, n, rng, split=split, num_labels=h["num_labels"], fraction=h["label_fraction"]
+                labels,
+                n,
+                rng,
+                split=split,
+                labelled_split=self._split(h["labelled_partition"]) if h["labelled_partition"] else None,
+                num_labels=h["num_labels"],
+                fraction=h["label_fraction"],
+                per_class=h["labels_per_class"],
+                shuffle_pool=not in_order,
+                order="class" if in_order else "dataset",
             )
         if h["scenario"] == "server" and h["num_labels"]:
             return P.labels_at_server(labels, n, rng, split=split, num_labels=h["num_labels"])
@@ -276,6 +300,27 @@ class FSSLDataModule(L.LightningDataModule):
             f"scenario {h['scenario']!r} with num_labels={h['num_labels']}: choose partial_clients, all_clients or "
             "server (which needs num_labels)"
         )
+
+    def _split(self, kind: str) -> P.Split:
+        h = self.hparams
+        if kind == "iid":
+            return partial(
+                P.iid,
+                remainder=h["iid_remainder"],
+                permutations=h["iid_permutations"],
+                stratified=h["iid_stratified"],
+            )
+        return partial(
+            P.dirichlet,
+            beta=h["beta"],
+            min_size=h["min_size"],
+            num_classes=h["split_classes"],
+            shuffle_classes=h["shuffle"],
+            shuffle_clients=h["shuffle"],
+        )
+
+    def _seen(self, images: Tensor) -> Tensor:
+        return images[:, : self.hparams["channels"]].to(self.dtype)
 
     def _place(self) -> None:
         device = self.device
@@ -285,8 +330,11 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared.clear()
 
         def site(labelled: Any, unlabelled: Any) -> SiteData:
-            index = torch.tensor(labelled, device=device)
-            return SiteData(index, self._labels[index], torch.tensor(unlabelled, device=device))
+            index, rest = (torch.tensor(part, device=device) for part in (labelled, unlabelled))
+            if self.hparams["hidden_labels"] == "pooled":
+                index, rest = torch.cat((index, rest)), rest[:0]
+            revealed = self._labels[rest] if self.hparams["hidden_labels"] == "revealed" else None
+            return SiteData(index, self._labels[index], rest, revealed)
 
         part = self.partition
         unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])

@@ -76,7 +76,7 @@ def epoch(
     """One pass: a batch from each stream per step, until ``steps`` or the shortest stream that does not cycle.
 
     Args:
-        streams: stream name -> stream; empty streams are left out of the batches.
+        streams: stream name -> stream; empty streams, and those below their ``min_batch``, are left out.
         data: cuts the views.
         generator: gives the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on
             the device of the data).
@@ -85,7 +85,7 @@ def epoch(
     Raises:
         ConfigError: every stream cycles and no number of steps is given.
     """
-    live = {name: s for name, s in streams.items() if len(s)}
+    live = {name: s for name, s in streams.items() if min(len(s), s.batch_size) >= max(s.min_batch, 1)}
     if not live:
         return
     if steps is None and all(s.cycle for s in live.values()):

@@ -255,14 +255,16 @@ def labels_at_all_clients(
     labelled_split: Split | None = None,
     num_labels: int | None = None,
     fraction: float | None = None,
+    per_class: int | None = None,
     shuffle_pool: bool = True,
     order: Literal["class", "dataset"] = "dataset",
 ) -> Partition:
-    """Every client owns labelled and unlabelled samples; give either ``num_labels`` or ``fraction``.
+    """Every client owns labelled and unlabelled samples; give ``num_labels``, ``fraction`` or ``per_class``.
 
     With ``num_labels``, a class-balanced labelled pool and the unlabelled rest are spread independently, the
-    labelled pool first. With ``fraction``, all samples are spread once, and a random part of each client's
-    own samples is labelled (rounded, at least one).
+    labelled pool first. Otherwise all samples are spread once, and of each client's own samples a random part
+    is labelled (``fraction``; rounded, at least one), or the first ``per_class`` of every class it has
+    (CINIC-10 in FedDure's released code).
 
     Args:
         labels: class of every training sample, int [N].
@@ -272,6 +274,7 @@ def labels_at_all_clients(
         labelled_split: how the labelled pool is spread, by default as ``split``.
         num_labels: labelled samples in total, a multiple of the number of classes.
         fraction: labelled share of each client's samples, in (0, 1].
+        per_class: labelled samples of each of a client's classes, at most.
         shuffle_pool: draw the labelled pool, otherwise take each class's first samples.
         order: order of the unlabelled pool, see `labelled_pool`.
 
@@ -280,26 +283,31 @@ def labels_at_all_clients(
         ConfigError: contradictory options.
     """
     labels = check_labels(labels, num_clients)
-    if num_labels is not None and fraction is None:
-        per_class = _per_class(labels, num_labels)
-        labelled, pool = labelled_pool(labels, per_class, rng if shuffle_pool else None, order=order)
+    given = [value is not None for value in (num_labels, fraction, per_class)]
+    if sum(given) != 1 or (labelled_split is not None and num_labels is None):
+        raise ConfigError(
+            "labels at all clients need num_labels, with an optional labelled_split, or fraction, or per_class: "
+            f"got num_labels={num_labels}, fraction={fraction}, per_class={per_class}, "
+            f"labelled_split={labelled_split}"
+        )
+    if num_labels is not None:
+        count = _per_class(labels, num_labels)
+        labelled, pool = labelled_pool(labels, count, rng if shuffle_pool else None, order=order)
         first = [labelled[part] for part in (labelled_split or split)(labels[labelled], num_clients, rng=rng)]
         second = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
-    elif fraction is not None and num_labels is None and labelled_split is None:
-        if not 0 < fraction <= 1:
-            raise DataError(f"the labelled fraction of a client must be in (0, 1], got {fraction}")
+    else:
         first, second = [], []
         for part in split(labels, num_clients, rng=rng):
-            own = rng.permutation(part)
-            count = max(1, round(fraction * len(own)))
+            if fraction is not None:
+                if not 0 < fraction <= 1:
+                    raise DataError(f"the labelled fraction of a client must be in (0, 1], got {fraction}")
+                own = rng.permutation(part)
+                count = max(1, round(fraction * len(own)))
+            else:
+                own, count = _first_of_each_class(part, labels, per_class or 0)
             first.append(own[:count])
             second.append(own[count:])
         pool = _rest(labels, first)
-    else:
-        raise ConfigError(
-            "labels at all clients need either num_labels, with an optional labelled_split, or fraction: "
-            f"got num_labels={num_labels}, labelled_split={labelled_split}, fraction={fraction}"
-        )
     return Partition(tuple(first), tuple(second), _positions(()), pool)
 
 
@@ -337,6 +345,17 @@ def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> 
     for positions in members:
         rng.shuffle(positions)
     return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])
+
+
+def _first_of_each_class(part: Positions, labels: Labels, count: int) -> tuple[Positions, int]:
+    """Put the first ``count`` samples of every class to the front, and say how many these are."""
+    seen: dict[int, int] = {}
+    late = np.zeros(len(part), dtype=bool)
+    for place, position in enumerate(part):
+        k = int(labels[position])
+        seen[k] = seen.get(k, 0) + 1
+        late[place] = seen[k] > count
+    return part[np.argsort(late, kind="stable")], int(len(part) - late.sum())
 
 
 def _per_class(labels: Labels, num_labels: int) -> int:

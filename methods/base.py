@@ -23,6 +23,9 @@ from methods.models.backbone import Backbone
 
 Scope = Literal["shared", "personal", "local", "server"]
 
+OptimizerStates = list[list[dict[str, Any]]]
+"""State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -68,14 +71,27 @@ class Site(Protocol):
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit for ``purpose``, on the data's device (``order/...``: on the CPU)."""
 
-    def views(self, view: str, index: Tensor, purpose: str = "prepare") -> Iterable[Tensor]:
-        """Float views of the training images at ``index``, in order and in bounded blocks."""
+    def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterable[Tensor]:
+        """Float views of the training images at ``index``, in order and in blocks of ``size``."""
 
     def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
         """Train the module as it stands on the streams; returns the number of steps taken."""
 
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        """Log how good pseudo-labels are; only this metric sees the hidden labels."""
+    def report_pseudo_labels(
+        self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False
+    ) -> None:
+        """Log how good pseudo-labels are; only this metric sees the hidden labels.
+
+        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; with
+        ``per_class`` also the parts of both that each class (as labelled) has, ``..._by_class``.
+        """
+
+    def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
+        """Whether ``labels`` are the true classes of the images at ``index``: for declared oracles only.
+
+        Raises:
+            RunError: the method does not say ``uses_oracle``.
+        """
 
 
 class FedMethod(L.LightningModule):
@@ -89,12 +105,17 @@ class FedMethod(L.LightningModule):
         weight_decay: decoupled from nothing: added to the gradient of every parameter.
         clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
         batch_size: samples per step of each stream.
+        min_batch: shorter batches are left out (2 where batch norm on 1x1 maps cannot train on one image).
         local_epochs: passes over a client's data per visit.
         reset_momentum: forget the optimiser's state between a client's visits.
+        eval_batch: test images per forward pass; default: the class's.
     """
 
     scenario: ClassVar[Scenario] = "partial_clients"
     """Who holds labels in the setting the method was made for; the contract tests run it there."""
+
+    uses_oracle: bool = False
+    """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 
     eval_batch: int = 256
     """Test images per forward pass; it matters only where evaluation uses batch statistics."""
@@ -116,13 +137,16 @@ class FedMethod(L.LightningModule):
         weight_decay: float = 5e-4,
         clip_norm: float | None = 5.0,
         batch_size: int = 64,
+        min_batch: int = 1,
         local_epochs: int = 1,
         reset_momentum: bool = False,
+        eval_batch: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
         self.model = cast(Backbone, model)
         self.visit = Visit()
+        self.eval_batch = eval_batch or self.eval_batch
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
 
@@ -141,6 +165,11 @@ class FedMethod(L.LightningModule):
         raise NotImplementedError(
             f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss"
         )
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Accuracy in percent, for ``Trainer.test``; a federation evaluates with ``predict`` itself."""
+        right = self.predict(batch["test"]["x"]).argmax(dim=1) == batch["test"]["y"]
+        self.log("acc", 100.0 * right.float().mean(), batch_size=len(right))
 
     def learning_rate(self) -> float:
         """Learning rate of the present visit; override for schedules and client kinds."""
@@ -206,12 +235,18 @@ class FedMethod(L.LightningModule):
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data."""
-        size, streams = self.hparams["batch_size"], {}
-        if "unlabelled" in self.views and len(data.unlabelled):
-            streams["unlabelled"] = Stream(data.unlabelled, size, self.views["unlabelled"])
+        size, least, streams = self.hparams["batch_size"], self.hparams["min_batch"], {}
+        if "unlabelled" in self.views and len(data.unlabelled) >= least:
+            streams["unlabelled"] = Stream(data.unlabelled, size, self.views["unlabelled"], min_batch=least)
         if "labelled" in self.views and len(data.labelled):
-            fields, both = {"y": data.labels}, "unlabelled" in streams
-            streams["labelled"] = Stream(data.labelled, size, self.views["labelled"], fields, cycle=both)
+            streams["labelled"] = Stream(
+                data.labelled,
+                size,
+                self.views["labelled"],
+                {"y": data.labels},
+                cycle="unlabelled" in streams,
+                min_batch=least,
+            )
         return streams
 
     def epochs(self) -> int:
@@ -221,6 +256,10 @@ class FedMethod(L.LightningModule):
     def steps(self) -> int | None:
         """Steps per local epoch, or ``None`` for one pass over the streams."""
         return None
+
+    def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
+        """What of its optimisers' states a client keeps until its next visit: all, or nothing (``reset_momentum``)."""
+        return [] if self.hparams.get("reset_momentum") else states
 
     def client_finish(self, client: Site) -> Upload | None:
         """What goes back to the server; ``None`` (here: a client without data) leaves it out of the aggregate."""

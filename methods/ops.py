@@ -1,11 +1,11 @@
 """Pure losses, label rules and weights that several methods share. Shapes: ``B`` samples, ``C`` classes."""
 
 from collections.abc import Iterable, Sequence
-from math import exp, log
+from math import exp, inf, log
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.errors import ConfigError
 
@@ -100,14 +100,11 @@ def share_weights(
     """
     kind, _, number = mode.partition(":")
     try:
-        value = float(number) if number else 1.0
+        value = 1.0 if mode == "plain" else float(number)
     except ValueError:
         value = -1.0
-    if (
-        kind not in ("share", "multiplier", "plain")
-        or value < 0
-        or (kind == "share" and (value > 1 or not number))
-    ):
+    known = mode == "plain" or kind in ("share", "multiplier")
+    if not known or not 0.0 <= value < inf or (kind == "share" and value > 1.0):
         raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
     n_lab = sum(n for n, has in zip(sizes, labelled, strict=True) if has)
     raw = [n if has or unlabelled_split == "size" else 1.0 for n, has in zip(sizes, labelled, strict=True)]
@@ -125,3 +122,53 @@ def share_weights(
 def entropy_gate(rule: float | str, num_classes: int) -> float:
     """Entropy below which a sample counts as certain: a number, or ``"ln_scaled"`` = 2 ln(C) / ln(5)."""
     return 2.0 * log(num_classes) / log(5.0) if rule == "ln_scaled" else float(rule)
+
+
+@torch.no_grad()
+def residual_connection(
+    reference: nn.Module, model: nn.Module, index: int, alpha: float, every: int, first: bool = True
+) -> None:
+    """Residual weight connection after unit ``index`` (a round or an epoch; CBAFed Eqs. 1, 3, 21; released code).
+
+    After every ``every``-th unit, ``model <- alpha * reference + (1 - alpha) * model``, and the result becomes the new
+    reference. All tensors are mixed, batch-norm statistics included; mixed counters are truncated.
+
+    Args:
+        reference: a module of the same kind; changed in place.
+        model: changed in place.
+        index: 0-based number of the unit that just ended; unit 0 never mixes.
+        alpha: weight of the reference; 0 switches the connection off.
+        every: units between two mixes.
+        first: the first reference is the model after unit 0, instead of what the reference holds.
+    """
+    if not alpha or (index % every if index else not first):
+        return
+    for old, new in zip(reference.state_dict().values(), model.state_dict().values(), strict=True):
+        if index:
+            new.copy_(alpha * old + (1.0 - alpha) * new)
+        old.copy_(new)
+
+
+def pseudo_labels(
+    logits: Tensor, threshold: float = 0.0, temperature: float = 1.0, soft: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Targets from the logits ``[B, C]`` of another view, without gradient.
+
+    Returns:
+        the most probable classes, int64 ``[B]`` (``soft``: probabilities at ``temperature``, ``[B, C]``), and which
+        samples have a largest probability, at temperature 1, of ``threshold`` or more, bool ``[B]``.
+    """
+    logits = logits.detach()
+    confidence, hard = logits.softmax(dim=1).max(dim=1)
+    return (logits / temperature).softmax(dim=1) if soft else hard, confidence >= threshold
+
+
+def weighted_loss(losses: Tensor, weights: Tensor, norm: Literal["none", "sum"] = "none") -> Tensor:
+    """Mean over the samples of weight times loss, ``[B]`` each; ``norm="sum"``: over the sum of the weights."""
+    total = (weights * losses).sum()
+    return total / (len(losses) if norm == "none" else weights.sum().clamp_min(1e-12))
+
+
+def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without its mu)."""
+    return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()

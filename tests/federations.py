@@ -1,5 +1,6 @@
 """Small federations on real digits, for tests."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,19 +10,42 @@ from lightning import Fabric
 from benchmark.classes import KINDS, find_class, without_default
 from benchmark.federation import Federation
 from datamodules.digits import Digits
+from datamodules.sources import Arrays
 from methods import models
 from methods.base import FedMethod
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "partial_clients": {"num_clients": 6, "labelled_clients": 1},
-    "server": {"num_clients": 6, "num_labels": 40},
-    "all_clients": {"num_clients": 6, "num_labels": 100},
+    "server": {"num_clients": 6, "num_labels": 40, "pipeline": "randaugment_uniform"},
+    "all_clients": {"num_clients": 6, "num_labels": 100, "pipeline": "randaugment_levels_cutout"},
 }
 
 
 def make_data(scenario: str = "partial_clients", **args: Any) -> Digits:
     """Digits over six clients, set up."""
     data = Digits(scenario=scenario, partition="iid", **{**SCENARIOS[scenario], **args})
+    data.setup()
+    return data
+
+
+class FewDigits(Digits):
+    """The first 250 training and 90 test images, where the number of images does not matter."""
+
+    def read(self) -> Arrays:
+        """Digits, cut."""
+        whole = super().read()
+        return replace(
+            whole,
+            train_images=whole.train_images[:250],
+            train_labels=whole.train_labels[:250],
+            test_images=whole.test_images[:90],
+            test_labels=whole.test_labels[:90],
+        )
+
+
+def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
+    """``FewDigits`` over clients of whom ``labelled`` (all by default) hold labels, set up."""
+    data = FewDigits(num_clients=clients, labelled_clients=labelled or clients, partition="iid", **args)
     data.setup()
     return data
 
@@ -34,16 +58,16 @@ def plain_fabric(precision: str = "32-true") -> Fabric:
     return fabric
 
 
-def make_method(name: str, num_classes: int = 10, seed: int = 0, **args: Any) -> FedMethod:
-    """A method around a freshly initialised small CNN; warm-up is one round where the method has one."""
-    cls = find_class(name, KINDS["method"])
+def make_method(name: str | type, num_classes: int = 10, seed: int = 0, **args: Any) -> FedMethod:
+    """A method, by name or class, around a freshly initialised small CNN."""
+    cls: Any = find_class(name, KINDS["method"]) if isinstance(name, str) else name
     torch.manual_seed(seed)
     known = {"model": models.build("small_cnn", num_classes), "num_classes": num_classes}
     supplied = {k: v for k, v in known.items() if k in without_default(cls)}
     return cls(**supplied, **args)
 
 
-def make_federation(name: str, data: Digits | None = None, rounds: int = 3, **args: Any) -> Federation:
+def make_federation(name: str | type, data: Digits | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method in the scenario it was made for."""
     precision = args.pop("precision", "32-true")
     method = make_method(name, **args)

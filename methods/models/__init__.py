@@ -15,6 +15,7 @@ from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
 from methods.models.resnet import ResNet18
 from methods.models.resnet9 import ResNet9
+from methods.models.vit import ViTTiny
 from methods.models.wrn import WideResNet
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -24,6 +25,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn28_2": partial(WideResNet, depth=28, width=2),
     "wrn28_8": partial(WideResNet, depth=28, width=8),
     "resnet9": ResNet9,
+    "vit_tiny": partial(ViTTiny, pretrained=True),
+    "vit_tiny_scratch": ViTTiny,
 }
 
 

@@ -1,6 +1,9 @@
 """What every network of the suite offers: features, a head on them, and their composition."""
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmark.errors import ConfigError
 
 
 class Backbone(nn.Module):
@@ -20,3 +23,23 @@ class Backbone(nn.Module):
         """Images [B, channels, side, side] to logits [B, classes]."""
         logits: Tensor = self.head(self.features(x))
         return logits
+
+
+class LinearHead(nn.Linear):
+    """A linear classifier that drops features with probability ``dropout`` in training mode (FedIRM needs that).
+
+    The parameters and their names do not depend on ``dropout``.
+
+    Raises:
+        ConfigError: ``dropout`` outside [0, 1).
+    """
+
+    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(feature_dim, num_classes)
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
+        self.dropout = dropout
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [B, d] to logits [B, classes]."""
+        return super().forward(F.dropout(features, self.dropout, self.training))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import ResNet, ResNet18_Weights, resnet18
 
 from benchmark.errors import ConfigError, DataError
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, LinearHead
 from methods.models.cnn import ProjectionHead
 
 Stem = Literal["cifar", "imagenet"]
@@ -29,12 +29,12 @@ class ResNet18(Backbone):
         stem: ``cifar`` keeps the resolution, ``imagenet`` divides it by four (7×7 of stride 2, then
             max-pool).
         head: ``projection`` or ``linear``.
-        head_dropout: dropout probability inside the projection head, 0 for none.
+        head_dropout: dropout probability inside the head, 0 for none.
         pretrained: start from torchvision's ImageNet weights, except for the head and for a stem of another
             shape.
 
     Raises:
-        ConfigError: unknown stem or head, or dropout without a projection head.
+        ConfigError: unknown stem or head, or ``head_dropout`` outside [0, 1).
         DataError: the ImageNet weights are neither in torch's cache nor can they be downloaded.
     """
 
@@ -55,10 +55,6 @@ class ResNet18(Backbone):
                 raise ConfigError(
                     f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}"
                 )
-        if head == "linear" and head_dropout:
-            raise ConfigError(
-                f"ResNet-18: head_dropout={head_dropout} needs head=projection; a linear head has none"
-            )
         self.backbone = _imagenet_resnet18() if pretrained else resnet18()
         if stem == "cifar":
             self.backbone.conv1 = _first_convolution(in_channels, 3, 1)
@@ -67,7 +63,7 @@ class ResNet18(Backbone):
             self.backbone.conv1 = _first_convolution(in_channels, 7, 2)
         self.backbone.fc = nn.Identity()
         self.head = (
-            nn.Linear(self.feature_dim, num_classes)
+            LinearHead(self.feature_dim, num_classes, head_dropout)
             if head == "linear"
             else ProjectionHead(self.feature_dim, num_classes, head_dropout)
         )

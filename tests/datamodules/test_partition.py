@@ -17,6 +17,7 @@ from datamodules.partition import (
     labels_at_all_clients,
     labels_at_partial_clients,
     labels_at_server,
+    unlabelled_sets,
 )
 
 SVHN = np.repeat(np.arange(10), (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
@@ -427,3 +428,33 @@ def test_malformed_partitions_are_refused():
         Partition(([], []), ([],), [], [])
     with pytest.raises(DataError, match=r"one list of integers, got int64 \(1, 2\)"):
         Partition(([[0, 1]],), ([],), [], [])
+
+
+# --- labelled samples among the unlabelled ones
+
+
+def test_unlabelled_sets_append_the_labelled_samples():
+    partition = small()
+    assert [s.tolist() for s in unlabelled_sets(partition)] == [s.tolist() for s in partition.unlabelled]
+    for own, labelled, joint in zip(
+        partition.unlabelled, partition.labelled, unlabelled_sets(partition, "labelled"), strict=True
+    ):
+        assert joint.tolist() == [*own, *labelled]
+
+
+def test_unlabelled_sets_by_the_released_index():
+    partition = small()
+    sets = unlabelled_sets(partition, "code_index")
+    added = [joint[len(own) :] for own, joint in zip(partition.unlabelled, sets, strict=True)]
+    assert sizes(added) == sizes(partition.labelled)
+    count = sum(sizes(partition.labelled))
+    assert sorted(np.concatenate(added)) == sorted(partition.pool[:count])  # the beginning of the pool, each once
+    places = np.argsort(np.argsort(np.concatenate(partition.labelled)))
+    assert np.concatenate(added).tolist() == partition.pool[places].tolist()
+    assert not set(np.concatenate(added)) & set(np.concatenate(partition.labelled))
+
+
+def test_the_released_index_needs_a_large_enough_pool():
+    partition = labels_at_all_clients(small_labels, 3, RandomState(0), split=iid, num_labels=72)
+    with pytest.raises(DataError, match="72 labelled samples, but only 48"):
+        unlabelled_sets(partition, "code_index")

@@ -250,7 +250,7 @@ def test_resnet9_matches_the_released_network():
         (lambda: build("small_cnn", 10, widht=3), "unknown option widht; it has num_classes"),
         (lambda: build("small_cnn", 10, image_size=15), "side 15 are too small"),
         (lambda: build("small_cnn", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
-        (lambda: build("resnet18", 10, head_dropout=0.5), "needs head=projection"),
+        (lambda: build("resnet18", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
         (lambda: build("resnet18", 10, stem="imagnet"), "stem='imagnet' is unknown.*cifar, imagenet"),
         (lambda: build("wrn28_2", 10, image_size=7), "side 7 are too small"),
         (lambda: build("wrn28_2", 10, image_size=224), r"side 224 need 5 equal stages.*4 \+ 10 n"),

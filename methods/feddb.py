@@ -1,0 +1,117 @@
+"""FedDB: debiased pseudo-labels at the clients, debiased aggregation at the server."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Batch, Site, Stream, Upload
+from methods.dpl import app_u, app_u_momentum
+from methods.fixmatch import FixMatch
+
+ITERATIONS = 100
+
+
+class FedDB(FixMatch):
+    """Federated debiasing (Zhu et al., IJCAI 2024): DPL (Algorithm 1) and DMA (Algorithm 2) around FixMatch.
+
+    Once per round a client labels its unlabelled images with probabilities divided by their average, the APP-U, and
+    takes five full-batch steps on its labels and on what passes the threshold. The APP-U follows the training; the
+    server weighs the models so that the mean of these averages is as uniform as possible, and takes a momentum step.
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | ``dpl``, ``dpl_eps`` | on, none | on, none | true, 0 |
+    | ``dma`` | root of the squared distance, step 1 | mean squared error, Nesterov step, decay 0.9 | ``code`` |
+    | ``gamma``, ``lambda_u`` | symbols | 0.5, 1 | 0.5, 1 |
+    | ``appu_momentum_on`` | all images | confident ones, before each step | ``confident`` |
+    | ``tau`` | 0.95 | 0.95, inclusive | 0.95 |
+    | ``unsup_norm`` | all images | confident ones | ``confident`` |
+    | ``full_batch``, ``labelled_only_batch`` | all data at once | so; without confident images 64 | as the code |
+    | ``keep_unconfident_clients`` | silent | kept | true |
+    | ``pl_time``, ``pl_batch``, ``pl_shuffle`` | round start | round start, 250, no | as the code |
+    | ``server_momentum`` | none (Eq. 17) | 0.5 | 0.5 |
+    | ``lr``, ``lr_schedule`` | 0.03 | 0.03, cosine over the rounds | as the code |
+    | ``nesterov``, ``weight_decay``, ``clip_norm`` | not given | yes, 5e-4, 1 | as the code |
+    | ``reset_momentum`` | not given | one set of buffers per client, kept | false |
+    | evaluation | not given | statistics of test batches of 250 | ``eval_batch`` 250; the network decides |
+    """
+
+    scopes = {**FixMatch.scopes, "app_u": "local"}
+    app_u: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        dma: Literal["code", "paper", "off"] = "code",
+        gamma: float = 0.5,
+        appu_momentum_on: Literal["confident", "all"] = "confident",
+        dpl: bool = True,
+        full_batch: bool = True,
+        labelled_only_batch: int | None = 64,
+        pl_batch: int = 250,
+        **base: Any,
+    ) -> None:
+        super().__init__(
+            model, dpl=dpl, full_batch=full_batch, labelled_only_batch=labelled_only_batch, pl_batch=pl_batch, **base
+        )
+        self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
+
+    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
+        """FixMatch's streams, with the images that the APP-U follows."""
+        streams = dict(super().client_prepare(client))
+        if self.hparams["dma"] != "off" and "unlabelled" in streams:
+            confident, everyone = streams["unlabelled"].index, client.data.unlabelled
+            chosen = confident if self.hparams["appu_momentum_on"] == "confident" else everyone
+            streams["app_u"] = Stream(chosen, len(chosen), {"weak": "weak"})
+        return streams
+
+    def debiased(self, probabilities: Tensor) -> Tensor:
+        """See ``FixMatch``; the APP-U starts as the average over all unlabelled images."""
+        self.app_u.copy_(app_u(probabilities))
+        return super().debiased(probabilities)
+
+    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
+        """Move the APP-U towards the predictions in training mode, then step."""
+        if "app_u" in batch:
+            with torch.no_grad(), self.autocast():
+                mean = app_u(self.predict(batch["app_u"]["weak"]))
+            self.app_u.copy_(app_u_momentum(self.app_u, mean, self.hparams["gamma"]))
+        super().local_step(batch, batch_idx, optimizer)
+
+    def client_finish(self, client: Site) -> Upload | None:
+        """The model and the final APP-U."""
+        upload = super().client_finish(client)
+        if upload is not None:
+            upload.stats["app_u"] = self.app_u.clone()
+            self.tally("app_u", self.app_u)
+        return upload
+
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """DMA weights; they are logged relative to uniform ones, in client order."""
+        averages = torch.stack([u.stats["app_u"] for u in uploads])
+        return model_weights(averages, self.hparams["dma"]).tolist()
+
+
+def model_weights(averages: Tensor, rule: Literal["code", "paper", "off"] = "code") -> Tensor:
+    """Debiased model aggregation: weights ``[M]`` that sum to 1, by 100 steps from uniform ones.
+
+    Args:
+        averages: APP-Us ``[M, C]`` of the clients, in client order. A uniform one pulls in no direction.
+        rule: ``code`` (released): each step is ``softmax(-0.71 beta - 1.9 g)`` with the gradient g of the mean squared
+            error over classes between the mean APP-U and the uniform distribution, which is what a fresh SGD
+            optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) does; ``paper`` (Algorithm 2, Eq. 16, summed
+            over classes): ``softmax(beta - g)`` with the gradient of the root of the sum of squares; ``off``: 1 / M.
+    """
+    clients, classes = averages.shape
+    beta = torch.full((clients,), 1.0 / clients, dtype=averages.dtype, device=averages.device)
+    for _ in range(ITERATIONS if rule != "off" else 0):
+        distance = beta @ averages - 1.0 / classes
+        if rule == "code":
+            step = -0.71 * beta - 1.9 * (2.0 / classes) * (averages @ distance)
+        else:
+            step = beta - averages @ distance / (distance.square().sum() + 1e-12).sqrt()
+        beta = step.softmax(dim=0)
+    return beta

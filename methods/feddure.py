@@ -1,0 +1,257 @@
+"""FedDure: two regulators weigh unlabelled images, and pseudo-labels as a whole, by what they do to labelled ones."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from methods import meta, ops
+from methods.base import Batch, OptimizerStates
+from methods.local_ssl import LocalSSL
+
+
+class FedDure(LocalSSL):
+    """Federated semi-supervised learning with dual regulators (Bai et al., AAAI 2024), Algorithm 1.
+
+    One joint step: the fine-grained regulator F-reg (w, ``freg``) takes an Adam step on the labelled loss of the coarse
+    regulator C-reg (phi, ``creg``) after a look-ahead step of phi on weighted pseudo-labels (Eqs. 4, 5); it then weighs
+    the images of C-reg's own step (Eq. 2) and of the local model's (m_i, Eqs. 6, 8). d (Eq. 3) is how much C-reg's step
+    lowered its labelled loss; the local model follows g_s + g_u + d * grad mean CE(pseudo-label, strong) (Eqs. 7-10).
+    C-reg starts from the global model in every visit, F-reg stays with the client.
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | ``variant`` | - | no F-reg at all | ``paper`` (``release``: as the code, all of the next ten rows) |
+    | ``lr`` | 5e-4 | 6e-4 (CINIC-10 5e-4) | by variant |
+    | ``creg_sign`` of d | old - new | new - old | by variant |
+    | ``creg_view``, ``creg_weighted`` | strong, by F-reg | weak, not weighted | by variant |
+    | ``creg_feedback_target`` of g_d | weak view | argmax of the strong view | by variant |
+    | ``unsup_targets``, ``threshold`` | hard, none | soft, 0.6 | by variant |
+    | ``unsup_weight``, ``unsup_ramp`` | 1, none | 8, 20 steps | by variant |
+    | ``supervised_steps`` before the joint ones | none | 5 (CINIC-10 100) | by variant |
+    | ``steps_per_visit`` | one pass | 5 (CINIC-10 10) | 5 |
+    | ``lr_schedule``, ``warmup_steps``, ``creg_wait`` | constant | warm-up 10, C-reg 2 later (CINIC-10 100, 0) | by variant |
+    | ``freg_enabled`` | yes | no | by variant |
+    | ``freg_hidden``, ``freg_lr``, ``freg_optimizer`` | 128, 5e-4, Adam | 100, 1e-3, unused | 128, 5e-4, Adam |
+    | ``freg_persist`` | w is initialised once per client | new in every visit, unused | ``params`` |
+    | ``freg_input``, ``freg_view`` | output vector, strong | softmax, weak, unused | softmax, strong |
+    | ``freg_detach_input``, ``freg_norm`` | not given | detached, none in the unused network | true, ``none`` |
+    | ``creg_lr`` eta_s of look-ahead and C-reg | 5e-4 | - | as ``lr`` |
+    | ``creg_bn_eval``, ``creg_d_clip`` | not given | train, none | train, none (0: d is 0) |
+    | ``creg_enabled`` | yes | yes | true (false: F-reg looks ahead with the local model) |
+
+    The rest is ``LocalSSL``'s. Logged besides the loss: d, its square and how often it is negative; mean and mean square
+    of m; the norms of the gradients of the labelled and the feedback term at the logits.
+    """
+
+    scopes = {**LocalSSL.scopes, "creg": "local", "freg": "personal"}
+    presets = {
+        "paper": {
+            "threshold": 0.0,
+            "unsup_targets": "hard",
+            "unsup_weight": 1.0,
+            "unsup_ramp": 0,
+            "creg_sign": "old_minus_new",
+            "creg_view": "strong",
+            "creg_weighted": True,
+            "creg_feedback_target": "weak",
+            "freg_enabled": True,
+        },
+        "release": {
+            "lr": 6e-4,
+            "unsup_targets": "soft",
+            "unsup_weight": 8.0,
+            "unsup_ramp": 20,
+            "supervised_steps": 5,
+            "lr_schedule": "release",
+            "creg_sign": "new_minus_old",
+            "creg_view": "weak",
+            "creg_weighted": False,
+            "creg_feedback_target": "strong",
+            "freg_enabled": False,
+        },
+    }
+    few_steps = (2, 4)
+    batch_cap = 400
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        variant: Literal["paper", "release"] = "paper",
+        creg_enabled: bool = True,
+        creg_lr: float | None = None,
+        creg_wait: int = 2,
+        creg_sign: Literal["old_minus_new", "new_minus_old"] | None = None,
+        creg_view: Literal["strong", "weak"] | None = None,
+        creg_weighted: bool | None = None,
+        creg_feedback_target: Literal["weak", "strong"] | None = None,
+        creg_bn_eval: Literal["train", "eval"] = "train",
+        creg_d_clip: float | None = None,
+        freg_enabled: bool | None = None,
+        freg_hidden: int = 128,
+        freg_lr: float = 5e-4,
+        freg_optimizer: Literal["adam", "sgd"] = "adam",
+        freg_persist: Literal["params", "params+opt", "none"] = "params",
+        freg_input: Literal["softmax", "logits"] = "softmax",
+        freg_view: Literal["strong", "weak"] = "strong",
+        freg_detach_input: bool = True,
+        freg_norm: Literal["none", "sum"] = "none",
+        freg_gradient: Literal["jvp", "double_backward"] = "jvp",
+        **base: Any,
+    ) -> None:
+        super().__init__(model, objective=variant, **base)
+        h = self.hparams
+        h.update(creg_lr=h["lr"] if creg_lr is None else creg_lr)
+        self.creg = copy.deepcopy(model) if creg_enabled else None
+        self.freg = instance_weighting(num_classes, freg_hidden) if h["freg_enabled"] else None
+
+    def client_start(self, first: bool) -> None:
+        """C-reg is a copy of the global model; F-reg is drawn once per client, or in every visit."""
+        super().client_start(first)
+        if self.creg is not None:
+            self.creg.load_state_dict(self.model.state_dict())
+        if self.freg is not None and (first or self.hparams["freg_persist"] == "none"):
+            for layer in (self.freg[0], self.freg[2]):
+                layer.reset_parameters()
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
+        h, made = self.hparams, [super().configure_optimizers()]
+        if self.creg is not None:
+            made.append(self.make_optimizer(self.creg.parameters(), h["creg_lr"], h["optimizer"]))
+        if self.freg is not None:
+            made.append(self.make_optimizer(self.freg.parameters(), h["freg_lr"], h["freg_optimizer"]))
+        return made
+
+    def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
+        """That of F-reg may survive alone."""
+        kept = super().kept_optimizers(states)
+        if kept or self.freg is None or self.hparams["freg_persist"] != "params+opt":
+            return kept
+        return [[{} for _ in own] for own in states[:-1]] + states[-1:]
+
+    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
+        """One joint step; the regulators rest in supervised steps, and where a client has one kind of images only."""
+        if self.supervised or len(batch) < 2:
+            return super().local_step(batch, batch_idx, optimizer[0])
+        self.set_rate(optimizer[0], batch_idx + self.hparams["supervised_steps"])
+        with self.autocast():
+            out = self.outputs(batch)
+        d = self.regulate(batch, out, optimizer, batch_idx)
+        optimizer[0].zero_grad()
+        with self.autocast():
+            loss = self.local_loss(batch, out, batch_idx)
+            if d is not None:
+                loss = loss + d * F.cross_entropy(out["strong"], self.feedback_labels(out))
+        loss.backward()
+        self.clip(self.model.parameters())
+        optimizer[0].step()
+        self.log("loss", loss)
+        if d is not None:
+            self.report(batch["labelled"]["y"], out, d)
+
+    def regulate(
+        self, batch: Batch, out: Mapping[str, Tensor], optimizers: Sequence[Optimizer], step: int
+    ) -> Tensor | None:
+        """Let both regulators learn from the batch; d, or ``None`` without C-reg."""
+        h, labelled = self.hparams, batch["labelled"]
+        net = self.model if self.creg is None else self.creg
+        view, other = (batch["unlabelled"][h[name]] for name in ("creg_view", "freg_view"))
+        labels = out["weak"].detach().argmax(dim=1)
+        if self.creg is None and self.freg is None:
+            return None
+        with self.autocast():
+            logits = meta.stateless(net, view) if self.creg is None else net(view)
+            seen = None if other is view or self.freg is None else meta.stateless(net, other).detach()
+
+        def weighted(z: Tensor) -> Tensor:
+            known = z if seen is None else seen
+            weights = self.weigh(known.detach() if h["freg_detach_input"] else known)
+            return ops.weighted_loss(F.cross_entropy(z, labels, reduction="none"), weights, h["freg_norm"])
+
+        def plain(z: Tensor) -> Tensor:
+            return F.cross_entropy(z, labels)
+
+        def supervised(z: Tensor) -> Tensor:
+            return F.cross_entropy(z, labelled["y"])
+
+        if self.freg is not None:
+            form, wrt = meta.FORMS[h["freg_gradient"]], list(self.freg.parameters())
+            with self.autocast():
+                slopes = form(net, weighted, supervised, view, labelled["x"], wrt, h["creg_lr"], logits)
+            step_along(optimizers[-1], slopes)
+        if self.creg is None:
+            return None
+        with self.autocast():
+            loss = (weighted if self.freg is not None and h["creg_weighted"] else plain)(logits)
+        old = self.creg_loss(labelled)
+        self.set_rate(optimizers[1], step, h["creg_wait"])
+        step_along(optimizers[1], torch.autograd.grad(loss, list(self.creg.parameters())))
+        new = self.creg_loss(labelled)
+        d = old - new if h["creg_sign"] == "old_minus_new" else new - old
+        return d if h["creg_d_clip"] is None else d.clamp(-h["creg_d_clip"], h["creg_d_clip"])
+
+    @torch.no_grad()
+    def creg_loss(self, labelled: Mapping[str, Tensor]) -> Tensor:
+        """Labelled loss of C-reg as it stands."""
+        assert self.creg is not None
+        self.creg.train(self.hparams["creg_bn_eval"] == "train")
+        with self.autocast():
+            loss = F.cross_entropy(self.creg(labelled["x"]), labelled["y"])
+        self.creg.train()
+        return loss
+
+    def weigh(self, logits: Tensor) -> Tensor:
+        """F-reg's weights ``[N]`` in (0, 1) for images with these logits ``[N, C]``."""
+        assert self.freg is not None
+        weights: Tensor = self.freg(logits.softmax(dim=1) if self.hparams["freg_input"] == "softmax" else logits)
+        return weights.squeeze(1)
+
+    def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
+        """The unlabelled term of the local model: every image counts m_i, where there is an F-reg."""
+        if self.freg is None:
+            return super().consistency(out)
+        losses, certain = self.unsupervised(out)
+        with torch.no_grad():
+            m = self.weigh(out[self.hparams["freg_view"]])
+        self.tally("freg/m", m.mean())
+        self.tally("freg/m_squared", m.square().mean())
+        return ops.weighted_loss(losses, m * certain, self.hparams["freg_norm"])
+
+    def feedback_labels(self, out: Mapping[str, Tensor]) -> Tensor:
+        """Targets of g_d, int64 ``[N]``."""
+        return out[self.hparams["creg_feedback_target"]].detach().argmax(dim=1)
+
+    @torch.no_grad()
+    def report(self, y: Tensor, out: Mapping[str, Tensor], d: Tensor) -> None:
+        """Log d, and how large g_s and g_d are at the logits."""
+        self.tally("creg/d", d)
+        self.tally("creg/d_squared", d.square())
+        self.tally("creg/d_negative", (d < 0).to(d.dtype))
+        self.tally("gradient/labelled", slope_norm(out["x"], y))
+        self.tally("gradient/feedback", d.abs() * slope_norm(out["strong"], self.feedback_labels(out)))
+
+
+def instance_weighting(num_classes: int, hidden: int) -> nn.Sequential:
+    """F-reg: class scores ``[N, num_classes]`` to weights ``[N, 1]`` in (0, 1)."""
+    return nn.Sequential(nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+
+
+def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+    """One step of the optimiser with these gradients, one per parameter."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def slope_norm(logits: Tensor, labels: Tensor) -> Tensor:
+    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``."""
+    slope = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
+    return slope.norm() / len(logits)

@@ -1,0 +1,168 @@
+"""FixMatch in a federation: hard pseudo-labels above a fixed threshold, strong views to learn them on."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datamodules.base import SiteData
+from methods.base import Batch, Site, Stream, Upload
+from methods.dpl import debias
+from methods.serverside import LabelsAtServer
+
+
+class FixMatch(LabelsAtServer):
+    """Federated FixMatch (Sohn et al., NeurIPS 2020), the baseline of (FL)2 (NeurIPS 2024, Table 2), FedDB and FedDure.
+
+    A client labels its images with the model it received (or, ``every_step``, with the one it trains) on weak views,
+    keeps labels whose probability reaches ``threshold`` and learns them on strong views, together with its own labels
+    where it has any. A server with labels trains as ``LabelsAtServer`` says.
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | ``threshold`` | 0.95 | 0.95 ((FL)2, FedDB), 0.6 (FedDure) | 0.95, reached counts |
+    | ``lambda_u`` weight of the pseudo-labels | 1 | 1 | 1 |
+    | ``pl_time`` when labels are made | every step | once per round ((FL)2, FedDB) | ``round_start`` |
+    | ``unsup_norm``, what the loss is a mean over | all | selected ((FL)2, FedDB), all (FedDure) | null |
+    | ``empty_client`` without a single label | silent | stays in the average, unchanged | ``keep`` |
+    | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
+    | ``clip_norm`` | silent | 1, before weight decay | 1 |
+    | ``batch_size``, ``local_epochs`` | 32, 5 ((FL)2) | the same | the same |
+    | ``server_batch_size``, ``server_epochs`` | 10, 5 ((FL)2) | the same | the same |
+    | ``server_momentum``, ``lr_schedule`` | 0.5, cosine | 0.5, constant ((FL)2: never advanced) | 0.5, ``cosine`` |
+    | ``reset_momentum`` of the clients | silent | kept over the rounds | false |
+
+    Args:
+        model: the network.
+        threshold: smallest probability that makes a pseudo-label.
+        lambda_u: weight of the pseudo-labels' loss.
+        pl_time: ``round_start``: batches hold selected images only, their labels fixed for the visit; ``every_step``:
+            batches hold all images, those below the threshold count as loss 0.
+        pl_batch: images per forward pass of the labelling (matters where it uses batch statistics).
+        pl_shuffle: label the images in random order instead of the stored one (matters likewise).
+        dpl: debias probabilities (``dpl.debias``) before they become pseudo-labels (FedDB's DPL).
+        dpl_eps: see ``dpl.debias``.
+        unsup_norm: the loss of pseudo-labels is a mean over the ``confident`` images or over ``all``; default:
+            ``confident`` at ``round_start`` (over the batch), ``all`` at ``every_step``.
+        full_batch: one step per epoch, on all labelled and all selected images of the client (FedDB).
+        labelled_batch_size: a client's labelled images per step; default: ``batch_size``.
+        labelled_only_batch: the same where there are no pseudo-labels; default: as where there are.
+        empty_client: whether a client that trained on nothing stays in the average (``keep``, ``drop``);
+            ``drop_unconfident``: a client without pseudo-labels leaves, even if it has labels to train on.
+        batch_size: pseudo-labelled images per step.
+    """
+
+    views = {"labelled": {"x": "weak"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threshold: float = 0.95,
+        lambda_u: float = 1.0,
+        pl_time: Literal["round_start", "every_step"] = "round_start",
+        pl_batch: int = 256,
+        pl_shuffle: bool = False,
+        dpl: bool = False,
+        dpl_eps: float = 0.0,
+        unsup_norm: Literal["confident", "all"] | None = None,
+        full_batch: bool = False,
+        labelled_batch_size: int | None = None,
+        labelled_only_batch: int | None = None,
+        empty_client: Literal["keep", "drop", "drop_unconfident"] = "keep",
+        batch_size: int = 32,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, batch_size=batch_size, **base)
+        self.trains = True
+
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Both streams; the labelled one may have batches of its own size."""
+        streams = super().streams(data)
+        for name, own in (("unlabelled", None), ("labelled", self.hparams["labelled_batch_size"])):
+            if name in streams:
+                streams[name].batch_size = self.step_size(len(streams[name]), own)
+        return streams
+
+    def step_size(self, images: int, own: int | None = None) -> int:
+        """Samples per step of a stream of ``images``, which may have its ``own`` batch size."""
+        return max(images, 1) if self.hparams["full_batch"] else own or int(self.hparams["batch_size"])
+
+    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
+        """Pseudo-label all images at once, unless that happens at every step."""
+        streams, index = self.streams(client.data), client.data.unlabelled
+        if self.hparams["pl_time"] == "round_start" and len(index):
+            made = self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
+            streams = {**streams, **made}
+            if "labelled" in streams:
+                streams["labelled"].cycle = len(made["unlabelled"]) > 0
+        if not len(streams.get("unlabelled", ())):
+            if self.hparams["empty_client"] == "drop_unconfident":
+                streams = {}
+            elif "labelled" in streams and self.hparams["labelled_only_batch"]:
+                streams["labelled"].batch_size = self.hparams["labelled_only_batch"]
+        self.trains = any(len(stream) for stream in streams.values())
+        return streams
+
+    @torch.no_grad()
+    def probabilities(self, client: Site, index: Tensor) -> Tensor:
+        """Predictions ``[n, C]`` of the received model on one weak view per image, in evaluation mode."""
+        self.eval()
+        order = torch.arange(len(index), device=index.device)
+        if self.hparams["pl_shuffle"]:
+            order = torch.randperm(len(index), generator=client.generator("order/prepare")).to(index.device)
+        with self.autocast():
+            blocks = client.views("weak", index[order], size=self.hparams["pl_batch"])
+            return torch.cat([self.predict(x) for x in blocks])[order.argsort()]
+
+    def debiased(self, probabilities: Tensor) -> Tensor:
+        """The probabilities ``[n, C]`` that pseudo-labels are made from."""
+        return debias(probabilities, self.hparams["dpl_eps"]) if self.hparams["dpl"] else probabilities
+
+    def select(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Pseudo-labels ``[n]`` and which of them are used, bool ``[n]``."""
+        confidence, labels = probabilities.max(dim=1)
+        return labels, confidence >= self.hparams["threshold"]
+
+    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+        """The streams of pseudo-labelled images, given the predictions ``[n, C]`` on all of them."""
+        index = client.data.unlabelled
+        labels, keep = self.select(probabilities)
+        client.report_pseudo_labels(index, labels, keep)
+        fields = {"y": labels[keep]}
+        if self.hparams["unsup_norm"] == "all":
+            fields["share"] = keep.float().mean().expand(len(fields["y"]))
+        return {"unlabelled": self.fixed(index[keep], **fields)}
+
+    def fixed(self, index: Tensor, views: Mapping[str, str] | None = None, **fields: Tensor) -> Stream:
+        """A stream of images with fixed fields (labels ``y``), by default in strong views only."""
+        size = self.step_size(len(index))
+        return Stream(index, size, views or {"strong": "strong"}, fields, min_batch=self.hparams["min_batch"])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of labels plus ``lambda_u`` times that of pseudo-labels."""
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+        if "unlabelled" in batch:
+            loss = loss + self.hparams["lambda_u"] * self.unlabelled_loss(batch["unlabelled"])
+        return loss
+
+    def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """Mean over the batch; labels that the batch does not bring are made now, from its weak views."""
+        if "y" in samples:
+            loss = F.cross_entropy(self(samples["strong"]), samples["y"])
+            return loss * samples["share"].mean() if "share" in samples else loss
+        with torch.no_grad():
+            labels, keep = self.select(self.debiased(self.predict(samples["weak"])))
+        losses = F.cross_entropy(self(samples["strong"]), labels, reduction="none") * keep
+        if self.hparams["unsup_norm"] == "confident":
+            return losses.sum() / keep.sum().clamp(min=1)
+        return losses.mean()
+
+    def client_finish(self, client: Site) -> Upload | None:
+        """The model, also of a client that trained on nothing, unless such clients are dropped."""
+        if not self.trains and self.hparams["empty_client"] != "keep":
+            return None
+        return super().client_finish(client)

@@ -1,0 +1,95 @@
+"""Differentiable look-ahead: how a model after one gradient step depends on what weighted that step.
+
+With ``ahead(w) = phi - lr * grad_phi inner(net(u; phi), w)``, the meta-gradient is ``d/dw outer(net(x; ahead(w)))``. Both
+functions below compute it exactly. Neither changes a parameter or a buffer of the network.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad, grad
+from torch.func import functional_call
+
+from benchmark.errors import RunError
+
+Objective = Callable[[Tensor], Tensor]
+"""Maps logits ``[B, C]`` to a scalar; an inner one also depends on the tensors whose meta-gradient is wanted."""
+
+
+def stateless(net: nn.Module, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    """``net(x)`` with other parameters (by name; default: its own) and copies of its buffers."""
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    out: Tensor = functional_call(net, {**(parameters or {}), **buffers}, (x,))
+    return out
+
+
+def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
+    """``d/de net(x; phi + e * direction)`` at 0, ``[B, C]``, in one forward pass with dual numbers."""
+    own = dict(net.named_parameters())
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = {n: forward_ad.make_dual(own[n].detach(), tangent) for n, tangent in direction.items()}
+        change = forward_ad.unpack_dual(stateless(net, x, dual)).tangent
+    if change is None:
+        raise RunError("look-ahead: the output of the network does not depend on its parameters")
+    return change
+
+
+def meta_gradient(
+    net: nn.Module,
+    inner: Objective,
+    outer: Objective,
+    unlabelled: Tensor,
+    labelled: Tensor,
+    wrt: Sequence[Tensor],
+    lr: float,
+    logits: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The meta-gradient without differentiating through a backward pass of the network.
+
+    With ``v = grad outer`` at the looked-ahead parameters it is ``-lr * d/dw <d inner / d logits, dz>``, where ``dz`` is
+    the directional derivative of the logits along ``v``: ``inner`` sees the parameters through the logits only.
+
+    Args:
+        net: the network phi.
+        inner: objective of the step, a function of the logits of ``unlabelled``.
+        outer: objective after the step, a function of the logits of ``labelled``.
+        unlabelled: images of the inner objective.
+        labelled: images of the outer objective.
+        wrt: tensors w that ``inner`` depends on.
+        lr: size of the step.
+        logits: ``net(unlabelled)`` with its graph, if the caller has it; the graph is kept.
+
+    Returns:
+        one gradient per tensor of ``wrt``.
+    """
+    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    logits = stateless(net, unlabelled) if logits is None else logits
+    steps = grad(inner(logits), list(own.values()), retain_graph=True, materialize_grads=True)
+    ahead = {n: (own[n].detach() - lr * g).requires_grad_() for n, g in zip(own, steps, strict=True)}
+    slopes = grad(outer(stateless(net, labelled, ahead)), list(ahead.values()), materialize_grads=True)
+    change = directional_derivative(net, unlabelled, dict(zip(own, slopes, strict=True)))
+    z = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+    (slope,) = grad(inner(z), z, create_graph=True)
+    return grad(-lr * (slope * change).sum(), list(wrt))
+
+
+def meta_gradient_by_double_backward(
+    net: nn.Module,
+    inner: Objective,
+    outer: Objective,
+    unlabelled: Tensor,
+    labelled: Tensor,
+    wrt: Sequence[Tensor],
+    lr: float,
+    logits: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The same, by differentiating through the step itself; for networks without forward-mode derivatives."""
+    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    logits = stateless(net, unlabelled) if logits is None else logits
+    steps = grad(inner(logits), list(own.values()), create_graph=True, materialize_grads=True)
+    ahead = {n: own[n] - lr * g for n, g in zip(own, steps, strict=True)}
+    return grad(outer(stateless(net, labelled, ahead)), list(wrt))
+
+
+FORMS = {"jvp": meta_gradient, "double_backward": meta_gradient_by_double_backward}

@@ -1,0 +1,95 @@
+"""ViT-Tiny, from scratch or from timm's ImageNet weights."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.vision_transformer import VisionTransformer
+
+from benchmark.errors import ConfigError, DataError
+from methods.models.backbone import Backbone, LinearHead
+
+CHECKPOINT = "vit_tiny_patch16_224"
+
+# What timm calls the tensors of one network, and what torchvision does.
+RENAMED = (
+    (r"^cls_token$", "class_token"),
+    (r"^pos_embed$", "encoder.pos_embedding"),
+    (r"^patch_embed\.proj\.", "conv_proj."),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    (r"\.norm([12])\.", r".ln_\1."),
+    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
+    (r"\.attn\.proj\.", ".self_attention.out_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.0."),
+    (r"\.mlp\.fc2\.", ".mlp.3."),
+    (r"^norm\.", "encoder.ln."),
+)
+
+
+class ViTTiny(Backbone):
+    """ViT-Tiny: patches of 16 pixels, width 192, depth 12, 3 heads, MLP 768, features of the class token (CBAFed).
+
+    5 526 346 parameters for 10 classes and sides of 224.
+
+    Args:
+        num_classes: number of logits.
+        image_size: side of the square input images, a multiple of 16.
+        head_dropout: dropout probability inside the head, 0 for none.
+        pretrained: start from timm's ``vit_tiny_patch16_224``, except for the head; needs the package timm (the
+            extra ``vit``) and, at the first use, a connection or timm's cache of another machine.
+
+    Raises:
+        ConfigError: a side that is no multiple of 16, or not 224 with ``pretrained``; timm is not installed.
+        DataError: the weights are neither in timm's cache nor can they be downloaded.
+    """
+
+    feature_dim = 192
+
+    def __init__(
+        self, num_classes: int, image_size: int = 224, head_dropout: float = 0.0, pretrained: bool = False
+    ) -> None:
+        super().__init__()
+        if image_size < 16 or image_size % 16 or (pretrained and image_size != 224):
+            wanted = "of 224 for the ImageNet weights" if pretrained else "that are multiples of 16"
+            raise ConfigError(f"ViT-Tiny: images of side {image_size}, but it takes sides {wanted}; set data.side=224")
+        self.backbone = VisionTransformer(image_size, 16, 12, 3, self.feature_dim, 768, num_classes=1)
+        self.backbone.heads = nn.Identity()
+        if pretrained:
+            self.backbone.load_state_dict(translated(_timm_state()))
+        self.head = LinearHead(self.feature_dim, num_classes, head_dropout)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images [B, 3, side, side] to features [B, 192]."""
+        features: Tensor = self.backbone(x)
+        return features
+
+
+def translated(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of timm's network, its head left out, under torchvision's names."""
+    result = {}
+    for name, value in state.items():
+        if not name.startswith("head."):
+            for pattern, replacement in RENAMED:
+                name = re.sub(pattern, replacement, name)
+            result[name] = value
+    return result
+
+
+def _timm_state() -> dict[str, Tensor]:
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError(
+            "model vit_tiny: its ImageNet weights come from the package timm, which is not installed; run "
+            "pip install 'fssl-bench[vit]', or take model vit_tiny_scratch (fresh weights)"
+        ) from None
+    try:
+        network: Any = timm.create_model(CHECKPOINT, pretrained=True)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"model vit_tiny: the weights of timm's {CHECKPOINT} are not in its cache and cannot be downloaded "
+            f"({type(error).__name__}: {error}); copy the cache from another machine, or take vit_tiny_scratch"
+        ) from error
+    with torch.no_grad():
+        return {name: value.clone() for name, value in network.state_dict().items()}

@@ -1,0 +1,27 @@
+"""Server-only: what the server's labels give without any client."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.schedule import Roster
+from methods.base import Batch
+from methods.serverside import LabelsAtServer
+
+
+class ServerOnly(LabelsAtServer):
+    """The server's steps of (FL)2 (NeurIPS 2024) and SemiFL alone: the baseline without communication.
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | clients per round | - | - | none |
+    | ``server_batch_size``, ``server_epochs`` | 10, 5 | the same | the same |
+    | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as the other rows |
+    """
+
+    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+        """Nobody takes part."""
+        return [[]]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])

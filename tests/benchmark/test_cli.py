@@ -1,0 +1,262 @@
+"""The command line: options, errors in one line, a table from nothing to nothing left to do, partitions."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmark import cli, config, run
+from benchmark.cli import main, split_dotted
+from benchmark.config import folder, from_yaml
+from benchmark.records import RunFolder, read_record
+from datamodules.partition import Partition
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+SUITE = """
+paper: toy
+title: A toy paper
+published: rscfed.csv
+report: best
+base: {set: {data: digits, data.num_clients: 3, rounds: 2, method.batch_size: 64}}
+datasets: {A: {}}
+labels: {low: {method: fedavg}, mid: {method: fed_consist, method.warmup_rounds: 1}}
+tables:
+  1: {title: One, datasets: [A], metrics: [acc], rows: [{method: low}, {method: mid}]}
+  2: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}
+scales: {quick: {seeds: [1, 2], note: tiny}}
+"""
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """Configurations that reached ``run.fit``, which writes a record of one made-up accuracy."""
+    configs = []
+
+    def fit(config):
+        configs.append(config)
+        if config.seed == 666:
+            raise ZeroDivisionError("seed 666")
+        folder_ = RunFolder(folder(config))
+        folder_.open(config, FACTS)
+        folder_.append({"round": config.rounds - 1, "acc": 50.0 + config.seed, "bytes_up": 1, "bytes_down": 2})
+        folder_.finish()
+        return folder_.path
+
+    monkeypatch.setattr(run, "fit", fit)
+    return configs
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(SUITE)
+    return tmp_path
+
+
+def table(*more):
+    return main(["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", *more])
+
+
+def test_split_dotted():
+    rest, dotted = split_dotted(
+        ["fit", "--method=a", "--method.lambda-u", "1", "--data.beta=5e-1", "--roster.participants", "5",
+         "--model-args.dropout", "5e-1", "--data-dir", "x-y", "--eval-every=2"]
+    )  # fmt: skip
+    assert rest == ["fit", "--method=a", "--data_dir", "x-y", "--eval_every=2"]
+    assert dotted == {
+        "method.lambda_u": "1",
+        "data.beta": "5e-1",
+        "roster.participants": 5,
+        "model_args.dropout": 0.5,
+    }
+
+
+def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
+    code = main(
+        ["fit", "--method", "rscfed", "--method.lambda_u", "1", "--data", "digits", "--data.beta", "0.3",
+         "--model", "small_cnn", "--rounds", "10", "--seed", "1", "--devices", "2", "--precision", "bf16-mixed",
+         "--roster.participants", "4", "--results-dir", "out"]
+    )  # fmt: skip
+    assert code == 0
+    (done,) = fitted
+    assert done.method.class_path == "methods.rscfed.RSCFed" and done.method.init_args["lambda_u"] == 1.0
+    assert done.method.init_args["warmup_rounds"] == 7 and done.data.init_args["beta"] == 0.3
+    assert (done.rounds, done.seed, done.precision, done.roster) == (10, 1, "bf16-mixed", {"participants": 4})
+    assert (done.runtime.devices, done.runtime.results_dir, done.scale) == (2, "out", "custom")
+    assert capsys.readouterr().out == f"{folder(done)}: acc 51.00\n"
+
+
+def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "3", "--method.lr", "0.2"]) == 0
+    saved = folder(fitted[0]) / "config.yaml"
+    assert main(["fit", "--config", str(saved), "--devices", "4"]) == 0
+    assert main(["fit", "--config", str(saved), "--rounds", "4", "--method.lr", "0.3", "--data.beta", "2"]) == 0
+    first, again, other = fitted
+    assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
+    assert from_yaml(saved.read_text()).method == first.method
+    assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--method", "rscfet", "--data", "digits"], "unknown method 'rscfet'; did you mean 'rscfed'?"),
+        (["fit", "--method", "fedavg", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
+        (["fit", "--data", "digits"], "method: give a name or class_path and init_args"),
+        (
+            ["fit", "--method", "fedavg", "--data", "digits", "--method.lrr", "1"],
+            "unknown method argument 'lrr'; did you mean 'lr'?",
+        ),
+        (["fit", "--method", "fedavg", "--data", "digits", "--data.beta", "x"], "data (Digits): Parser key"),
+        (["fit", "--method", "fedavg", "--data", "digits", "--rounds", "0"], "rounds is 0; it must be at least 1"),
+        (
+            ["fit", "--method", "fedavg", "--data", "digits", "--precision", "16-mixed"],
+            "precision '16-mixed' cannot be used",
+        ),
+        (["fit", "--method", "fedavg", "--data", "digits", "--roundz", "3"], "--roundz 3; did you mean --rounds?"),
+        (["fit", "--rounds", "many"], 'Parser key "fit.rounds"'),
+        (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
+        (["fit", "--method.lr"], "--method.lr needs a value"),
+        (["table", "--paper", "rscfet"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
+        (["table", "--scale", "papr"], "unknown scale 'papr'; did you mean 'paper'?"),
+        (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
+        (["table", "--method.lr", "1"], "table takes no --method.lr"),
+        (["status", "--seeds", "one"], "--seeds one: write numbers separated by commas"),
+        (["describe"], "data: give a name or class_path and init_args"),
+        (["describe", "--data", "digits", "--data.partition_file", "no.json"], "cannot use the partition file no.json"),
+        (["train"], "train"),
+        ([], "subcommand"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_on_stderr(here, fitted, capsys, arguments, message):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert fitted == [] and out == ""
+
+
+def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit", interrupted)
+    assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_help_of_a_method_lists_its_options(capsys):
+    assert main(["fit", "--method.help", "rscfed"]) == 0
+    out = capsys.readouterr().out
+    assert "methods.rscfed.RSCFed" in out and "--method.lambda_u (default 0.02)" in out
+    assert "model" not in [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+
+
+def test_options_are_frozen():
+    _, commands = cli._parser()
+    names = {
+        name: {o for a in command._actions for o in a.option_strings if o.startswith("--")} - {"--help"}
+        for name, command in commands.items()
+    }
+    suite = {"--paper", "--scale", "--seeds", "--results_dir"}
+    where = {"--accelerator", "--data_dir", "--checkpoint_every_s", "--wandb"}
+    assert names == {
+        "fit": {"--config", "--method", "--data", "--model", "--rounds", "--seed", "--scale", "--eval_every",
+                "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads", "--results_dir"}
+        | where,
+        "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
+        "status": suite,
+        "describe": {"--data", "--data_dir", "--plot", "--export"},
+    }  # fmt: skip
+
+
+def test_table_runs_what_is_missing_once(here, fitted, capsys):
+    (here / "README.md").write_text("<!-- table:toy-quick:begin --><!-- table:toy-quick:end -->\n")
+    assert table() == 0
+    assert sorted((c.method.name, c.seed) for c in fitted) == [
+        ("fed_consist", 1), ("fed_consist", 2), ("fedavg", 1), ("fedavg", 2)
+    ]  # fmt: skip
+    assert {(c.scale, c.runtime.data_dir, c.runtime.devices) for c in fitted} == {("quick", "d", "auto")}
+    files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    names = {path.name for path in files}
+    assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
+    assert "51.50 ± 6.35 (2)" in (here / "README.md").read_text()
+    capsys.readouterr()
+    assert table() == 0
+    assert len(fitted) == 4 and capsys.readouterr().out == ""
+    assert files == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+
+def test_table_filters_run_less_but_render_everything(here, fitted):
+    assert table("--tables", "2", "--seeds", "7") == 0
+    assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "57.00 (1)" in text and "not run" in text and "### Table 2: Two" in text
+    assert table("--methods", "mid", "--seeds", "7") == 0
+    assert table("--only", "1/A/*", "--seeds", "8") == 0
+    assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
+
+
+def test_table_reports_failures_and_goes_on(here, fitted, capsys):
+    assert table("--seeds", "666,1") == 1
+    err = capsys.readouterr().err
+    assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low, results/runs/fedavg-digits-" in err
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "51.00 (1)" in text and "**2 of 4 runs complete**; failed: " in text
+    assert table("--seeds", "666,1") == 1
+    assert [c.seed for c in fitted] == [666, 1, 666, 1, 666, 666]
+
+
+def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypatch):
+    assert table("--seeds", "1") == 0
+    for path in here.glob("results/runs/fedavg-*/record.json"):
+        path.write_text(path.read_text().replace('"momentum": 0.9', '"momentum": 0.5'))
+    assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
+    assert table("--seeds", "1", "--methods", "mid") == 0
+    assert "**1 of 2 runs complete**" in (here / "results/tables/toy-quick.md").read_text()
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
+
+
+def test_status(here, fitted, capsys):
+    table("--seeds", "666,1")
+    path = next(here.glob("results/runs/fedavg-*"))
+    record = read_record(path)
+    capsys.readouterr()
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5"]) == 0
+    out = capsys.readouterr().out
+    assert "2 DONE, 2 FAILED, 2 MISSING" in out and record["run_id"] in out
+    assert "1/A/low, 2/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
+
+
+def test_a_real_table_from_nothing(here):
+    assert table("--seeds", "1") == 0
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "digits (as A)" in text and "not run" not in text
+    for path in here.glob("results/runs/*"):
+        assert read_record(path)["status"] == "complete" and len(RunFolder(path).rows()) == 2
+
+
+def test_describe_draws_exports_and_imports(here, capsys):
+    arguments = ["describe", "--data", "digits", "--data.beta", "0.3", "--data.num_clients", "4"]
+    assert main([*arguments, "--export", "part.json", "--plot", "part.png"]) == 0
+    out = capsys.readouterr().out
+    saved = Partition.load("part.json")
+    assert saved.hash in out and saved.num_clients == 4 and "1437" in out
+    assert (here / "part.png").read_bytes().startswith(b"\x89PNG") and (here / "part.png").stat().st_size > 10_000
+    assert main(["describe", "--data", "digits", "--data.partition_file", "part.json"]) == 0
+    assert saved.hash in capsys.readouterr().out
+
+
+def test_describe_shows_the_labels_of_a_server_and_of_many_clients(here, capsys):
+    server = ["--data.scenario", "server", "--data.num_labels", "40", "--data.num_clients", "60"]
+    assert main(["describe", "--data", "digits", *server, "--data.min_size", "2", "--plot", "server.png"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4].split()[:4] == ["server", "40", "40", "10"]
+    assert sum(int(line.split()[1]) for line in lines[4:65]) == 1437 == int(lines[65].split()[1])
+
+
+def test_starting_up_imports_nothing_heavy():
+    code = "import sys, benchmark.cli; print([m for m in HEAVY if m in sys.modules])".replace(
+        "HEAVY", "('torch', 'lightning', 'wandb', 'matplotlib', 'pandas', 'scipy')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,201 @@
+"""Many runs at once: every run once, failures and deaths reported, the others unharmed, records kept."""
+
+import importlib
+import io
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from benchmark import classes, records
+from benchmark.classes import ClassSpec
+from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.errors import RunError
+from benchmark.lock import run_lock
+from benchmark.pool import LOG, attempt, run_all
+from benchmark.progress import Display
+from benchmark.records import RunFolder, read_record, state
+from benchmark.suite import PlannedRun
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+FIT = """
+import os, signal
+from benchmark import classes, records
+from benchmark.classes import Kind
+from benchmark.config import folder
+from benchmark.errors import RunError
+from benchmark.records import RunFolder
+
+class Base: pass
+class Method(Base): pass
+class Data(Base): pass
+
+KINDS = {"method": Kind("m", "fake_runs", "fake_runs.Base"), "data": Kind("d", "fake_runs", "fake_runs.Base")}
+classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
+records.environment = dict
+
+def fit(config):
+    run = RunFolder(folder(config))
+    with run.lock():
+        run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+        run.rewind(0)
+        print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads, flush=True)
+        if config.seed == 666:
+            raise ZeroDivisionError("seed 666")
+        if config.seed == 667:
+            raise RunError("a known problem")
+        if config.seed == 999:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for number in range(config.rounds):
+            run.append({"round": number, "acc": 10.0 + config.seed})
+        run.finish()
+    return run.path
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Dotted path of a run function, with light classes, that worker processes can import too."""
+    (tmp_path / "fake_runs.py").write_text(FIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fake_runs", raising=False)
+    monkeypatch.setattr(records, "environment", records.environment)
+    for slot, kind in classes.KINDS.items():
+        monkeypatch.setitem(classes.KINDS, slot, kind)
+    importlib.import_module("fake_runs")
+    return "fake_runs.fit"
+
+
+def planned(tmp_path, *seeds):
+    runs = []
+    for seed in seeds:
+        spec = ClassSpec("fake_runs.Method"), ClassSpec("fake_runs.Data")
+        config = resolve(RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r"))))
+        runs.append(PlannedRun(run_id(config), config, [f"1/A/low{seed}", "2/A/low"]))
+    return runs
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def seed_status(outcomes):
+    return {outcome.run.config.seed: outcome.status for outcome in outcomes}
+
+
+def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake):
+    runs = planned(tmp_path, 1, 999, 666, 2, 3)
+    console = quiet()
+    outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
+    expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 999: "failed"}
+    assert seed_status(outcomes) == expected
+    messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
+    assert messages[666] == "ZeroDivisionError: seed 666"
+    assert "killed by SIGKILL; run the same command again" in messages[999]
+    states = {run.config.seed: state(folder(run.config)) for run in runs}
+    assert states == {**expected, 999: "stale"}
+    assert "ZeroDivisionError: seed 666" in read_record(folder(runs[2].config))["error"]
+    text = console.file.getvalue()
+    assert "[5/5]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
+    logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
+    assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
+    assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, len(os.sched_getaffinity(0)) // 2)))}
+
+
+def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):
+    runs = planned(tmp_path, 1, 667, 2)
+    outcomes = run_all(runs, 1, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "complete", 667: "failed", 2: "complete"}
+    assert outcomes[1].message == "a known problem"
+    assert capsys.readouterr().out.count(f"hello from {os.getpid()} auto auto") == 3
+
+
+def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
+    (run,) = planned(tmp_path, 1)
+    with run_lock(folder(run.config)):
+        outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+    assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
+    assert state(folder(run.config)) == "missing"
+
+
+def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
+    def fails(config):
+        raise RunError("no data")
+
+    (run,) = planned(tmp_path, 1)
+    assert attempt(run.config, fails) == ("failed", "no data")
+    assert state(folder(run.config)) == "failed"
+
+
+def test_attempt_never_touches_a_complete_record(tmp_path, fake):
+    def fails(config):
+        raise RunError("made under other defaults")
+
+    (run,) = planned(tmp_path, 1)
+    done = RunFolder(folder(run.config))
+    done.open(run.config, FACTS)
+    done.append({"round": 1, "acc": 1.0})
+    done.finish()
+    before = (done.path / "record.json").read_bytes()
+    assert attempt(run.config, fails)[0] == "failed"
+    assert (done.path / "record.json").read_bytes() == before
+
+
+ORPHAN = """
+import sys
+from benchmark.pool import _Worker
+if __name__ == "__main__":
+    worker = _Worker(0, 0, "os.getpid")
+    print(worker.process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_workers_die_with_their_parent(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker = int(parent.stdout.readline())
+    os.kill(worker, 0)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
+    (run,) = planned(tmp_path, 1)
+    folder_ = RunFolder(folder(run.config))
+    folder_.open(run.config, FACTS)
+    folder_.append({"round": 0, "acc": 33.0})
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+        display.live.refresh()
+        display.finish(run, "complete", "")
+    text = console.file.getvalue()
+    assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
+
+
+def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr("benchmark.progress.PLAIN_EVERY_S", 0.0)
+    (run,) = planned(tmp_path, 1)
+    folder_ = RunFolder(folder(run.config))
+    folder_.open(run.config, FACTS)
+    console = quiet()
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+        folder_.append({"round": 0, "acc": 33.0})
+        display.tick()
+    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1
