@@ -21,6 +21,7 @@ from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml,
 from benchmark.environment import cores
 from benchmark.errors import BenchError, ConfigError, RunError
 from benchmark.federation import Federation
+from benchmark.orphan import die_with_parent
 from benchmark.lock import RunLocked
 from benchmark.records import RunFolder, state
 from datamodules.base import FSSLDataModule
@@ -140,6 +141,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
 def _run(fabric: Fabric, resolved: str) -> None:
     config = from_yaml(resolved)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
+    die_with_parent()
     keep_memory()
     if config.runtime.threads != "auto":
         torch.set_num_threads(config.runtime.threads)

@@ -22,14 +22,14 @@ class FedDB(FixMatch):
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``dpl``, ``dpl_eps`` | on, none | on, none | true, 0 |
+    | ``dpl``, ``dpl_eps`` (see ``FixMatch``, as what is not listed) | on, none | on, none | true, 0 |
     | ``dma`` | root of the squared distance, step 1 | mean squared error, Nesterov step, decay 0.9 | ``code`` |
     | ``gamma``, ``lambda_u`` | symbols | 0.5, 1 | 0.5, 1 |
     | ``appu_momentum_on`` | all images | confident ones, before each step | ``confident`` |
-    | ``tau`` | 0.95 | 0.95, inclusive | 0.95 |
+    | ``threshold`` | 0.95 | 0.95, inclusive | 0.95 |
     | ``unsup_norm`` | all images | confident ones | ``confident`` |
     | ``full_batch``, ``labelled_only_batch`` | all data at once | so; without confident images 64 | as the code |
-    | ``keep_unconfident_clients`` | silent | kept | true |
+    | ``empty_client`` | silent | all kept | ``keep`` |
     | ``pl_time``, ``pl_batch``, ``pl_shuffle`` | round start | round start, 250, no | as the code |
     | ``server_momentum`` | none (Eq. 17) | 0.5 | 0.5 |
     | ``lr``, ``lr_schedule`` | 0.03 | 0.03, cosine over the rounds | as the code |
@@ -38,6 +38,8 @@ class FedDB(FixMatch):
     | evaluation | not given | statistics of test batches of 250 | ``eval_batch`` 250; the network decides |
     """
 
+    scenario = "all_clients"
+    eval_batch = 250
     scopes = {**FixMatch.scopes, "app_u": "local"}
     app_u: Tensor
 
@@ -58,20 +60,22 @@ class FedDB(FixMatch):
             model, dpl=dpl, full_batch=full_batch, labelled_only_batch=labelled_only_batch, pl_batch=pl_batch, **base
         )
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
+        self.beta: Tensor | None = None
 
     def client_prepare(self, client: Site) -> Mapping[str, Stream]:
-        """FixMatch's streams, with the images that the APP-U follows."""
+        """FixMatch's streams, and weak views of the images that the APP-U follows."""
         streams = dict(super().client_prepare(client))
-        if self.hparams["dma"] != "off" and "unlabelled" in streams:
-            confident, everyone = streams["unlabelled"].index, client.data.unlabelled
-            chosen = confident if self.hparams["appu_momentum_on"] == "confident" else everyone
-            streams["app_u"] = Stream(chosen, len(chosen), {"weak": "weak"})
+        if self.hparams["dma"] != "off" and len(streams.get("unlabelled", ())):
+            everyone = self.hparams["appu_momentum_on"] == "all"
+            index = client.data.unlabelled if everyone else streams["unlabelled"].index
+            streams["app_u"] = Stream(index, self.step_size(len(index)), {"weak": "weak"}, cycle=True)
         return streams
 
-    def debiased(self, probabilities: Tensor) -> Tensor:
+    def probabilities(self, client: Site, index: Tensor) -> Tensor:
         """See ``FixMatch``; the APP-U starts as the average over all unlabelled images."""
+        probabilities = super().probabilities(client, index)
         self.app_u.copy_(app_u(probabilities))
-        return super().debiased(probabilities)
+        return probabilities
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
         """Move the APP-U towards the predictions in training mode, then step."""
@@ -84,34 +88,46 @@ class FedDB(FixMatch):
     def client_finish(self, client: Site) -> Upload | None:
         """The model and the final APP-U."""
         upload = super().client_finish(client)
-        if upload is not None:
+        if upload is not None and self.hparams["dma"] != "off":
             upload.stats["app_u"] = self.app_u.clone()
             self.tally("app_u", self.app_u)
         return upload
 
-    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """DMA weights; they are logged relative to uniform ones, in client order."""
-        averages = torch.stack([u.stats["app_u"] for u in uploads])
-        return model_weights(averages, self.hparams["dma"]).tolist()
+    def weights(self, uploads: Sequence[Upload]) -> list[float]:
+        """DMA weights of the uploads."""
+        if self.hparams["dma"] == "off":
+            return super().weights(uploads)
+        self.beta = model_weights(torch.stack([u.stats["app_u"] for u in uploads]), self.hparams["dma"])
+        weights: list[float] = self.beta.tolist()
+        return weights
+
+    def server_step(self, server: Site) -> None:
+        """Nothing but logging this round's weights, where the server has no labels."""
+        super().server_step(server)
+        if self.beta is not None:
+            self.tally("dma_weights", self.beta)
+            self.tally("dma_change", (self.beta * len(self.beta) - 1.0).abs().max())
+            self.beta = None
 
 
-def model_weights(averages: Tensor, rule: Literal["code", "paper", "off"] = "code") -> Tensor:
+def model_weights(averages: Tensor, rule: Literal["code", "paper"] = "code") -> Tensor:
     """Debiased model aggregation: weights ``[M]`` that sum to 1, by 100 steps from uniform ones.
 
     Args:
         averages: APP-Us ``[M, C]`` of the clients, in client order. A uniform one pulls in no direction.
         rule: ``code`` (released): each step is ``softmax(-0.71 beta - 1.9 g)`` with the gradient g of the mean squared
-            error over classes between the mean APP-U and the uniform distribution, which is what a fresh SGD
-            optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) does; ``paper`` (Algorithm 2, Eq. 16, summed
-            over classes): ``softmax(beta - g)`` with the gradient of the root of the sum of squares; ``off``: 1 / M.
+            error over classes between the mean APP-U and the uniform distribution; that is what a fresh SGD optimiser
+            (rate 1, Nesterov momentum 0.9, weight decay 0.9) does. ``paper`` (Algorithm 2, Eq. 16 with the sum over
+            classes): ``softmax(beta - g)`` with the gradient of the root of the sum of squares.
     """
     clients, classes = averages.shape
     beta = torch.full((clients,), 1.0 / clients, dtype=averages.dtype, device=averages.device)
-    for _ in range(ITERATIONS if rule != "off" else 0):
+    for _ in range(ITERATIONS):
         distance = beta @ averages - 1.0 / classes
+        slope = averages @ distance
         if rule == "code":
-            step = -0.71 * beta - 1.9 * (2.0 / classes) * (averages @ distance)
+            step = -0.71 * beta - 1.9 * (2.0 / classes) * slope
         else:
-            step = beta - averages @ distance / (distance.square().sum() + 1e-12).sqrt()
+            step = beta - slope / (distance.square().sum() + 1e-12).sqrt()
         beta = step.softmax(dim=0)
     return beta

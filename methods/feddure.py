@@ -34,7 +34,7 @@ class FedDure(LocalSSL):
     | ``unsup_weight``, ``unsup_ramp`` | 1, none | 8, 20 steps | by variant |
     | ``supervised_steps`` before the joint ones | none | 5 (CINIC-10 100) | by variant |
     | ``steps_per_visit`` | one pass | 5 (CINIC-10 10) | 5 |
-    | ``lr_schedule``, ``warmup_steps``, ``creg_wait`` | constant | warm-up 10, C-reg 2 later (CINIC-10 100, 0) | by variant |
+    | ``lr_schedule``, ``warmup_steps``, ``creg_wait`` | constant | warm-up 10, 2 (CINIC-10 100, 0) | by variant |
     | ``freg_enabled`` | yes | no | by variant |
     | ``freg_hidden``, ``freg_lr``, ``freg_optimizer`` | 128, 5e-4, Adam | 100, 1e-3, unused | 128, 5e-4, Adam |
     | ``freg_persist`` | w is initialised once per client | new in every visit, unused | ``params`` |
@@ -44,8 +44,8 @@ class FedDure(LocalSSL):
     | ``creg_bn_eval``, ``creg_d_clip`` | not given | train, none | train, none (0: d is 0) |
     | ``creg_enabled`` | yes | yes | true (false: F-reg looks ahead with the local model) |
 
-    The rest is ``LocalSSL``'s. Logged besides the loss: d, its square and how often it is negative; mean and mean square
-    of m; the norms of the gradients of the labelled and the feedback term at the logits.
+    The rest is ``LocalSSL``'s. Logged besides the loss: d, its square and how often it is negative; mean and mean
+    square of m; the norms of the gradients of the labelled and the feedback term at the logits.
     """
 
     scopes = {**LocalSSL.scopes, "creg": "local", "freg": "personal"}
@@ -116,8 +116,9 @@ class FedDure(LocalSSL):
         if self.creg is not None:
             self.creg.load_state_dict(self.model.state_dict())
         if self.freg is not None and (first or self.hparams["freg_persist"] == "none"):
-            for layer in (self.freg[0], self.freg[2]):
-                layer.reset_parameters()
+            for layer in self.freg:
+                if isinstance(layer, nn.Linear):
+                    layer.reset_parameters()
 
     def configure_optimizers(self) -> Any:
         """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
@@ -133,7 +134,8 @@ class FedDure(LocalSSL):
         kept = super().kept_optimizers(states)
         if kept or self.freg is None or self.hparams["freg_persist"] != "params+opt":
             return kept
-        return [[{} for _ in own] for own in states[:-1]] + states[-1:]
+        forgotten: OptimizerStates = [[{} for _ in own] for own in states[:-1]]
+        return forgotten + states[-1:]
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
         """One joint step; the regulators rest in supervised steps, and where a client has one kind of images only."""
@@ -148,7 +150,7 @@ class FedDure(LocalSSL):
             loss = self.local_loss(batch, out, batch_idx)
             if d is not None:
                 loss = loss + d * F.cross_entropy(out["strong"], self.feedback_labels(out))
-        loss.backward()
+        torch.autograd.backward(loss)
         self.clip(self.model.parameters())
         optimizer[0].step()
         self.log("loss", loss)
@@ -254,4 +256,4 @@ def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
 def slope_norm(logits: Tensor, labels: Tensor) -> Tensor:
     """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``."""
     slope = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
-    return slope.norm() / len(logits)
+    return torch.linalg.vector_norm(slope) / len(logits)

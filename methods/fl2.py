@@ -158,7 +158,7 @@ class FL2(FixMatch):
         self.log("loss_cs", consistency.detach())
         return {parameters[name]: gradient for name, gradient in total.items()}
 
-    def logits_at(self, weights: Mapping[str, Tensor] | None, images: Tensor) -> Tensor:
+    def logits_at(self, weights: dict[str, Tensor] | None, images: Tensor) -> Tensor:
         """Logits ``[B, C]``, float32 or wider, of the network with other weights (by name), or with its own."""
         with self.autocast():
             logits: Tensor = self.model(images) if weights is None else functional_call(self.model, weights, (images,))

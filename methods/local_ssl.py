@@ -19,10 +19,10 @@ class LocalSSL(FedMethod):
     """Baselines of FedDure (AAAI 2024, Tables 1 and 2): FedAvg* and FedAvg/FedProx + SL, UDA, FixMatch.
 
     ``objective`` and ``prox_mu`` compose. FedAvg* is ``supervised``; SL is the same on data with
-    ``hidden_labels=revealed`` (or ``pooled``, with ``steps_per_visit=null``: one pass over everything in batches of 10).
-    Consistency, with mask 1[max p(weak) >= threshold] and lambda_k = ``unsup_weight`` * min(1, (k+1) / ``unsup_ramp``) in
-    step k: CE(y, x) + lambda_k / N sum_i mask_i CE(target_i, strong_i); targets are the weak view's. FedProx (MLSys 2020)
-    adds mu / 2 ||theta - theta_global||^2 over the parameters.
+    ``hidden_labels=revealed`` (or ``pooled``, with ``steps_per_visit=null``: one pass over everything in batches of
+    10). UDA and FixMatch: CE(y, x) + lambda_k / N sum_i mask_i CE(target_i, strong_i) in step k, with the weak view's
+    target and mask 1[max p(weak) >= threshold], lambda_k = ``unsup_weight`` * min(1, (k+1) / ``unsup_ramp``).
+    FedProx (MLSys 2020) adds mu / 2 ||theta - theta_global||^2 over the parameters.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -31,7 +31,7 @@ class LocalSSL(FedMethod):
     | ``steps_per_visit`` per local epoch | one pass | 5 | 5 |
     | ``forward_local`` | not given | all views share batch statistics | ``joint`` |
     | ``threshold`` | not given | 0.6 | 0.6 (originals: UDA 0.8, FixMatch 0.95) |
-    | UDA: ``unsup_weight``, ``unsup_ramp``, ``temperature`` | not given | 8, 20, 1 in FedDure | as there (originals: 1, 0, 0.4) |
+    | UDA: ``unsup_weight``, ``unsup_ramp``, ``temperature`` | not given | 8, 20, 1 | as there (original: 1, 0, 0.4) |
     | FixMatch: ``unsup_weight``, ``unsup_ramp`` | not given | not released | 1, 0 |
     | ``prox_mu`` | not given | 0.1 in an unused optimiser | FedProx rows 0.1 |
     | ``labelled_view`` | not given | crop, flip, Cutout 16 | ``cutout`` (``zero_crop``: without Cutout) |
@@ -213,9 +213,7 @@ class LocalSSL(FedMethod):
         return losses, certain.to(losses.dtype)
 
 
-def unlabelled_batch(
-    labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None
-) -> int:
+def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:
     """Unlabelled images per step, from the client's numbers of images (released code).
 
     Args:

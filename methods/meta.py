@@ -1,10 +1,11 @@
 """Differentiable look-ahead: how a model after one gradient step depends on what weighted that step.
 
-With ``ahead(w) = phi - lr * grad_phi inner(net(u; phi), w)``, the meta-gradient is ``d/dw outer(net(x; ahead(w)))``. Both
-functions below compute it exactly. Neither changes a parameter or a buffer of the network.
+With ``ahead(w) = phi - lr * grad_phi inner(net(u; phi), w)``, the meta-gradient is ``d/dw outer(net(x; ahead(w)))``.
+Both forms below are exact. Neither changes a parameter or a buffer of the network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torch.autograd import forward_ad, grad
 from torch.func import functional_call
 
 from benchmark.errors import RunError
+
+make_dual: Callable[..., Tensor] = forward_ad.make_dual
+unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
 
 Objective = Callable[[Tensor], Tensor]
 """Maps logits ``[B, C]`` to a scalar; an inner one also depends on the tensors whose meta-gradient is wanted."""
@@ -28,8 +32,8 @@ def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Te
     """``d/de net(x; phi + e * direction)`` at 0, ``[B, C]``, in one forward pass with dual numbers."""
     own = dict(net.named_parameters())
     with torch.no_grad(), forward_ad.dual_level():
-        dual = {n: forward_ad.make_dual(own[n].detach(), tangent) for n, tangent in direction.items()}
-        change = forward_ad.unpack_dual(stateless(net, x, dual)).tangent
+        dual = {n: make_dual(own[n].detach(), tangent) for n, tangent in direction.items()}
+        change: Tensor | None = unpack_dual(stateless(net, x, dual)).tangent
     if change is None:
         raise RunError("look-ahead: the output of the network does not depend on its parameters")
     return change
@@ -47,8 +51,8 @@ def meta_gradient(
 ) -> tuple[Tensor, ...]:
     """The meta-gradient without differentiating through a backward pass of the network.
 
-    With ``v = grad outer`` at the looked-ahead parameters it is ``-lr * d/dw <d inner / d logits, dz>``, where ``dz`` is
-    the directional derivative of the logits along ``v``: ``inner`` sees the parameters through the logits only.
+    With ``v = grad outer`` at the looked-ahead parameters it is ``-lr * d/dw <d inner / d logits, dz>``, where ``dz``
+    is the directional derivative of the logits along ``v``: ``inner`` sees the parameters through the logits only.
 
     Args:
         net: the network phi.
