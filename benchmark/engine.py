@@ -73,9 +73,9 @@ class LocalSite:
         method, n = self.engine.method, len(index)
         if not n:
             return
-        correct = self.engine.data.oracle.correct(index, labels) & selected
+        right = self.engine.data.oracle.correct(index, labels)
         classes = one_hot(labels, self.engine.data.num_classes) if per_class else None
-        for name, hits in (("selected", selected), ("correct", correct)):
+        for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
             method.tally(f"pseudo/{name}", hits.float().mean(), n)
             if classes is not None:
                 method.tally(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), n)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmark.aggregation import num_bytes
 from benchmark.engine import ClientState, ReferenceEngine
-from benchmark.errors import ConfigError
+from benchmark.errors import ConfigError, RunError
 from benchmark.metrics import classification_metrics, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.schedule import Roster
@@ -110,6 +110,11 @@ class Federation:
         visits, seen = [], Counter[int]()
         for cohort, clients in enumerate(self.method.plan(number, self.roster)):
             for client in clients:
+                if not 0 <= client < self.data.num_clients:
+                    raise RunError(
+                        f"{type(self.method).__name__}.plan, round {number}: there is no client {client}; "
+                        f"ids run from 0 to {self.data.num_clients - 1}"
+                    )
                 site = self.data.client(client)
                 visits.append(
                     Visit(

@@ -1,262 +1,21 @@
 """RandAugment for whole batches: every image draws its own operations, each operation runs once per batch.
 
-The operations reproduce Pillow's 8-bit arithmetic (truncations, fixed-point coordinates, copied borders) on
-uint8 batches, on the device of the batch. A `Pool` lists operations and how their magnitudes are drawn; the
-pools below are those of the papers' released codes. Lengths are fractions of the side, so a pool means the
-same at every resolution; the papers' pixel numbers refer to 32 x 32.
+A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the
+papers' released codes. Lengths are fractions of the side, so a pool means the same at every resolution; the papers'
+pixel numbers refer to 32 x 32.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from benchmark.errors import DataError
-
-Op = Callable[[Tensor, Tensor], Tensor]
-"""Maps images uint8 [b, h, w, 3] and magnitudes float64 [b] (boxes: [b, 3]) to images of the same shape."""
+from datamodules.pixelops import GREY, OPS, box, constant
 
 Law = Callable[[Tensor, Tensor], Tensor]
 """Maps two independent uniform draws from [0, 1), float64 [b] each, to the magnitudes of an `Op`."""
-
-
-def identity(images: Tensor, v: Tensor) -> Tensor:
-    """Return the images."""
-    return images
-
-
-def invert(images: Tensor, v: Tensor) -> Tensor:
-    """Replace every value x by 255 - x."""
-    return 255 - images
-
-
-def solarize(images: Tensor, v: Tensor) -> Tensor:
-    """Invert the values that are at least `v`."""
-    return torch.where(images < _per_image(v.ceil().to(torch.int16)), images, 255 - images)
-
-
-def posterize(images: Tensor, v: Tensor) -> Tensor:
-    """Keep the int(`v`) highest bits of every value, at least one."""
-    dropped = 8 - v.to(torch.int32).clamp(1, 8)
-    return images & _per_image((256 - (1 << dropped)).to(torch.uint8))
-
-
-def brightness(images: Tensor, v: Tensor) -> Tensor:
-    """Blend black (0) and the image (1) with factor `v`, which may exceed 1."""
-    return _blend(images.new_zeros(1), images, v)
-
-
-def colour(images: Tensor, v: Tensor) -> Tensor:
-    """Blend the grey image (0) and the image (1) with factor `v`, which may exceed 1."""
-    return _blend(_luma(images)[..., None].expand_as(images).contiguous(), images, v)
-
-
-def contrast(images: Tensor, v: Tensor) -> Tensor:
-    """Blend the rounded mean grey level (0) and the image (1) with factor `v`, which may exceed 1."""
-    pixels = images.shape[1] * images.shape[2]
-    mean = (2 * _luma(images).sum((1, 2)) + pixels) // (2 * pixels)
-    return _blend(_per_image(mean), images, v)
-
-
-def sharpness(images: Tensor, v: Tensor) -> Tensor:
-    """Blend the smoothed image (0; its border is not smoothed) and the image (1) with factor `v`."""
-    smooth = images.to(torch.float32)
-    inner = smooth[:, 1:-1, 1:-1]
-    columns = smooth[:, :-2] + smooth[:, 1:-1] + smooth[:, 2:]
-    total = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:] + 4 * inner
-    inner.copy_(((total + 6.5) / 13).floor_())
-    return _blend(smooth, images, v)
-
-
-def autocontrast(images: Tensor, v: Tensor) -> Tensor:
-    """Stretch every channel to the full range."""
-    low, high = _extremes(images)
-    level = torch.arange(256, dtype=torch.float64, device=images.device)[:, None]
-    scale = torch.div(_constant((255.0,), images.device), (high - low).clamp(min=1))
-    table = (level * scale - low * scale).clamp_(0, 255)
-    return _look_up(torch.where(high > low, table, level), _cells(images)).view_as(images)
-
-
-def equalize(images: Tensor, v: Tensor) -> Tensor:
-    """Flatten the histogram of every channel."""
-    cells = _cells(images)
-    histogram = torch.zeros(len(images), 256 * images.shape[3], dtype=torch.int64, device=images.device)
-    histogram = histogram.scatter_add_(1, cells, torch.ones_like(cells)).view(len(images), 256, -1)
-    below = histogram.cumsum(1) - histogram
-    step = below.gather(1, _extremes(images)[1].to(torch.int64)) // 255
-    table = ((step // 2 + below) // step.clamp(min=1)).clamp_(max=255)
-    level = torch.arange(256, device=images.device)[:, None]
-    return _look_up(torch.where(step > 0, table, level), cells).view_as(images)
-
-
-def rotate(images: Tensor, v: Tensor, fill: int = 0) -> Tensor:
-    """Rotate by `v` degrees counter-clockwise about the centre: nearest pixel, `fill` outside."""
-    x, y = images.shape[2] / 2, images.shape[1] / 2
-    cos, sin = torch.cos(v * (math.pi / 180)), torch.sin(v * (math.pi / 180))
-    to_x, to_y = (cos, -sin, -cos * x + sin * y + x), (sin, cos, -sin * x - cos * y + y)
-    return _affine(images, to_x, to_y, fill)
-
-
-def shear(images: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Read `v` pixels further along `axis` (1: down, 2: right) per pixel across: nearest, black outside."""
-    one, zero = torch.ones_like(v), torch.zeros_like(v)
-    x, y = (zero, v) if axis == 2 else (v, zero)
-    return _affine(images, (one, y, zero), (x, one, zero))
-
-
-def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
-    """Shear as `shear` does, interpolating between 2 (linear) or 4 (cubic) pixels."""
-    side = images.shape[axis]
-    y, x = _grid(images)
-    along, across = (x, y) if axis == 2 else (y, x)
-    position = (along + 0.5) + v[:, None, None] * (across + 0.5)
-    outside = (position < 0) | (position >= side)
-    start = (position - 0.5).floor()
-    fraction = (position - 0.5 - start)[..., None].expand_as(images).contiguous()
-    pixels = []
-    for tap in range(1 - taps // 2, 1 + taps // 2):
-        source = (start.to(torch.int64) + tap).clamp(0, side - 1)
-        pixels.append((_pick(images, y, source) if axis == 2 else _pick(images, source, x)).to(torch.float64))
-    value = _interpolate(pixels, fraction).masked_fill_(outside[..., None], 0)
-    return value.clamp_(0, 255).to(torch.uint8)
-
-
-def translate(images: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Read `v` sides further along `axis` (1: down, 2: right), rounded to whole pixels, black outside."""
-    shift = (v * images.shape[axis] + 0.5).floor().to(torch.int64)[:, None, None]
-    y, x = _grid(images)
-    return _pick(images, y + shift, x) if axis == 1 else _pick(images, y, x + shift)
-
-
-def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
-    """Paint one box per image: `v` is float64 [b, 3], centre x, centre y and side, in image sides.
-
-    In pixels, left and top are int(max(0, centre - side/2)), right and bottom int(min(image side, left +
-    side)), all inclusive: at the left and top edge a box keeps its size, at the right and bottom edge it is
-    cut.
-    """
-    _, height, width, channels = images.shape
-    side = v[:, 2] * width
-
-    def covered(centre: Tensor, length: int) -> Tensor:
-        first = (centre * length - side / 2).clamp(min=0).floor()
-        last = (first + side).clamp(max=length).floor()
-        pixel = torch.arange(length, device=images.device)
-        return (pixel >= first[:, None]) & (pixel <= last[:, None])
-
-    rows, columns = covered(v[:, 1], height), covered(v[:, 0], width).repeat_interleave(channels, 1)
-    values = _constant(paint, images.device).to(torch.uint8).repeat(width)
-    lines = images.reshape(-1, height, width * channels)
-    return torch.where(rows[:, :, None] & columns[:, None, :], values, lines).view_as(images)
-
-
-@lru_cache(maxsize=256)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)
-
-
-def _per_image(v: Tensor) -> Tensor:
-    return v[:, None, None, None]
-
-
-def _blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """Degenerate + factor * (image - degenerate) in float32, clipped and truncated to 8 bits."""
-    degenerate = degenerate.to(torch.float32)
-    blended = (images - degenerate).mul_(_per_image(factor.to(torch.float32)))
-    return blended.add_(degenerate).clamp_(0, 255).to(torch.uint8)
-
-
-def _luma(images: Tensor) -> Tensor:
-    """ITU-R 601 luma in 16-bit fixed point: int32 [b, h, w]."""
-    red, green, blue = images.to(torch.int32).unbind(3)
-    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
-
-
-def _extremes(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value per image and channel: float64 [b, 1, c]."""
-    planes = images.flatten(1, 2)
-    return planes.amin(1, keepdim=True).to(torch.float64), planes.amax(1, keepdim=True).to(torch.float64)
-
-
-def _cells(images: Tensor) -> Tensor:
-    """Position of every value in its image's flattened [256, c] histogram: int64 [b, h * w * c]."""
-    channels = images.shape[3]
-    values = images.flatten(1).to(torch.int64)
-    channel = torch.arange(channels, device=images.device).repeat(values.shape[1] // channels)
-    return values.mul_(channels).add_(channel)
-
-
-def _look_up(table: Tensor, cells: Tensor) -> Tensor:
-    """Values of tables [b, 256, c], truncated to 8 bits, at `cells`: uint8 [b, h * w * c]."""
-    return table.to(torch.uint8).flatten(1).gather(1, cells)
-
-
-def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Row numbers [1, h, 1] and column numbers [1, 1, w], int64."""
-    rows, columns = (torch.arange(n, device=images.device) for n in images.shape[1:3])
-    return rows[None, :, None], columns[None, None, :]
-
-
-def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
-    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` off the image."""
-    count, height, width, channels = images.shape
-    outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
-    first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
-    position = torch.where(outside, count * height * width, first + y * width + x)
-    pixels = torch.cat((images.reshape(-1, channels), images.new_full((1, channels), fill)))
-    return pixels.index_select(0, position.flatten()).view_as(images)
-
-
-def _affine(images: Tensor, to_x: tuple[Tensor, ...], to_y: tuple[Tensor, ...], fill: int = 0) -> Tensor:
-    """Nearest pixel to (a x + b y + c, d x + e y + f), in 16-bit fixed point from pixel centres."""
-    y, x = _grid(images)
-
-    def source(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        a, b, c = (
-            (f * 65536 + 0.5).floor().to(torch.int64)[:, None, None] for f in (a, b, c + a * 0.5 + b * 0.5)
-        )
-        return (a * x + b * y + c) >> 16
-
-    return _pick(images, source(*to_y), source(*to_x), fill)
-
-
-def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
-    """Linear (2 pixels) or cubic (4 pixels) interpolation at fraction `t` behind the middle-left pixel."""
-    if len(pixels) == 2:
-        left, right = pixels
-        return left + (right - left) * t
-    a, b, c, d = pixels
-    return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a - c + d)))
-
-
-GREY = (127, 127, 127)
-
-OPS: dict[str, Op] = {
-    "identity": identity,
-    "autocontrast": autocontrast,
-    "equalize": equalize,
-    "invert": invert,
-    "solarize": solarize,
-    "posterize": posterize,
-    "brightness": brightness,
-    "colour": colour,
-    "contrast": contrast,
-    "sharpness": sharpness,
-    "rotate": rotate,
-    "rotate_on_grey": partial(rotate, fill=128),
-    "shear_x": partial(shear, axis=2),
-    "shear_y": partial(shear, axis=1),
-    "linear_shear_x": partial(smooth_shear, axis=2, taps=2),
-    "linear_shear_y": partial(smooth_shear, axis=1, taps=2),
-    "cubic_shear_x": partial(smooth_shear, axis=2, taps=4),
-    "cubic_shear_y": partial(smooth_shear, axis=1, taps=4),
-    "translate_x": partial(translate, axis=2),
-    "translate_y": partial(translate, axis=1),
-    "grey_box": partial(box, paint=GREY),
-}
 
 
 @dataclass(frozen=True)
@@ -281,7 +40,7 @@ class Levels:
 
     def __call__(self, u: Tensor, coin: Tensor) -> Tensor:
         """Magnitudes float64 [b]."""
-        magnitude = _constant(self.values, u.device)[(u * len(self.values)).to(torch.int64)]
+        magnitude = constant(self.values, u.device)[(u * len(self.values)).to(torch.int64)]
         return self.around + (torch.where(coin < 0.5, -magnitude, magnitude) if self.signed else magnitude)
 
 
@@ -315,8 +74,8 @@ class RandomBox:
         """Paint uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
         _check(images)
         u = torch.rand(len(images), 3, generator=generator, dtype=torch.float64, device=images.device)
-        start = _constant((self.first, self.first, self.smallest), images.device)
-        end = _constant((1.0, 1.0, self.largest), images.device)
+        start = constant((self.first, self.first, self.smallest), images.device)
+        end = constant((1.0, 1.0, self.largest), images.device)
         return box(images, start + (end - start) * u, self.paint)
 
 
@@ -355,7 +114,7 @@ class RandAugment:
         choice = torch.randint(len(entries), (self.n, count), generator=generator, device=device)
         if caps := self.pool.caps:
             cap = torch.randint(len(caps), (count,), generator=generator, device=device)
-            u = u * (_constant(caps, device) / max(caps))[cap]
+            u = u * (constant(caps, device) / max(caps))[cap]
         choice = torch.where(chance < self.pool.execution, choice, len(entries))
         order = choice.argsort(1)
         sizes = (choice[:, :, None] == torch.arange(len(entries) + 1, device=device)).sum(1).tolist()

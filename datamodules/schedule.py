@@ -58,6 +58,11 @@ class Roster:
         drawn = np.random.RandomState(seed).choice(self.num_clients, self.participants, replace=False)
         return sorted(int(c) for c in drawn)
 
+    def shuffled(self, round: int) -> list[int]:
+        """The round's participants in random order, for methods that give them different places."""
+        drawn, seed = self.sample(round), derive_seed(self.seed, "places", round) % 2**32
+        return [drawn[place] for place in np.random.RandomState(seed).permutation(len(drawn))]
+
     def subsets(self, index: int, count: int, size: int) -> list[list[int]]:
         """The ``index``-th group of ``count`` independent subsets of ``size`` distinct clients.
 

@@ -82,8 +82,9 @@ class Site(Protocol):
     ) -> None:
         """Log how good pseudo-labels are; only this metric sees the hidden labels.
 
-        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; with
-        ``per_class`` also the parts of both that each class (as labelled) has, ``..._by_class``.
+        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the right
+        ones, selected or not, ``pseudo/right``; with ``per_class`` also the parts that each class (as labelled) has,
+        ``..._by_class``.
         """
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:

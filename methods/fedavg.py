@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from datamodules.schedule import Roster
 from methods import ops
-from methods.base import Batch, FedMethod, Upload
+from methods.base import Batch, Upload
+from methods.serverside import ServerMomentum
 
 
-class FedAvg(FedMethod):
+class FedAvg(ServerMomentum):
     """Supervised federated averaging (McMahan et al., AISTATS 2017), weights n_i over the sum of n_i.
 
     With ``res_client_alpha`` it is FedAvg+ (CBAFed, Li et al., CVPR 2023, Eqs. 1, 3): every ``res_skip`` rounds the
@@ -25,6 +26,7 @@ class FedAvg(FedMethod):
     | momentum, weight decay, clipping | not given | 0.9, 5e-4, norm 5 | as the code |
     | local epochs, batch | 1, 64 | 1, 64 | 1, 64 |
     | momentum buffers | not given | one set per client, never reset | as the code (``reset_momentum``) |
+    | ``server_momentum``, ``aggregation``, ``lr_schedule`` (FedDB, (FL)2: see ``ServerMomentum``) | - | - | off |
     | ``res_client_alpha`` of the old weights (CBAFed) | not given | 0.8 | 0: plain FedAvg |
     | ``res_skip`` rounds (CBAFed) | not given | 5 | 5 |
     | ``res_client_reference``, the first one (CBAFed) | after round 0 or before | after round 0 | ``first`` |
@@ -32,7 +34,7 @@ class FedAvg(FedMethod):
     No code was released for the bounds themselves: optimiser and bookkeeping are those of the labelled client.
     """
 
-    scopes = {"reference": "server"}
+    scopes = {**ServerMomentum.scopes, "reference": "server"}
 
     def __init__(
         self,
@@ -40,9 +42,24 @@ class FedAvg(FedMethod):
         res_client_alpha: float = 0.0,
         res_skip: int = 5,
         res_client_reference: Literal["first", "initial"] = "first",
+        lr_schedule: Literal["cosine", "constant"] = "constant",
+        server_momentum: float = 0.0,
+        aggregation: Literal["uniform", "size"] = "size",
+        nesterov: bool = False,
+        clip_norm: float | None = 5.0,
+        local_epochs: int = 1,
         **base: Any,
     ) -> None:
-        super().__init__(model, **base)
+        super().__init__(
+            model,
+            lr_schedule=lr_schedule,
+            server_momentum=server_momentum,
+            aggregation=aggregation,
+            nesterov=nesterov,
+            clip_norm=clip_norm,
+            local_epochs=local_epochs,
+            **base,
+        )
         self.reference: nn.Module | None = None
         if res_client_alpha:
             self.reference = copy.deepcopy(model).requires_grad_(False)
@@ -56,7 +73,7 @@ class FedAvg(FedMethod):
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average by size, then the residual connection."""
+        """Average, then the residual connection."""
         super().aggregate(uploads)
         self.connect(uploads[0].visit.round)
 

@@ -256,4 +256,5 @@ def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
 def slope_norm(logits: Tensor, labels: Tensor) -> Tensor:
     """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``."""
     slope = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
-    return torch.linalg.vector_norm(slope) / len(logits)
+    norm: Tensor = torch.linalg.vector_norm(slope)
+    return norm / len(logits)

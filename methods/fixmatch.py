@@ -133,7 +133,7 @@ class FixMatch(LabelsAtServer):
         fields = {"y": labels[keep]}
         if self.hparams["unsup_norm"] == "all":
             fields["share"] = keep.float().mean().expand(len(fields["y"]))
-        return {"unlabelled": self.fixed(index[keep], **fields)}
+        return {"unlabelled": self.fixed(index[keep], None, **fields)}
 
     def fixed(self, index: Tensor, views: Mapping[str, str] | None = None, **fields: Tensor) -> Stream:
         """A stream of images with fixed fields (labels ``y``), by default in strong views only."""
@@ -145,8 +145,11 @@ class FixMatch(LabelsAtServer):
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+            self.log("loss_labelled", loss.detach())
         if "unlabelled" in batch:
-            loss = loss + self.hparams["lambda_u"] * self.unlabelled_loss(batch["unlabelled"])
+            unlabelled = self.unlabelled_loss(batch["unlabelled"])
+            self.log("loss_unlabelled", unlabelled.detach())
+            loss = loss + self.hparams["lambda_u"] * unlabelled
         return loss
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:

@@ -4,14 +4,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import cos, pi
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from benchmark import streams as random_streams
 from benchmark.aggregation import weighted_mean
-from datamodules.base import FSSLDataModule
+from datamodules.base import FSSLDataModule, Scenario
 from datamodules.schedule import Roster
 from methods.base import Batch, FedMethod, Site, Stream, Upload
 from methods.models.norm import Weighting, reestimate
@@ -118,7 +118,7 @@ class LabelsAtServer(ServerMomentum):
         sbn_labelled_batch: images per batch of the labelled ones; ``None``: they head the pool's own batches.
     """
 
-    scenario = "server"
+    scenario: ClassVar[Scenario] = "server"
 
     def __init__(
         self,

@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def quick(name: str) -> dict[str, Any]:
-    """Shortest schedule: unlabelled clients start in round 1 where the method has a warm-up."""
+    """Shortest schedule: one warm-up round, one local epoch, one pre-training call, where the method has them."""
     arguments = make_method(name).hparams
-    return {"warmup_rounds": 1} if "warmup_rounds" in arguments else {}
+    return {
+        k: 1 for k in ("warmup_rounds", "local_epochs", "server_pretrain", "server_epochs") if arguments.get(k, 0) > 1
+    }
 
 
 def test_a_run_is_finite_and_learns_something(method_name: str) -> None:
@@ -60,6 +62,17 @@ def test_resume_is_exact(method_name: str) -> None:
         rest.load_state_dict(torch.load(buffer, weights_only=False))
         assert run_rows(rest) == rows[stop:]
         assert all(torch.equal(v, whole.server[k]) for k, v in rest.server.items())
+
+
+def test_order_of_visits_is_irrelevant(method_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that train in another order, as on several processes, give the same bits: no visit leaves a trace."""
+    rows = run_rows(make_federation(method_name, **quick(method_name)))
+
+    def backwards(visits: list[Visit], ranks: int) -> list[list[Visit]]:
+        return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
+
+    monkeypatch.setattr("benchmark.federation.assign", backwards)
+    assert run_rows(make_federation(method_name, **quick(method_name))) == rows
 
 
 def test_hidden_labels_are_not_read(method_name: str) -> None:

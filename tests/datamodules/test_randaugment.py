@@ -6,13 +6,13 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from benchmark.errors import DataError
-from datamodules import randaugment
+from datamodules import pixelops, randaugment
+from datamodules.pixelops import OPS
 from datamodules.randaugment import (
     FIXMATCH_LEVELS,
     FIXMATCH_UNIFORM,
     GRID_LEVELS,
     MAXIMAL,
-    OPS,
     Levels,
     Pool,
     RandAugment,
@@ -333,7 +333,7 @@ def test_result_does_not_depend_on_the_other_images(recipe):
 @recipes
 def test_everything_is_made_on_the_device_of_the_images(recipe):
     images = pictures(200, 32)
-    randaugment._constant.cache_clear()
+    pixelops.constant.cache_clear()
     with torch.device("meta"):
         result = recipe(images, seeded(5))
     assert torch.equal(result, recipe(images, seeded(5)))

@@ -1,0 +1,334 @@
+"""(FL)2: thresholds against the released code, the consistency step against its naive form, and every switch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmark.engine import LocalSite
+from benchmark.errors import ConfigError, RunError
+from federations import make_data, make_federation, make_method, run_rows
+from golden_files import load
+from methods import models, perturb
+from methods.base import Visit
+from methods.fl2 import FL2, adaptive_thresholds, masked_mean
+
+GOLDEN = load("fl2/cat_thresholds")
+TOLERANCE = {"rtol": GOLDEN["rtol"], "atol": GOLDEN["atol"]}
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["id"].split(":")[0])
+def test_released_thresholds(case: dict[str, Any]) -> None:
+    """tau, class thresholds, and what adaptive, fixed and high-confidence selection keep of a client's samples."""
+    clients, out = torch.tensor(case["inputs"]["client_indices"]), case["outputs"]
+    probabilities = torch.tensor(case["inputs"]["probs"], dtype=torch.float64)[clients]
+    tau, thresholds = adaptive_thresholds(probabilities)
+    assert float(tau) == pytest.approx(out["tau"], rel=1e-7)
+    expected = torch.tensor(out["class_thresholds"], dtype=torch.float64)
+    torch.testing.assert_close(thresholds, expected, **TOLERANCE)
+    mean = torch.tensor(out["p_tilde"], dtype=torch.float64)
+    torch.testing.assert_close(tau * mean / mean.max(), expected, **TOLERANCE)
+    for selection, key in (("adaptive", ""), ("fixed", "fixmatch_")):
+        labels, keep = make_method("fl2", selection=selection).select(probabilities)
+        assert clients[keep].tolist() == out[f"{key}selected_indices"]
+        full = torch.full((len(out[f"{key}pseudo_targets_full"]),), -1)
+        full[clients[keep]] = labels[keep]
+        assert full.tolist() == out[f"{key}pseudo_targets_full"]
+    shares = F.one_hot(labels, probabilities.shape[1]).double().mean(dim=0)
+    assert shares.tolist() == pytest.approx(out["label_hist"])
+    high = probabilities.amax(dim=1) >= 0.95
+    full = torch.full((len(out["high_conf_targets_full"]),), -1)
+    _, keep = make_method("fl2").select(probabilities)
+    full[clients[keep & high]] = labels[keep & high]
+    assert full.tolist() == out["high_conf_targets_full"]
+
+
+def test_some_sample_is_always_selected() -> None:
+    """Every class threshold is at most the mean confidence, also for one sample and for tiny ones."""
+    g = torch.Generator().manual_seed(0)
+    method = make_method("fl2")
+    for count in (1, 2, 7, 50):
+        for _ in range(50):
+            probabilities = torch.randn(count, 10, generator=g).mul(3).softmax(dim=1)
+            tau, thresholds = adaptive_thresholds(probabilities)
+            assert 0.1 <= float(tau) <= 1.0
+            assert float(thresholds.max()) == float(tau)
+            assert bool(method.select(probabilities)[1].any())
+
+
+def method_and_batch(batch: int = 6, high: int = 4, **args: Any) -> tuple[FL2, dict[str, Tensor]]:
+    """A method around a network with static batch norm, and a batch, in double precision."""
+    torch.manual_seed(0)
+    network = models.build("wrn28_2", 10, image_size=8, depth=6, width=1)
+    method = FL2(network, **{"rho": 0.5, **args}).double().train()
+    g = torch.Generator().manual_seed(1)
+    views = {name: torch.randn(batch, 3, 8, 8, generator=g, dtype=torch.float64) for name in ("strong", "weak")}
+    mask = torch.arange(batch) < high
+    return method, {**views, "y": torch.randint(10, (batch,), generator=g), "high": mask}
+
+
+def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
+    """The gradients that the method's step follows, before clipping."""
+    return list(method.sacr_gradients({"unlabelled": samples}).values())
+
+
+def slopes(method: FL2, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(method.model.parameters())))
+
+
+def released(
+    method: FL2, samples: dict[str, Tensor], rho: float = 0.5, kind: str = "asam", target: str = "strong"
+) -> list[Tensor]:
+    """The published order: target, L_p and climb, KL at W*, back, L_a; five passes, weights changed in place."""
+    x, y, mask = samples["strong"], samples["y"], samples["high"].double()
+    parameters = dict(method.model.named_parameters())
+    with torch.no_grad():
+        wanted = method.model(samples[target]).softmax(dim=1)
+    loss_p = (F.cross_entropy(method.model(x), y, reduction="none") * mask).sum() / mask.sum()
+    slope = dict(zip(parameters, slopes(method, loss_p), strict=True))
+    saved = {name: p.detach().clone() for name, p in parameters.items()}
+    eps = perturb.asam(saved, slope, rho) if kind == "asam" else perturb.sam(saved, slope, rho)
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p += eps[name]
+    logs = method.model(x).log_softmax(dim=1)
+    divergence = F.kl_div(logs, wanted, reduction="none").sum(dim=1)
+    pulled = slopes(method, (divergence * mask).sum() / len(x))
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p.copy_(saved[name])
+    own = slopes(method, F.cross_entropy(method.model(x), y))
+    return [a + b for a, b in zip(own, pulled, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["asam", "sam"])
+@pytest.mark.parametrize("target", ["strong", "weak"])
+def test_shared_forward_equals_the_five_passes(kind: str, target: str) -> None:
+    """In double precision, with batch norm, for both perturbations and both targets; the weights stay as they are."""
+    method, samples = method_and_batch(perturbation=kind, kl_target=target)
+    before = [p.detach().clone() for p in method.model.parameters()]
+    found, expected = step(method, samples), released(method, samples, kind=kind, target=target)
+    torch.testing.assert_close(found, expected, **EXACT)
+    plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
+    assert max(float((a - b).abs().max()) for a, b in zip(found, plain, strict=True)) > 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(before, method.model.parameters(), strict=True))
+
+
+def test_two_steps_with_clipping_and_nesterov() -> None:
+    """local_step clips the sum to 1, adds decay, then takes a Nesterov step (closed form of the sheet)."""
+    method, samples = method_and_batch(lr_schedule="constant")
+    twin, _ = method_and_batch()
+    method.visit = Visit(rounds=5)
+    optimizer = method.configure_optimizers()
+    buffers: list[Tensor] = []
+    for number in range(2):
+        method.local_step({"unlabelled": samples}, number, optimizer)
+        gradients = released(twin, samples)
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        assert float(norm) > 1
+        total = [g / (norm + 1e-6) + 5e-4 * p.detach() for g, p in zip(gradients, twin.model.parameters(), strict=True)]
+        buffers = total if not number else [0.9 * m + g for m, g in zip(buffers, total, strict=True)]
+        with torch.no_grad():
+            for p, m, g in zip(twin.model.parameters(), buffers, total, strict=True):
+                p -= 0.03 * (g + 0.9 * m)
+    torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
+
+
+def test_without_confident_samples_it_is_plain() -> None:
+    """H = 0: nothing is perturbed, nothing is NaN, the gradient is that of L_a."""
+    method, samples = method_and_batch(high=0)
+    plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
+    torch.testing.assert_close(step(method, samples), plain, **EXACT)
+
+
+@pytest.mark.parametrize("args", [{"rho": 0.0}, {"perturbation": "none"}, {"w_cs": 0.0}])
+def test_without_perturbation_or_weight_it_is_plain(args: dict[str, Any]) -> None:
+    """KL(p || p) has no gradient."""
+    method, samples = method_and_batch(**args)
+    plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
+    torch.testing.assert_close(step(method, samples), plain, **EXACT)
+
+
+def test_mean_over_the_batch_or_the_mask() -> None:
+    """L_cs over the batch is H / B times that over the mask."""
+    over_batch, samples = method_and_batch(lambda_u=0.0)
+    over_mask, _ = method_and_batch(lambda_u=0.0, cs_mean="masked")
+    expected = [g * 4 / 6 for g in step(over_mask, samples)]
+    torch.testing.assert_close(step(over_batch, samples), expected, **EXACT)
+
+
+def test_the_term_may_cover_unmasked_samples() -> None:
+    """cs_mask = false: the mask shapes the perturbation only; with all samples masked it is the same."""
+    masked, samples = method_and_batch()
+    free, _ = method_and_batch(cs_mask=False)
+    assert max(float((a - b).abs().max()) for a, b in zip(step(masked, samples), step(free, samples), strict=True)) > 0
+    samples["high"] = torch.ones_like(samples["high"])
+    torch.testing.assert_close(step(masked, samples), step(free, samples), **EXACT)
+
+
+@pytest.mark.parametrize("mode", ["add", "replace"])
+def test_sam_modes(mode: str) -> None:
+    """CAT+SAM: the gradient of L_p at W* joins that of L_a, or replaces it for the masked samples."""
+    method, samples = method_and_batch(sam_mode=mode)
+    found = step(method, samples)
+    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
+    parameters = dict(method.model.named_parameters())
+    slope = dict(zip(parameters, slopes(method, losses[:4].mean()), strict=True))
+    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
+    own = slopes(method, losses.mean() if mode == "add" else losses[4:].sum() / 6)
+    with torch.no_grad():
+        for name, value in perturb.asam({n: p.clone() for n, p in parameters.items()}, slope, 0.5).items():
+            parameters[name] += value
+    at_star = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")[:4].mean()
+    expected = [a + b for a, b in zip(own, slopes(method, at_star), strict=True)]
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_gradient_at_the_original_weights() -> None:
+    """cs_grad = original: the prediction at W* is the fixed target, the gradient is taken at W."""
+    method, samples = method_and_batch(cs_grad="original", lambda_u=0.0)
+    found = step(method, samples)
+    parameters = dict(method.model.named_parameters())
+    losses = F.cross_entropy(method(samples["strong"]), samples["y"], reduction="none")
+    slope = dict(zip(parameters, slopes(method, losses[:4].mean()), strict=True))
+    twin, _ = method_and_batch()
+    with torch.no_grad():
+        eps = perturb.asam({n: p.detach() for n, p in parameters.items()}, slope, 0.5)
+        for name, p in twin.model.named_parameters():
+            p += eps[name]
+        wanted = twin(samples["strong"]).softmax(dim=1)
+    logs = method(samples["strong"]).log_softmax(dim=1)
+    expected = slopes(method, F.kl_div(logs, wanted, reduction="none").sum(dim=1)[:4].sum() / 6)
+    torch.testing.assert_close(found, expected, **EXACT)
+    with pytest.raises(ConfigError, match="cs_grad=original"):
+        make_method("fl2", cs_grad="original", sam_mode="add")
+
+
+def test_masked_mean() -> None:
+    """Over the set mask; 0 where there is none."""
+    values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    assert float(masked_mean(values, torch.tensor([True, False, True]))) == 3.5
+    nothing = masked_mean(values, torch.zeros(3, dtype=torch.bool))
+    nothing.backward()
+    assert float(nothing) == 0.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.0] * 3
+
+
+def prepared(mask: str = "high_conf", oracle: bool | None = None, **args: Any) -> tuple[Any, dict[str, Any], Any]:
+    """What client 0 would train on, its true labels, and the method, after a little pre-training at the server."""
+    federation = make_federation("fl2", sacr_mask=mask, server_pretrain=2, threshold=0.2, **args)
+    federation.server_phase(0, "server_start")
+    method, data = federation.method, federation.data
+    if oracle is not None:
+        method.uses_oracle = oracle
+    method.load_tensors(federation.server)
+    method._tally = {}
+    site = LocalSite(federation.engine, data.client(0), Visit(size=data.client(0).size), [])
+    streams = method.client_prepare(site)
+    return streams["unlabelled"], data, method
+
+
+def test_filter_then_batch() -> None:
+    """A client trains on selected samples only; steps follow from them; diagnostics count all samples."""
+    stream, data, method = prepared()
+    client = data.client(0).unlabelled
+    assert 0 < len(stream) < len(client)
+    assert float(method.tallied("pseudo/selected")) == pytest.approx(len(stream) / len(client))
+    correct = (data._labels[stream.index] == stream.fields["y"]).float().sum()
+    assert float(method.tallied("pseudo/correct")) == pytest.approx(float(correct) / len(client))
+    assert dict(stream.views) == {"strong": "strong"}
+    whole, *_ = prepared(client_batches="masked")
+    assert torch.equal(whole.index, client)
+    assert torch.equal(client[whole.fields["keep"]], stream.index)
+    assert torch.equal(whole.fields["high"][whole.fields["keep"]], stream.fields["high"])
+
+
+def test_masks_of_the_consistency_term() -> None:
+    """High confidence, everything selected, or the correctly labelled (which only a declared oracle may see)."""
+    high, data, _ = prepared()
+    everything, *_ = prepared("all")
+    correct, *_ = prepared("correct")
+    assert 0 < int(high.fields["high"].sum()) < len(high)
+    assert bool(everything.fields["high"].all())
+    assert torch.equal(correct.fields["high"], data._labels[correct.index] == correct.fields["y"])
+    assert 0 < int(correct.fields["high"].sum()) < len(correct)
+    assert make_method("fl2", sacr_mask="correct").uses_oracle
+    assert not make_method("fl2").uses_oracle
+    with pytest.raises(RunError, match="declared oracle"):
+        prepared("correct", oracle=False)
+
+
+def test_masked_batches_equal_filtered_ones_where_everything_is_selected() -> None:
+    """Threshold 0: both ways of batching train on the same samples in the same batches."""
+    args = {"selection": "fixed", "threshold": 0.0, "local_epochs": 1, "server_pretrain": 1, "rounds": 1}
+    first, second = (make_federation("fl2", client_batches=mode, **args) for mode in ("selected", "masked"))
+    assert run_rows(first) == run_rows(second)
+    assert all(torch.equal(v, second.server[k]) for k, v in first.server.items())
+
+
+def test_with_everything_switched_off_it_is_fixmatch() -> None:
+    """Fixed threshold, no consistency, uniform weights (first row of Table 2): the same bits as FixMatch."""
+    common = {"threshold": 0.2, "local_epochs": 1, "server_pretrain": 1, "rounds": 2}
+    bare = make_federation("fl2", selection="fixed", sacr=False, aggregation="uniform", **common)
+    fixmatch = make_federation("fixmatch", **common)
+    rows, expected = run_rows(bare), run_rows(fixmatch)
+    assert [r["acc"] for r in rows] == [r["acc"] for r in expected]
+    assert rows[0]["pseudo/selected"] > 0
+    assert all(torch.equal(v, fixmatch.server[k]) for k, v in bare.server.items())
+
+
+def test_each_switch_changes_the_run() -> None:
+    """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
+    common = {"threshold": 0.2, "local_epochs": 1, "server_epochs": 1, "server_pretrain": 5, "rounds": 1}
+    data = make_data("server")
+
+    def weights(**args: Any) -> Tensor:
+        federation = make_federation("fl2", data, **(common | args))
+        federation.server_phase(0, "server_start")
+        federation.roster.participants = 2
+        federation.run_round(0)
+        return torch.cat([v.flatten().double() for k, v in federation.server.items() if k.startswith("model")])
+
+    alternatives: list[dict[str, Any]] = [
+        {},
+        {"selection": "fixed"},
+        {"sacr": False},
+        {"aggregation": "uniform"},
+        {"sacr_mask": "all"},
+        {"sacr_mask": "correct"},
+        {"perturbation": "sam"},
+        {"perturbation": "none"},
+        {"rho": 1.0},
+        {"eta": 1.0},
+        {"w_cs": 3.0},
+        {"sam_mode": "add"},
+        {"sam_mode": "replace"},
+        {"kl_target": "weak"},
+        {"cs_grad": "original"},
+        {"cs_mask": False},
+        {"cs_mean": "masked"},
+        {"client_batches": "masked"},
+        {"server_pretrain": 0},
+    ]
+    found = [weights(**args) for args in alternatives]
+    same = {frozenset(("perturbation", "sacr"))}
+    for i, first in enumerate(found):
+        for j in range(i):
+            if torch.equal(first, found[j]):
+                assert frozenset((*alternatives[i], *alternatives[j])) in same, (alternatives[i], alternatives[j])
+
+
+def test_clients_send_their_mean_confidence() -> None:
+    """LSAA needs one number per client; without it nothing but the model is sent."""
+    for rule, names in (("lsaa", {"tau"}), ("uniform", set())):
+        federation = make_federation("fl2", aggregation=rule, server_pretrain=0, local_epochs=1)
+        uploads, *_ = federation.run_visits(federation.visits(0)[:2])
+        assert [set(u.stats) for u in uploads] == [names] * 2
+        if names:
+            taus = [float(u.stats["tau"]) for u in uploads]
+            weights = federation.method.weights(uploads)
+            assert weights == pytest.approx([(1 - t) / sum(1 - u for u in taus) for t in taus])
