@@ -24,7 +24,7 @@ class Kind:
 
 
 KINDS = {
-    "method": Kind("method", "methods", "methods.base.FedMethod"),
+    "method": Kind("method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes"})),
     "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
 }
 
@@ -85,8 +85,15 @@ def known_names(kind: Kind) -> list[str]:
 def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over."""
     cls = find_class(spec.class_path, KINDS[slot])
-    skip = KINDS[slot].supplied | without_default(cls) | set(supplied)
+    skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
+    for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
     return cls(**typed_args(cls, spec.init_args, slot, skip, plain=False), **supplied)
+
+
+def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:
+    """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
+    return set(kind.supplied | (without_default(cls) - set(given)))
 
 
 def typed_args(

@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmark.classes import KINDS, ClassSpec, find_class, typed_args, unknown, without_default
+from benchmark.classes import KINDS, ClassSpec, find_class, handed_over, imported, typed_args, unknown
 from benchmark.errors import ConfigError
 from benchmark.files import dump_yaml, load_yaml
 
 SCALES = ("quick", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
+ROSTER = "datamodules.schedule.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 _REFUSED = {
@@ -143,7 +144,7 @@ def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 @cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
-    return typed_args(cls, {}, slot, KINDS[slot].supplied | without_default(cls))
+    return typed_args(cls, {}, slot, handed_over(cls, KINDS[slot]))
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +165,10 @@ def resolve(config: RunConfig) -> RunConfig:
     for slot, kind in KINDS.items():
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
-        args = typed_args(cls, spec.init_args, slot, kind.supplied | without_default(cls))
+        args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
         specs[slot] = ClassSpec(_path(cls), args)
-    return replace(config, **specs)
+    roster = typed_args(imported(ROSTER), config.roster, "roster", ("num_clients", "labelled", "seed", "_subsets"))
+    return replace(config, **specs, roster={name: roster[name] for name in config.roster})
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:

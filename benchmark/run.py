@@ -52,6 +52,7 @@ def fit(config: RunConfig) -> Path:
         if changed := differences(record["config"], config):
             raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
         if record["status"] == "complete":
+            checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
             return path
     if external:
         fabric = Fabric(precision=config.precision)  # type: ignore[arg-type]

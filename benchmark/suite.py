@@ -131,10 +131,13 @@ class Suite:
         return dict(self.spec["scales"][name])
 
     def band(self, row: Row, metric: str, spread: str | None) -> float | None:
-        """Acceptance band of a cell: that of the metric, or ``band_spreads`` published spreads if that is more."""
-        if not row.band or metric not in self.bands:
+        """Acceptance band of a cell: the data set's or the suite's for the metric, or ``band_spreads`` published spreads
+        if that is more.
+        """
+        bands = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
+        if not row.band or metric not in bands:
             return None
-        return max(self.bands[metric], self.band_spreads * float(spread or 0.0))
+        return max(bands[metric], self.band_spreads * float(spread or 0.0))
 
     def compares(self, scale: str) -> bool:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""

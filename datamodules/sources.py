@@ -34,6 +34,7 @@ CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
     ),
     "fashion_mnist": ((6000,) * 10, (1000,) * 10),
+    "cinic10": ((9000,) * 10, (9000,) * 10),
     "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
 }
 DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
@@ -209,6 +210,9 @@ _CACHE = Layout(("{name}.npz",), _read_cache)
 
 
 def _sha256(file: Path) -> str:
+    if file.is_dir():  # of a folder of images: their names, in order
+        names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -336,7 +340,7 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
             raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")
         content: list[Any] = []
         for part, side in zip(isic_split(len(rows)), (resize, test_resize), strict=True):
-            content.append(_squares([images[rows[i][0]] for i in part], side))
+            content.append(squares([images[rows[i][0]] for i in part], side))
             content.append(np.array([rows[i][1] for i in part]))
         return *content, ISIC_CLASSES
 
@@ -360,7 +364,8 @@ def isic_split(num_images: int) -> tuple[list[int], list[int]]:
     return rows[: num_images * 4 // 5], rows[num_images * 4 // 5 :]
 
 
-def _squares(files: Sequence[Path], side: int) -> Images:
+def squares(files: Sequence[Path], side: int) -> Images:
+    """Decode image files to uint8 [N, side, side, 3], resized bilinearly where they have another size."""
     images = np.empty((len(files), side, side, 3), dtype=np.uint8)
     for position, file in enumerate(files):
         with Image.open(file) as image:

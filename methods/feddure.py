@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,21 @@ from torch.optim import Optimizer
 from methods import meta, ops
 from methods.base import Batch, OptimizerStates
 from methods.local_ssl import LocalSSL
+
+VARIANTS: dict[str, tuple[Any, Any]] = {  # paper, release
+    "lr": (5e-4, 6e-4),
+    "threshold": (0.0, 0.6),
+    "unsup_targets": ("hard", "soft"),
+    "unsup_weight": (1.0, 8.0),
+    "unsup_ramp": (0, 20),
+    "supervised_steps": (0, 5),
+    "lr_schedule": ("constant", "release"),
+    "creg_sign": ("old_minus_new", "new_minus_old"),
+    "creg_view": ("strong", "weak"),
+    "creg_weighted": (True, False),
+    "creg_feedback_target": ("weak", "strong"),
+    "freg_enabled": (True, False),
+}
 
 
 class FedDure(LocalSSL):
@@ -49,32 +65,7 @@ class FedDure(LocalSSL):
     """
 
     scopes = {**LocalSSL.scopes, "creg": "local", "freg": "personal"}
-    presets = {
-        "paper": {
-            "threshold": 0.0,
-            "unsup_targets": "hard",
-            "unsup_weight": 1.0,
-            "unsup_ramp": 0,
-            "creg_sign": "old_minus_new",
-            "creg_view": "strong",
-            "creg_weighted": True,
-            "creg_feedback_target": "weak",
-            "freg_enabled": True,
-        },
-        "release": {
-            "lr": 6e-4,
-            "unsup_targets": "soft",
-            "unsup_weight": 8.0,
-            "unsup_ramp": 20,
-            "supervised_steps": 5,
-            "lr_schedule": "release",
-            "creg_sign": "new_minus_old",
-            "creg_view": "weak",
-            "creg_weighted": False,
-            "creg_feedback_target": "strong",
-            "freg_enabled": False,
-        },
-    }
+    presets = {name: {key: pair[n] for key, pair in VARIANTS.items()} for n, name in enumerate(("paper", "release"))}
     few_steps = (2, 4)
     batch_cap = 400
 
@@ -108,7 +99,7 @@ class FedDure(LocalSSL):
         h = self.hparams
         h.update(creg_lr=h["lr"] if creg_lr is None else creg_lr)
         self.creg = copy.deepcopy(model) if creg_enabled else None
-        self.freg = instance_weighting(num_classes, freg_hidden) if h["freg_enabled"] else None
+        self.freg = meta.WeightNet(num_classes, freg_hidden, freg_input == "softmax") if h["freg_enabled"] else None
 
     def client_start(self, first: bool) -> None:
         """C-reg is a copy of the global model; F-reg is drawn once per client, or in every visit."""
@@ -116,9 +107,7 @@ class FedDure(LocalSSL):
         if self.creg is not None:
             self.creg.load_state_dict(self.model.state_dict())
         if self.freg is not None and (first or self.hparams["freg_persist"] == "none"):
-            for layer in self.freg:
-                if isinstance(layer, nn.Linear):
-                    layer.reset_parameters()
+            self.freg.reset_parameters()
 
     def configure_optimizers(self) -> Any:
         """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
@@ -134,12 +123,11 @@ class FedDure(LocalSSL):
         kept = super().kept_optimizers(states)
         if kept or self.freg is None or self.hparams["freg_persist"] != "params+opt":
             return kept
-        forgotten: OptimizerStates = [[{} for _ in own] for own in states[:-1]]
-        return forgotten + states[-1:]
+        return [[dict[str, Any]() for _ in own] for own in states[:-1]] + states[-1:]
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
         """One joint step; the regulators rest in supervised steps, and where a client has one kind of images only."""
-        if self.supervised or len(batch) < 2:
+        if self.supervised or len(batch) < 2 or len(optimizer) < 2:
             return super().local_step(batch, batch_idx, optimizer[0])
         self.set_rate(optimizer[0], batch_idx + self.hparams["supervised_steps"])
         with self.autocast():
@@ -149,112 +137,73 @@ class FedDure(LocalSSL):
         with self.autocast():
             loss = self.local_loss(batch, out, batch_idx)
             if d is not None:
-                loss = loss + d * F.cross_entropy(out["strong"], self.feedback_labels(out))
+                loss = loss + self.feedback(batch["labelled"]["y"], out, d)
         torch.autograd.backward(loss)
         self.clip(self.model.parameters())
         optimizer[0].step()
         self.log("loss", loss)
-        if d is not None:
-            self.report(batch["labelled"]["y"], out, d)
 
     def regulate(
         self, batch: Batch, out: Mapping[str, Tensor], optimizers: Sequence[Optimizer], step: int
     ) -> Tensor | None:
         """Let both regulators learn from the batch; d, or ``None`` without C-reg."""
-        h, labelled = self.hparams, batch["labelled"]
-        net = self.model if self.creg is None else self.creg
+        h, labelled, creg, freg = self.hparams, batch["labelled"], self.creg, self.freg
         view, other = (batch["unlabelled"][h[name]] for name in ("creg_view", "freg_view"))
-        labels = out["weak"].detach().argmax(dim=1)
-        if self.creg is None and self.freg is None:
-            return None
+        labels, net = out["weak"].detach().argmax(dim=1), self.model if creg is None else creg
         with self.autocast():
-            logits = meta.stateless(net, view) if self.creg is None else net(view)
-            seen = None if other is view or self.freg is None else meta.stateless(net, other).detach()
+            logits = meta.stateless(net, view) if creg is None else net(view)
+            seen = None if other is view or freg is None else meta.stateless(net, other).detach()
 
-        def weighted(z: Tensor) -> Tensor:
+        def pseudo_loss(z: Tensor, weigh: bool = True) -> Tensor:
+            losses = F.cross_entropy(z, labels, reduction="none")
+            if freg is None or not weigh:
+                return losses.mean()
             known = z if seen is None else seen
-            weights = self.weigh(known.detach() if h["freg_detach_input"] else known)
-            return ops.weighted_loss(F.cross_entropy(z, labels, reduction="none"), weights, h["freg_norm"])
+            weights = freg(known.detach() if h["freg_detach_input"] else known)
+            return ops.weighted_loss(losses, weights, h["freg_norm"])
 
-        def plain(z: Tensor) -> Tensor:
-            return F.cross_entropy(z, labels)
-
-        def supervised(z: Tensor) -> Tensor:
-            return F.cross_entropy(z, labelled["y"])
-
-        if self.freg is not None:
-            form, wrt = meta.FORMS[h["freg_gradient"]], list(self.freg.parameters())
+        if freg is not None:
+            form, wrt = meta.FORMS[h["freg_gradient"]], list(freg.parameters())
+            outer = partial(F.cross_entropy, target=labelled["y"])
             with self.autocast():
-                slopes = form(net, weighted, supervised, view, labelled["x"], wrt, h["creg_lr"], logits)
-            step_along(optimizers[-1], slopes)
-        if self.creg is None:
+                slopes = form(net, pseudo_loss, outer, view, labelled["x"], wrt, h["creg_lr"], logits)
+            meta.step_along(optimizers[-1], slopes)
+        if creg is None:
             return None
         with self.autocast():
-            loss = (weighted if self.freg is not None and h["creg_weighted"] else plain)(logits)
-        old = self.creg_loss(labelled)
+            loss = pseudo_loss(logits, h["creg_weighted"])
+        old = self.creg_loss(creg, labelled)
         self.set_rate(optimizers[1], step, h["creg_wait"])
-        step_along(optimizers[1], torch.autograd.grad(loss, list(self.creg.parameters())))
-        new = self.creg_loss(labelled)
+        meta.step_along(optimizers[1], torch.autograd.grad(loss, list(creg.parameters())))
+        new = self.creg_loss(creg, labelled)
         d = old - new if h["creg_sign"] == "old_minus_new" else new - old
         return d if h["creg_d_clip"] is None else d.clamp(-h["creg_d_clip"], h["creg_d_clip"])
 
     @torch.no_grad()
-    def creg_loss(self, labelled: Mapping[str, Tensor]) -> Tensor:
+    def creg_loss(self, creg: nn.Module, labelled: Mapping[str, Tensor]) -> Tensor:
         """Labelled loss of C-reg as it stands."""
-        assert self.creg is not None
-        self.creg.train(self.hparams["creg_bn_eval"] == "train")
+        creg.train(self.hparams["creg_bn_eval"] == "train")
         with self.autocast():
-            loss = F.cross_entropy(self.creg(labelled["x"]), labelled["y"])
-        self.creg.train()
+            loss = F.cross_entropy(creg(labelled["x"]), labelled["y"])
+        creg.train()
         return loss
-
-    def weigh(self, logits: Tensor) -> Tensor:
-        """F-reg's weights ``[N]`` in (0, 1) for images with these logits ``[N, C]``."""
-        assert self.freg is not None
-        weights: Tensor = self.freg(logits.softmax(dim=1) if self.hparams["freg_input"] == "softmax" else logits)
-        return weights.squeeze(1)
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
         """The unlabelled term of the local model: every image counts m_i, where there is an F-reg."""
         if self.freg is None:
             return super().consistency(out)
         losses, certain = self.unsupervised(out)
-        with torch.no_grad():
-            m = self.weigh(out[self.hparams["freg_view"]])
+        m = self.freg(out[self.hparams["freg_view"]].detach()).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
         return ops.weighted_loss(losses, m * certain, self.hparams["freg_norm"])
 
-    def feedback_labels(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Targets of g_d, int64 ``[N]``."""
-        return out[self.hparams["creg_feedback_target"]].detach().argmax(dim=1)
-
-    @torch.no_grad()
-    def report(self, y: Tensor, out: Mapping[str, Tensor], d: Tensor) -> None:
-        """Log d, and how large g_s and g_d are at the logits."""
+    def feedback(self, y: Tensor, out: Mapping[str, Tensor], d: Tensor) -> Tensor:
+        """The loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
+        labels = out[self.hparams["creg_feedback_target"]].detach().argmax(dim=1)
         self.tally("creg/d", d)
         self.tally("creg/d_squared", d.square())
         self.tally("creg/d_negative", (d < 0).to(d.dtype))
-        self.tally("gradient/labelled", slope_norm(out["x"], y))
-        self.tally("gradient/feedback", d.abs() * slope_norm(out["strong"], self.feedback_labels(out)))
-
-
-def instance_weighting(num_classes: int, hidden: int) -> nn.Sequential:
-    """F-reg: class scores ``[N, num_classes]`` to weights ``[N, 1]`` in (0, 1)."""
-    return nn.Sequential(nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
-
-
-def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
-    """One step of the optimiser with these gradients, one per parameter."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def slope_norm(logits: Tensor, labels: Tensor) -> Tensor:
-    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``."""
-    slope = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
-    norm: Tensor = torch.linalg.vector_norm(slope)
-    return norm / len(logits)
+        self.tally("gradient/labelled", ops.cross_entropy_slope(out["x"], y))
+        self.tally("gradient/feedback", d.abs() * ops.cross_entropy_slope(out["strong"], labels))
+        return d * F.cross_entropy(out["strong"], labels)

@@ -27,7 +27,7 @@ class FedRGD(FixMatch):
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``num_groups`` | 2 (10 to 20 clients), 5 (47) | 2 (10), 3 (30) | 2 |
-    | ``group_state`` | each user continues from its group | slots, two bridges | ``slots`` (``global``: SemiFL's port) |
+    | ``group_state`` | each user continues from its group | slots, two bridges | ``slots`` (SemiFL's: ``global``) |
     | ``pl_time`` | every step | every step | ``every_step`` |
     | ``unsup_norm`` | all images | all images | ``confident``, as FedDB's other rows |
     | ``threshold`` | 0.95 | 0.95 | 0.95 |

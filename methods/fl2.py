@@ -52,7 +52,7 @@ class FL2(FixMatch):
             masked samples no longer count in L_a.
         kl_target: view that the target distribution comes from.
         cs_grad: ``perturbed``: gradient at W* with the prediction at W fixed; ``original``: at W, that at W* fixed.
-        cs_mask: whether ``sacr_mask`` restricts the KL term too, not only the perturbation.
+        cs_mask: whether ``sacr_mask`` restricts the KL term too; else the whole batch counts there.
         cs_mean: divide the KL term by the ``batch`` or by the ``masked`` samples.
         client_batches: batches of ``selected`` samples, or of all samples with the others ``masked``.
         server_pretrain: see ``LabelsAtServer``.
@@ -179,7 +179,7 @@ class FL2(FixMatch):
         if h["sam_mode"]:
             return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), mask)
         if not h["cs_mask"]:
-            mask = samples.get("keep", torch.ones_like(mask))
+            mask = torch.ones_like(mask)
         logs = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
         divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(dim=1)
         return masked_mean(divergence, mask) if h["cs_mean"] == "masked" else (divergence * mask).mean()

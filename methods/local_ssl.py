@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from math import cos, pi
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -87,14 +86,7 @@ class LocalSSL(FedMethod):
         reset_momentum: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            batch_size=batch_size,
-            reset_momentum=reset_momentum,
-            **base,
-        )
+        super().__init__(model, **base)
         if objective not in self.presets:
             raise ConfigError(f"objective {objective!r} is unknown; choose one of {', '.join(self.presets)}")
         preset = {**self.shared_preset, **self.presets[objective]}
@@ -127,7 +119,7 @@ class LocalSSL(FedMethod):
         streams, h = super().streams(data), self.hparams
         if "unlabelled" in streams:
             sizes = len(data.labelled), len(data.unlabelled)
-            rule = unlabelled_batch(*sizes, h["batch_size"], self.few_steps, self.batch_cap)
+            rule = ops.unlabelled_batch(*sizes, h["batch_size"], self.few_steps, self.batch_cap)
             streams["unlabelled"].batch_size = h["unlabelled_bs"] or rule
             streams["unlabelled"].fields = {} if data.revealed is None else {"y": data.revealed}
         return streams
@@ -162,7 +154,7 @@ class LocalSSL(FedMethod):
         if h["lr_schedule"] == "release":
             total = (h["steps_per_visit"] or 0) * h["local_epochs"]
             for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("base_lr", group["lr"]) * release_rate(
+                group["lr"] = group.setdefault("base_lr", group["lr"]) * ops.release_rate(
                     step, h["warmup_steps"], total, wait
                 )
 
@@ -211,30 +203,3 @@ class LocalSSL(FedMethod):
         self.tally("pseudo/certain", certain.float().mean())
         losses = F.cross_entropy(out["strong"], targets.to(out["strong"].dtype) if soft else targets, reduction="none")
         return losses, certain.to(losses.dtype)
-
-
-def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:
-    """Unlabelled images per step, from the client's numbers of images (released code).
-
-    Args:
-        labelled: labelled images n_s.
-        unlabelled: unlabelled images n_u, at least 1.
-        batch_size: labelled images per step.
-        few: ``(a, b)``: where round(n_s / batch_size), halves to even, is at most a, it counts as b.
-        cap: a batch of this size or more is divided by 4.
-    """
-    steps = round(labelled / batch_size)
-    size = unlabelled // (few[1] if steps <= few[0] else steps) or unlabelled
-    return size // 4 if cap and size >= cap else size
-
-
-def release_rate(step: int, warmup: int, steps: int, wait: int = 0) -> float:
-    """Factor on the learning rate after ``step`` scheduler steps (FedDure, released code).
-
-    0 for ``wait`` steps, then linear up to ``warmup + wait``, then a cosine over ``max(1, steps - warmup - wait)``.
-    """
-    if step < wait:
-        return 0.0
-    if step < warmup + wait:
-        return step / (warmup + wait)
-    return 0.5 * (1.0 + cos(pi * (step - warmup - wait) / max(1, steps - warmup - wait)))

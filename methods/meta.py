@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.func import functional_call
+from torch.optim import Optimizer
 
 from benchmark.errors import RunError
 
@@ -97,3 +98,33 @@ def meta_gradient_by_double_backward(
 
 
 FORMS = {"jvp": meta_gradient, "double_backward": meta_gradient_by_double_backward}
+
+
+class WeightNet(nn.Sequential):
+    """Logits ``[N, num_classes]``, or their softmax, to one weight in (0, 1) per image, ``[N]``."""
+
+    def __init__(self, num_classes: int, hidden: int, softmax: bool = True) -> None:
+        super().__init__(nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
+        self.softmax = softmax
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """See the class."""
+        x = logits.softmax(dim=1) if self.softmax else logits
+        for layer in self:
+            x = layer(x)
+        return x.squeeze(1)
+
+    def reset_parameters(self) -> None:
+        """Draw torch's default initialisation again."""
+        for layer in self:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+
+def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+    """One step of the optimiser with these gradients, one per parameter."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,7 +1,7 @@
 """Pure losses, label rules and weights that several methods share. Shapes: ``B`` samples, ``C`` classes."""
 
 from collections.abc import Iterable, Sequence
-from math import exp, inf, log
+from math import cos, exp, inf, log, pi
 from typing import Literal
 
 import torch
@@ -172,3 +172,38 @@ def weighted_loss(losses: Tensor, weights: Tensor, norm: Literal["none", "sum"] 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without its mu)."""
     return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
+
+
+@torch.no_grad()
+def cross_entropy_slope(logits: Tensor, labels: Tensor) -> Tensor:
+    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``: how hard the labels ``[N]`` pull."""
+    slope = logits.softmax(dim=1) - torch.nn.functional.one_hot(labels, logits.shape[1])
+    norm: Tensor = torch.linalg.vector_norm(slope)
+    return norm / len(logits)
+
+
+def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:
+    """Unlabelled images per step, from the client's numbers of images (released code).
+
+    Args:
+        labelled: labelled images n_s.
+        unlabelled: unlabelled images n_u, at least 1.
+        batch_size: labelled images per step.
+        few: ``(a, b)``: where round(n_s / batch_size), halves to even, is at most a, it counts as b.
+        cap: a batch of this size or more is divided by 4.
+    """
+    steps = round(labelled / batch_size)
+    size = unlabelled // (few[1] if steps <= few[0] else steps) or unlabelled
+    return size // 4 if cap and size >= cap else size
+
+
+def release_rate(step: int, warmup: int, steps: int, wait: int = 0) -> float:
+    """Factor on the learning rate after ``step`` scheduler steps (FedDure, released code).
+
+    0 for ``wait`` steps, then linear up to ``warmup + wait``, then a cosine over ``max(1, steps - warmup - wait)``.
+    """
+    if step < wait:
+        return 0.0
+    if step < warmup + wait:
+        return step / (warmup + wait)
+    return 0.5 * (1.0 + cos(pi * (step - warmup - wait) / max(1, steps - warmup - wait)))

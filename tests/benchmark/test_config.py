@@ -60,7 +60,7 @@ def zoo(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
     kinds = {
-        "method": Kind("method", "zoo", "zoo.base.Method"),
+        "method": Kind("method", "zoo", "zoo.base.Method", frozenset({"model"})),
         "data": Kind("data set", "zoo", "zoo.digits.Data", frozenset({"data_dir"})),
     }
     for slot, kind in kinds.items():
@@ -142,7 +142,7 @@ def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
 
 def test_run_id_refuses_what_cannot_be_saved(zoo):
     with pytest.raises(ConfigError, match="use numbers, strings, lists and mappings only"):
-        run_id(resolve(config(roster={"rule": float("nan")})))
+        run_id(resolve(config(model_args={"width": float("nan")})))
 
 
 def test_differences_name_what_a_recorded_run_did_otherwise(zoo):

@@ -168,6 +168,7 @@ def test_published_sizes():
         "cifar100": (50000, 10000),
         "svhn": (73257, 26032),
         "fashion_mnist": (60000, 10000),
+        "cinic10": (90000, 90000),
         "isic2018": (8012, 2003),
     }
 

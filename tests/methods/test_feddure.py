@@ -1,5 +1,6 @@
 """FedDure: the bi-level step against reference numbers in all flag variants, and every switch."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.errors import ConfigError
+from benchmark.federation import Federation
+from federations import make_data, plain_fabric
 from methods import meta
-from methods.base import Batch
+from methods.base import Batch, Site, Visit
 from methods.feddure import FedDure
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/feddure/paper_step_sgd.json").read_text())
@@ -43,14 +47,12 @@ class Toy(nn.Module):
 def toy_method(case: dict[str, Any], **args: Any) -> FedDure:
     """The case's networks and rates, with plain SGD everywhere."""
     given, flags = case["inputs"], case["flags"]
-    args = {
+    defaults = {
+        "freg_hidden": 4, "optimizer": "sgd", "freg_optimizer": "sgd", "momentum": 0.0, "lr": given["eta"],
         "creg_lr": given["eta_s"], "freg_lr": given["eta_w"], "freg_input": flags["freg_input"],
-        "freg_detach_input": flags["detach_input"], "freg_norm": flags["norm"], **args,
+        "freg_detach_input": flags["detach_input"], "freg_norm": flags["norm"],
     }  # fmt: skip
-    method = FedDure(
-        Toy(case["batchnorm"]), 3, freg_hidden=4, lr=given["eta"], optimizer="sgd", freg_optimizer="sgd",
-        momentum=0.0, **args,
-    ).double()  # fmt: skip
+    method = FedDure(Toy(case["batchnorm"]), 3, **{**defaults, **args}).double()
     method.model.load_state_dict(given["theta"], strict=not case["batchnorm"])
     if method.creg is not None:
         method.creg.load_state_dict(given["phi"], strict=not case["batchnorm"])
@@ -96,3 +98,272 @@ def test_joint_step(case: dict[str, Any], form: str) -> None:
     equal(method.model, out["theta_after"])
     assert float(method.tallied("creg/d")) == pytest.approx(out["d_old_minus_new"], rel=1e-9)
     assert float(method.tallied("freg/m")) == pytest.approx(float(out["instance_weights_m"].mean()), rel=1e-12)
+
+
+def step(case: dict[str, Any], count: int = 1, **args: Any) -> FedDure:
+    """The method after some joint steps on the case's batch."""
+    method = toy_method(case, **args)
+    method._tally = {}
+    optimizers = method.configure_optimizers()
+    for number in range(count):
+        method.local_step(batch_of(case), number, optimizers)
+    return method
+
+
+def descend(net: nn.Module, loss: Tensor, rate: float) -> None:
+    """Plain gradient descent, written out."""
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+            parameter -= rate * gradient
+
+
+def joint(net: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """Logits of labelled, weak and strong images, from one forward pass."""
+    parts = [given["x"], given["weak"], given["strong"]]
+    return net(torch.cat(parts)).split([len(p) for p in parts])
+
+
+BATCHNORM = next(c for c in CASES if c["batchnorm"] and name_of(c).endswith("softmax-True-none"))
+PLAIN = next(c for c in CASES if not c["batchnorm"] and name_of(c).endswith("softmax-True-none"))
+
+
+@pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
+def test_without_creg(case: dict[str, Any]) -> None:
+    """F-reg looks ahead with the local model, in separate forward passes; the step follows g_s + g_u."""
+    given, method = case["inputs"], step(case, creg_enabled=False)
+    fresh = toy_method(case, creg_enabled=False)
+    net, freg, y = fresh.model, fresh.freg, given["y"]
+    x, weak, strong = joint(net, given)
+    labels = weak.argmax(dim=1)
+    alone = net(given["strong"])
+    weights = freg(alone.detach())
+    inner = (weights * F.cross_entropy(alone, labels, reduction="none")).mean()
+    own = dict(net.named_parameters())
+    steps = torch.autograd.grad(inner, list(own.values()), create_graph=True)
+    ahead = {n: p - given["eta_s"] * g for (n, p), g in zip(own.items(), steps, strict=True)}
+    descend(freg, F.cross_entropy(meta.stateless(net, given["x"], ahead), y), given["eta_w"])
+    m = freg(strong.detach()).detach()
+    loss = F.cross_entropy(x, y) + (m * F.cross_entropy(strong, labels, reduction="none")).mean()
+    descend(net, loss, given["eta"])
+    equal(method.freg, dict(freg.named_parameters()))
+    equal(method.model, dict(net.named_parameters()))
+    assert method.creg is None
+    assert method.tallied("creg/d") is None
+
+
+@pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
+def test_without_freg(case: dict[str, Any]) -> None:
+    """A mask at 0.6 instead of m; C-reg learns from every pseudo-label alike; g_d is as before."""
+    given, method = case["inputs"], step(case, freg_enabled=False, threshold=0.6)
+    fresh = toy_method(case, freg_enabled=False)
+    net, creg, y = fresh.model, fresh.creg, given["y"]
+    x, weak, strong = joint(net, given)
+    labels, mask = weak.argmax(dim=1), weak.softmax(dim=1).amax(dim=1) >= 0.6
+    assert 0 < int(mask.sum()) < len(mask)
+    old = F.cross_entropy(creg(given["x"]), y)
+    descend(creg, F.cross_entropy(creg(given["strong"]), labels), given["eta_s"])
+    d = (old - F.cross_entropy(creg(given["x"]), y)).detach()
+    losses = F.cross_entropy(strong, labels, reduction="none")
+    descend(net, F.cross_entropy(x, y) + (mask * losses).sum() / len(mask) + d * losses.mean(), given["eta"])
+    equal(method.creg, dict(creg.named_parameters()))
+    equal(method.model, dict(net.named_parameters()))
+    assert method.freg is None
+
+
+@pytest.mark.parametrize("number", [0, 3, 30])
+def test_released_step(number: int) -> None:
+    """Soft masked targets on a ramp, C-reg on the weak view, d = new - old, feedback on the strong view's argmax."""
+    case = BATCHNORM
+    given = case["inputs"]
+    method = toy_method(case, variant="release", lr_schedule="constant", supervised_steps=0, lr=given["eta"])
+    net, creg = (copy.deepcopy(m) for m in (method.model, method.creg))
+    method._tally = {}
+    method.local_step(batch_of(case), number, method.configure_optimizers())
+    x, weak, strong = joint(net, given)
+    p, y = weak.softmax(dim=1).detach(), given["y"]
+    mask = p.amax(dim=1) >= 0.6
+    old = F.cross_entropy(creg(given["x"]), y)
+    descend(creg, F.cross_entropy(creg(given["weak"]), p.argmax(dim=1)), given["eta_s"])
+    d = (F.cross_entropy(creg(given["x"]), y) - old).detach()
+    soft = (mask * -(p * strong.log_softmax(dim=1)).sum(dim=1)).mean()
+    loss = F.cross_entropy(x, y) + 8 * min(1, (number + 1) / 20) * soft
+    descend(net, loss + d * F.cross_entropy(strong, strong.argmax(dim=1)), given["eta"])
+    equal(method.creg, dict(creg.named_parameters()))
+    equal(method.model, dict(net.named_parameters()))
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {"creg_sign": "new_minus_old"},
+    {"creg_view": "weak"},
+    {"creg_weighted": False},
+    {"creg_feedback_target": "strong"},
+    {"creg_bn_eval": "eval"},
+    {"creg_d_clip": 1e-4},
+    {"creg_lr": 0.05},
+    {"freg_lr": 0.05},
+    {"freg_optimizer": "adam"},
+    {"freg_view": "weak"},
+    {"freg_input": "logits"},
+    {"freg_detach_input": False},
+    {"freg_norm": "sum"},
+    {"threshold": 0.6},
+    {"unsup_targets": "soft"},
+    {"unsup_targets": "soft", "temperature": 0.4},
+    {"unsup_weight": 2.0},
+    {"unsup_ramp": 20},
+    {"forward_local": "separate"},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "adam_betas": [0.5, 0.9]},
+    {"weight_decay": 0.1},
+    {"clip_norm": 0.01},
+    {"lr_schedule": "release"},
+    {"lr_schedule": "release", "warmup_steps": 3},
+    {"lr_schedule": "release", "creg_wait": 0},
+    {"prox_mu": 0.5},
+]
+
+
+def test_every_switch_does_something() -> None:
+    """Three steps end elsewhere with each of these settings, in the local model or in a regulator."""
+    ends = []
+    for args in [{}, *SWITCHES]:
+        method = step(BATCHNORM, 3, **args)
+        state = [p.detach() for part in (method.model, method.creg, method.freg) for p in part.parameters()]
+        ends.append(torch.cat([p.flatten() for p in state]))
+        assert bool(torch.isfinite(ends[-1]).all())
+    for i, end in enumerate(ends):
+        same = [j for j in range(i) if torch.allclose(end, ends[j], rtol=1e-10, atol=1e-12)]
+        assert not same, f"{([{}, *SWITCHES])[i]} ends where {([{}, *SWITCHES])[same[0]]} does"
+
+
+def test_forcing_d_to_zero_leaves_the_local_model_alone() -> None:
+    """creg_d_clip = 0: the local model moves as without feedback, C-reg as always."""
+    clipped, free = step(PLAIN, creg_d_clip=0.0), step(PLAIN)
+    equal(clipped.creg, dict(free.creg.named_parameters()))
+    out = PLAIN["outputs"]
+    rate = PLAIN["inputs"]["eta"]
+    expected = {n: PLAIN["inputs"]["theta"][n] - rate * (out["g_s"][n] + out["g_u"][n]) for n in out["g_s"]}
+    equal(clipped.model, expected)
+
+
+def test_logged_gradients_are_those_of_the_reference() -> None:
+    """At the logits, the two logged norms equal those of autograd."""
+    given, method = PLAIN["inputs"], toy_method(PLAIN)
+    method._tally = {}
+    x, weak, strong = joint(method.model, given)
+    (g_s,) = torch.autograd.grad(F.cross_entropy(x, given["y"]), x, retain_graph=True)
+    (g_d,) = torch.autograd.grad(F.cross_entropy(strong, weak.argmax(dim=1)), strong)
+    method.local_step(batch_of(PLAIN), 0, method.configure_optimizers())
+    d = PLAIN["outputs"]["d_old_minus_new"]
+    assert float(method.tallied("gradient/labelled")) == pytest.approx(float(g_s.norm()))
+    assert float(method.tallied("gradient/feedback")) == pytest.approx(abs(d) * float(g_d.norm()))
+
+
+class Norm(nn.Module):
+    """A small network with batch norm for the digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 5, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(196, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def federation(rounds: int = 2, **args: Any) -> Federation:
+    """Six clients, real digits."""
+    torch.manual_seed(0)
+    method, data = FedDure(Norm(), 10, **args), make_data("all_clients")
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
+
+
+def test_where_the_state_lives() -> None:
+    """The local model and its batch-norm statistics travel, C-reg and F-reg do not; F-reg is the client's own."""
+    run = federation()
+    run.run_round(0)
+    assert all(name.startswith("model.") for name in run.server)
+    assert set(run.clients[0].tensors) == {f"freg.{n}" for n in run.method.freg.state_dict()}
+    weights = [run.clients[k].tensors["freg.0.weight"] for k in (0, 1)]
+    assert not torch.allclose(*weights, atol=1e-2)
+    assert all(not any(states) for states in run.clients[0].optimizers)
+
+
+def test_aggregation_counts_all_images_and_all_tensors() -> None:
+    """Weights n_s + n_u; running statistics are averaged with the parameters."""
+    run = federation()
+    uploads, _, _ = run.run_visits(run.visits(0))
+    sizes = [run.data.client(k).size for k in range(6)]
+    assert [u.weight for u in uploads] == sizes
+    run.method.aggregate(uploads)
+    name = "model.body.1.running_mean"
+    expected = sum(n * u.tensors[name].double() for n, u in zip(sizes, uploads, strict=True)) / sum(sizes)
+    torch.testing.assert_close(run.method.tensors("shared")[name].double(), expected, rtol=1e-6, atol=1e-8)
+    assert float(expected.abs().max()) > 0
+
+
+def visit_twice(**args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Federation]:
+    """Client 0's F-reg after its first visit and at the beginning of its second."""
+    run = federation(**args)
+    visit = Visit(client=0, size=run.data.client(0).size)
+    _, kept, _, _ = run.engine.client(visit, run.server, None)
+    first, seen = {n: t.clone() for n, t in kept.tensors.items()}, {}
+    method = run.method
+    original = method.client_prepare
+
+    def spy(client: Site) -> Any:
+        seen.update({n: t.clone() for n, t in method.tensors("personal", "local").items()})
+        return original(client)
+
+    method.client_prepare = spy
+    run.engine.client(Visit(round=1, client=0, size=visit.size, first=False), run.server, kept)
+    run.clients[0] = kept
+    return first, seen, run
+
+
+@pytest.mark.parametrize("persist", ["params", "params+opt", "none"])
+def test_what_persists_between_visits(persist: str) -> None:
+    """C-reg starts from the global model again; F-reg's weights, and its Adam state, live as the switch says."""
+    first, seen, run = visit_twice(freg_persist=persist)
+    same = all(torch.equal(value, seen[name]) for name, value in first.items())
+    assert same is (persist != "none")
+    for name, value in run.server.items():
+        assert torch.equal(value, seen[name.replace("model.", "creg.", 1)])
+    states = run.clients[0].optimizers
+    if persist == "params+opt":
+        assert not any(state for own in states[:2] for state in own)
+        assert all(float(state["step"]) == 5 for state in states[2])
+    else:
+        assert not states
+
+
+def test_supervised_steps_leave_the_regulators_alone() -> None:
+    """Released visit: 5 + 5 steps of one Adam; C-reg moves in the joint ones only, the first two have rate 0."""
+    run = federation(variant="release", prox_mu=0.0)
+    method, rates, steps = run.method, [], []
+    original = method.local_step
+
+    def spy(batch: Batch, number: int, optimizers: Any) -> None:
+        before = [p.detach().clone() for p in method.creg.parameters()]
+        original(batch, number, optimizers)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, method.creg.parameters(), strict=True))
+        rates.append((optimizers[0].param_groups[0]["lr"] / 6e-4, moved))
+        steps.append(float(next(iter(optimizers[0].state.values()))["step"]))
+
+    method.local_step = spy
+    run.engine.client(Visit(client=0, size=run.data.client(0).size), run.server, None)
+    assert [r for r, _ in rates] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    assert [moved for _, moved in rates] == [False] * 7 + [True] * 3
+    assert steps == list(range(1, 11))
+
+
+def test_variants_and_unknown_ones() -> None:
+    """The released constants; a value that is given wins over the variant's; an unknown variant says which exist."""
+    h = FedDure(Norm(), 10, variant="release", supervised_steps=0).hparams
+    assert (h["lr"], h["creg_lr"], h["threshold"], h["unsup_weight"], h["unsup_ramp"]) == (6e-4, 6e-4, 0.6, 8.0, 20)
+    assert (h["supervised_steps"], h["freg_enabled"], h["creg_view"]) == (0, False, "weak")
+    h = FedDure(Norm(), 10).hparams
+    assert (h["lr"], h["threshold"], h["supervised_steps"], h["freg_enabled"]) == (5e-4, 0.0, 0, True)
+    with pytest.raises(ConfigError, match="choose one of paper, release"):
+        FedDure(Norm(), 10, variant="draft")

@@ -1,5 +1,6 @@
 """(FL)2: thresholds against the released code, the consistency step against its naive form, and every switch."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,8 +42,7 @@ def test_released_thresholds(case: dict[str, Any]) -> None:
     assert shares.tolist() == pytest.approx(out["label_hist"])
     high = probabilities.amax(dim=1) >= 0.95
     full = torch.full((len(out["high_conf_targets_full"]),), -1)
-    _, keep = make_method("fl2").select(probabilities)
-    full[clients[keep & high]] = labels[keep & high]
+    full[clients[high]] = labels[high]
     assert full.tolist() == out["high_conf_targets_full"]
 
 
@@ -118,8 +118,8 @@ def test_shared_forward_equals_the_five_passes(kind: str, target: str) -> None:
 
 
 def test_two_steps_with_clipping_and_nesterov() -> None:
-    """local_step clips the sum to 1, adds decay, then takes a Nesterov step (closed form of the sheet)."""
-    method, samples = method_and_batch(lr_schedule="constant")
+    """local_step clips the sum of both gradients, adds decay, then takes a Nesterov step (closed form of the sheet)."""
+    method, samples = method_and_batch(lr_schedule="constant", clip_norm=0.5)
     twin, _ = method_and_batch()
     method.visit = Visit(rounds=5)
     optimizer = method.configure_optimizers()
@@ -128,8 +128,9 @@ def test_two_steps_with_clipping_and_nesterov() -> None:
         method.local_step({"unlabelled": samples}, number, optimizer)
         gradients = released(twin, samples)
         norm = torch.stack([g.norm() for g in gradients]).norm()
-        assert float(norm) > 1
-        total = [g / (norm + 1e-6) + 5e-4 * p.detach() for g, p in zip(gradients, twin.model.parameters(), strict=True)]
+        assert float(norm) > 0.5
+        weights = [p.detach() for p in twin.model.parameters()]
+        total = [0.5 * g / (norm + 1e-6) + 5e-4 * w for g, w in zip(gradients, weights, strict=True)]
         buffers = total if not number else [0.9 * m + g for m, g in zip(buffers, total, strict=True)]
         with torch.no_grad():
             for p, m, g in zip(twin.model.parameters(), buffers, total, strict=True):
@@ -210,22 +211,29 @@ def test_gradient_at_the_original_weights() -> None:
 def test_masked_mean() -> None:
     """Over the set mask; 0 where there is none."""
     values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
-    assert float(masked_mean(values, torch.tensor([True, False, True]))) == 3.5
+    assert masked_mean(values, torch.tensor([True, False, True])).item() == 3.5
     nothing = masked_mean(values, torch.zeros(3, dtype=torch.bool))
     nothing.backward()
-    assert float(nothing) == 0.0
+    assert nothing.item() == 0.0
     assert values.grad is not None
     assert values.grad.tolist() == [0.0] * 3
 
 
-def prepared(mask: str = "high_conf", oracle: bool | None = None, **args: Any) -> tuple[Any, dict[str, Any], Any]:
-    """What client 0 would train on, its true labels, and the method, after a little pre-training at the server."""
-    federation = make_federation("fl2", sacr_mask=mask, server_pretrain=2, threshold=0.2, **args)
+@cache
+def warmed_up() -> dict[str, Tensor]:
+    """The server's tensors after the pre-training of the released code: 50 epochs on 40 labels."""
+    federation = make_federation("fl2")
     federation.server_phase(0, "server_start")
+    return federation.server
+
+
+def prepared(mask: str = "high_conf", oracle: bool | None = None, **args: Any) -> tuple[Any, dict[str, Any], Any]:
+    """What client 0 would train on, its true labels, and the method, after pre-training at the server."""
+    federation = make_federation("fl2", sacr_mask=mask, threshold=0.4, **args)
     method, data = federation.method, federation.data
     if oracle is not None:
         method.uses_oracle = oracle
-    method.load_tensors(federation.server)
+    method.load_tensors(warmed_up())
     method._tally = {}
     site = LocalSite(federation.engine, data.client(0), Visit(size=data.client(0).size), [])
     streams = method.client_prepare(site)
@@ -272,7 +280,7 @@ def test_masked_batches_equal_filtered_ones_where_everything_is_selected() -> No
 
 def test_with_everything_switched_off_it_is_fixmatch() -> None:
     """Fixed threshold, no consistency, uniform weights (first row of Table 2): the same bits as FixMatch."""
-    common = {"threshold": 0.2, "local_epochs": 1, "server_pretrain": 1, "rounds": 2}
+    common = {"threshold": 0.4, "local_epochs": 1, "server_pretrain": 10, "rounds": 1}
     bare = make_federation("fl2", selection="fixed", sacr=False, aggregation="uniform", **common)
     fixmatch = make_federation("fixmatch", **common)
     rows, expected = run_rows(bare), run_rows(fixmatch)
@@ -283,12 +291,12 @@ def test_with_everything_switched_off_it_is_fixmatch() -> None:
 
 def test_each_switch_changes_the_run() -> None:
     """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
-    common = {"threshold": 0.2, "local_epochs": 1, "server_epochs": 1, "server_pretrain": 5, "rounds": 1}
+    common = {"threshold": 0.4, "local_epochs": 1, "server_epochs": 1, "rounds": 1}
     data = make_data("server")
 
     def weights(**args: Any) -> Tensor:
         federation = make_federation("fl2", data, **(common | args))
-        federation.server_phase(0, "server_start")
+        federation.server = {name: value.clone() for name, value in warmed_up().items()}
         federation.roster.participants = 2
         federation.run_round(0)
         return torch.cat([v.flatten().double() for k, v in federation.server.items() if k.startswith("model")])
@@ -312,14 +320,13 @@ def test_each_switch_changes_the_run() -> None:
         {"cs_mask": False},
         {"cs_mean": "masked"},
         {"client_batches": "masked"},
-        {"server_pretrain": 0},
     ]
     found = [weights(**args) for args in alternatives]
-    same = {frozenset(("perturbation", "sacr"))}
     for i, first in enumerate(found):
         for j in range(i):
-            if torch.equal(first, found[j]):
-                assert frozenset((*alternatives[i], *alternatives[j])) in same, (alternatives[i], alternatives[j])
+            gap = float((first - found[j]).abs().max())
+            pair = {**alternatives[i], **alternatives[j]}
+            assert gap < 1e-6 if pair == {"sacr": False, "perturbation": "none"} else gap > 1e-7, pair
 
 
 def test_clients_send_their_mean_confidence() -> None:

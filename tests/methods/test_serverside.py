@@ -177,7 +177,7 @@ def test_order_of_the_pool() -> None:
 
 
 def test_static_statistics_are_measured_sent_and_never_trained() -> None:
-    """After the server's step the buffers are those of the labelled tens and the pool; clients return them unchanged."""
+    """After the server's step the buffers are those of five batches; clients return them unchanged."""
     federation = with_norm(server_pretrain=0, local_epochs=1)
     federation.server_phase(0, "server_start")
     buffers = {k: v.clone() for k, v in federation.server.items() if "running" in k or "tracked" in k}

@@ -1,0 +1,407 @@
+"""Whole runs from their configuration: records, kills, several processes, precisions, and a user's own method."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from benchmark import run
+from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
+from benchmark.errors import BenchError, ConfigError, DataError, RunError
+from benchmark.lock import RunLocked, locked, run_lock
+from benchmark.records import RunFolder, read_record, read_rows, state, validate, without_clock
+from benchmark.run import fit, placed
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 8
+OPTIONS = {
+    "data": "digits",
+    "data.num_clients": 6,
+    "data.partition": "iid",
+    "rounds": ROUNDS,
+    "seed": 3,
+    "last_k": 3,
+    "runtime.devices": 1,
+    "runtime.threads": 1,
+    "runtime.accelerator": "cpu",
+    "runtime.wandb": "off",
+}
+MIXED = {"method": "fed_consist", "method.warmup_rounds": 1}
+SHORT = {"method": "fedavg", "rounds": 2}
+
+
+def configuration(results, **options):
+    """Options with ``__`` for the dot, on top of ``OPTIONS``."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    return resolve(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
+
+
+@pytest.fixture(autouse=True)
+def ordinary_memory(monkeypatch):
+    """The test process goes on after a run and wants its memory back."""
+    monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """An uninterrupted run of a method with personal state, in one process."""
+    return fit(configuration(tmp_path_factory.mktemp("reference"), **MIXED))
+
+
+def assert_same_run(path, other):
+    """Equal but for the clock and the hardware, file by file."""
+    names = {file.name for file in path.iterdir()}
+    assert names == {file.name for file in other.iterdir()}
+    assert without_clock(read_record(path)) == without_clock(read_record(other))
+    assert without_clock(read_rows(path)) == without_clock(read_rows(other))
+    assert (path / "config.yaml").read_bytes() == (other / "config.yaml").read_bytes()
+    ours, theirs = (torch.load(p / "weights.pt") for p in (path, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
+
+
+# --- one run
+
+
+def test_a_run_and_its_record(reference):
+    config = configuration(reference.parents[1], **MIXED)
+    record, rows = read_record(reference), read_rows(reference)
+    validate(record, "here")
+    assert reference == folder(config) and reference.name == f"fed_consist-digits-{run_id(config)}"
+    assert record["status"] == "complete" and record["error"] is None
+    assert record["config"] == json.loads(json.dumps(identity(config)))
+    assert record["seeds"] == {"run": 3, "partition": 1337}
+    assert record["rounds"] == {"done": ROUNDS, "total": ROUNDS}
+    assert [row["round"] for row in rows] == list(range(ROUNDS))
+    assert record["final"] == {"round": ROUNDS - 1, **{k: rows[-1][k] for k in record["final"] if k != "round"}}
+    assert record["final"]["acc"] == rows[-1]["acc"]
+    assert record["best"]["acc"] == max(row["acc"] for row in rows)
+    assert record["last_k_mean"]["rounds"] == 3
+    assert record["last_k_mean"]["acc"] == pytest.approx(sum(row["acc"] for row in rows[-3:]) / 3)
+    assert record["bytes_up"] == rows[-1]["bytes_up"] == 92_626 * 4 * (1 + 6 * (ROUNDS - 1))
+    assert len(record["labelled_histogram"]) == 1 and 230 < sum(record["labelled_histogram"][0]) < 250
+    assert len(record["partition_hash"]) > 8 and record["data_sha256"]
+    assert record["environment"]["devices"] == record["environment"]["threads"] == 1
+    assert record["environment"]["precision"] == "32-true"
+    assert record["timing"]["seconds"] > 0
+    names = {file.name for file in reference.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "record.json", "weights.pt", "run.lock"}
+    assert not locked(reference)
+
+
+def test_a_complete_run_is_left_alone(reference, monkeypatch):
+    """A second ``fit`` runs nothing and changes no byte and no time stamp; a left-over checkpoint goes."""
+    monkeypatch.setattr(run, "Fabric", None)
+    before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()}
+    config = configuration(reference.parents[1], **MIXED)
+    (reference / run.CHECKPOINT).write_bytes(b"the run was killed before it could remove this")
+    assert fit(config) == reference
+    assert fit(replace(config, runtime=replace(config.runtime, devices=2))) == reference
+    assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()} == before
+
+
+def test_a_record_made_under_other_defaults_is_refused(tmp_path):
+    config = configuration(tmp_path, **SHORT)
+    path = fit(config)
+    record = json.loads((path / "record.json").read_text())
+    for status in ("complete", "running"):
+        record["config"]["method"]["init_args"]["momentum"] = 0.5
+        record["status"] = status
+        (path / "record.json").write_text(json.dumps(record))
+        with pytest.raises(ConfigError, match=r"momentum: recorded with 0\.5, now 0\.9\. Delete the folder"):
+            fit(config)
+
+
+def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, monkeypatch, reference):
+    """After an error in the middle the same call finishes the run, as if nothing had happened."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
+    whole = run.Federation.run_round
+
+    def breaks(self, number):
+        if number == 4:
+            raise OSError("no space left on device")
+        return whole(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Federation, "run_round", breaks)
+        with pytest.raises(OSError, match="no space"):
+            fit(config)
+    record = read_record(folder(config))
+    assert record["status"] == state(folder(config)) == "failed"
+    assert "no space left on device" in record["error"]
+    assert record["rounds"] == {"done": 4, "total": ROUNDS}
+    assert_same_run(fit(config), reference)
+
+
+def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
+    """The refusal must not forget the hashes that it is based on."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **SHORT)
+    whole = run.Federation.run_round
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Federation, "run_round", lambda self, n: whole(self, n) if n < 1 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit(config)
+    facts = read_record(folder(config))["partition_hash"]
+    with monkeypatch.context() as patch:
+        real = run.facts
+        patch.setattr(run, "facts", lambda data: {**real(data), "partition_hash": "another"})
+        for _ in range(3):
+            with pytest.raises(RunError, match="cannot resume, partition_hash was"):
+                fit(config)
+    assert read_record(folder(config))["partition_hash"] == facts
+    fit(config)
+    assert state(folder(config)) == "complete"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"roster__participant": 2}, ConfigError, "unknown roster argument 'participant'; did you mean 'participants'"),
+        ({"roster__participants": "many"}, ConfigError, "roster .*many"),
+        ({"roster__participants": 7}, ConfigError, "7 participants per round from 6 clients"),
+        ({"roster__rule": "x"}, ConfigError, "unknown rule 'x'"),
+        ({"data__scenario": "server"}, ConfigError, "needs num_labels"),
+        ({"data__pipeline": "none"}, ConfigError, "unknown pipeline 'none'"),
+        ({"data__num_clients": 5000}, BenchError, "5000"),
+        ({"model": "small_cn"}, ConfigError, "small_cnn"),
+        ({"model_args__depth": 3}, ConfigError, "unknown option depth"),
+        ({"method__lr": "fast"}, ConfigError, "lr"),
+        ({"runtime__devices": 0}, ConfigError, "devices=0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        fit(configuration(tmp_path, **{**SHORT, **options}))
+
+
+def test_a_run_in_progress_is_left_alone(tmp_path):
+    """Whoever holds the folder keeps it, and its record stays as it is."""
+    config = configuration(tmp_path, **SHORT)
+    path = folder(config)
+    with run_lock(path):
+        with pytest.raises(RunLocked, match="is working on this run"):
+            fit(config)
+        assert not (path / "record.json").exists()
+    assert state(fit(config)) == "complete"
+
+
+# --- processes that die
+
+
+@pytest.mark.timeout(300)
+def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
+    """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits", "wandb"])
+    rng = random.Random(0)
+    config = configuration(tmp_path, **MIXED)
+    path = folder(config)
+    pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
+    resumed_from = []
+    for rows, every_s in ((0, 0.0), (1, 0.0), (2, 0.0), (3, 1e9), (4, 0.0)):
+        runtime = replace(config.runtime, checkpoint_every_s=every_s)
+        process = context.Process(target=fit, args=(replace(config, runtime=runtime),))
+        process.start()
+        done = 0
+        while done < max(rows, 1) and process.is_alive():
+            time.sleep(0.002)
+            done = len(read_rows(path)) if (path / "metrics.jsonl").exists() else 0
+            if not rows:
+                break
+        time.sleep(rng.uniform(0.0, 1.5) * pace)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "the run ended before it was killed"
+        assert state(path) in ("missing", "stale")
+        resumed_from.append((path / run.CHECKPOINT).exists())
+    assert any(resumed_from)
+    assert_same_run(fit(config), reference)
+
+
+def raised(last):
+    return ProcessRaisedException(f"\n-- Process 1 terminated --\nTraceback\n  File x\n{last}\n", 1, 4711)
+
+
+@pytest.mark.parametrize(
+    ("exception", "kind", "message", "status"),
+    [
+        (raised("benchmark.errors.DataError: no file: look there"), DataError, r"^no file: look there$", "failed"),
+        (raised("benchmark.lock.RunLocked: /x: process 1"), RunLocked, r"^/x: process 1$", "running"),
+        (raised("RuntimeError: boom"), RunError, r"RuntimeError: boom", "failed"),
+        (ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 4711, -9), RunError, "SIGKILL", "failed"),
+    ],
+)
+def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exception, kind, message, status):
+    """Errors of ours keep their class; a run that another process works on keeps its record."""
+    config = configuration(tmp_path, runtime__devices=2, **SHORT)
+
+    def launch(self, function, resolved):
+        RunFolder(folder(config)).open(config)
+        raise exception
+
+    monkeypatch.setattr(run.Fabric, "launch", launch)
+    with pytest.raises(kind, match=message) as error:
+        fit(config)
+    assert type(error.value) is kind
+    assert read_record(folder(config))["status"] == status
+
+
+# --- several processes
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_give_the_bits_of_one(tmp_path, reference):
+    path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
+    assert read_record(path)["environment"]["devices"] == 2
+    assert_same_run(path, reference)
+
+
+@pytest.mark.timeout(300)
+def test_fabric_run_gives_the_same_record(tmp_path, reference):
+    """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [Path(sys.executable).with_name("fabric"), "run", "--accelerator", "cpu", "--devices", "2"]
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
+    for name in ("devices", "accelerator"):
+        del options[f"runtime.{name}"]
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
+    done = subprocess.run(
+        [*launcher, "--main-port", str(port), ROOT / "benchmark" / "run.py", *words],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = folder(configuration(tmp_path, **MIXED))
+    assert read_record(path)["environment"]["devices"] == 2
+    assert_same_run(path, reference)
+
+
+def test_precision_of_fabric_run(tmp_path, monkeypatch):
+    """``fabric run --precision`` is part of the run's identity; without it the configuration's counts."""
+    monkeypatch.setenv("LT_CLI_USED", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    config = configuration(tmp_path, **{**SHORT, "rounds": 1})
+    monkeypatch.setattr(run, "_run", lambda fabric, text: made.append((fabric._precision.precision, text)))
+    made = []
+    fit(replace(config, precision="bf16-mixed"))
+    monkeypatch.setenv("LT_PRECISION", "bf16-mixed")
+    path = fit(config)
+    assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
+    assert made[0][1] == made[1][1]
+    assert path == folder(replace(config, precision="bf16-mixed"))
+
+
+# --- where and how
+
+
+def test_precisions(tmp_path):
+    """Double precision is double throughout and agrees with single; bf16 keeps weights in single."""
+    weights, paths = {}, set()
+    for precision in ("32-true", "64-true", "bf16-mixed"):
+        path = fit(configuration(tmp_path, precision=precision, **SHORT))
+        weights[precision] = torch.load(path / "weights.pt")
+        assert read_record(path)["environment"]["precision"] == precision
+        paths.add(path)
+    assert len(paths) == 3
+    single, double, brain = weights.values()
+    assert {v.dtype for v in double.values()} == {torch.float64}
+    assert {v.dtype for v in brain.values()} == {torch.float32}
+    for name, value in single.items():
+        torch.testing.assert_close(value, double[name].float(), rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(value, brain[name], rtol=0.1, atol=1e-2)
+    assert any(not torch.equal(value, brain[name]) for name, value in single.items())
+
+
+def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
+    """One process per core, up to one per participant, for what is worth it; one process otherwise."""
+    monkeypatch.setattr(run, "cores", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    auto = {"runtime__devices": "auto", "runtime__threads": "auto", "runtime__accelerator": "auto"}
+
+    def where(**options):
+        runtime = placed(configuration(tmp_path, method="fedavg", **{**auto, **options}))
+        assert runtime.accelerator == "cpu"
+        return runtime.devices, runtime.threads
+
+    assert where(rounds=10) == (1, 8)
+    assert where(rounds=4_000) == (6, 1)
+    assert where(rounds=4_000, roster__participants=2) == (1, 8)
+    assert where(rounds=10_000, roster__participants=2) == (2, 4)
+    assert where(rounds=10_000, runtime__devices=3) == (3, 2)
+    assert where(rounds=10, runtime__threads=5) == (1, 5)
+
+
+# --- a method of one's own
+
+
+FEDPROX = '''
+import copy
+
+import torch.nn.functional as F
+
+from methods.base import FedMethod
+
+
+class FedProx(FedMethod):
+    """FedAvg with a proximal term, as a user would write it in a package of their own."""
+
+    scopes = {"anchor": "local"}
+
+    def __init__(self, model, mu: float, **base):
+        super().__init__(model, **base)
+        self.anchor = copy.deepcopy(model).requires_grad_(False)
+
+    def plan(self, round, roster):
+        return [[client for client in roster.sample(round) if client in roster.labelled]]
+
+    def client_start(self, first):
+        self.anchor.load_state_dict(self.model.state_dict())
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+        pairs = zip(self.model.parameters(), self.anchor.parameters(), strict=True)
+        return loss + 0.5 * self.hparams["mu"] * sum((w - a).square().sum() for w, a in pairs)
+'''
+
+
+def test_a_method_of_ones_own(tmp_path, monkeypatch):
+    """By dotted path and a required argument; mu = 0 is FedAvg, a large mu holds clients near the global model."""
+    package = tmp_path / "mylab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "prox.py").write_text(textwrap.dedent(FEDPROX))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {**SHORT, "data__labelled_clients": 6, "method__lr": 0.1}
+    own = {**options, "method": "mylab.prox.FedProx"}
+    average, free, held = (
+        fit(configuration(tmp_path / "results", **o))
+        for o in (options, {**own, "method__mu": 0.0}, {**own, "method__mu": 5.0})
+    )
+    assert read_record(free)["method"] == "mylab.prox.FedProx"
+    assert len({average, free, held}) == 3
+    assert [row["loss"] for row in read_rows(free)] == [row["loss"] for row in read_rows(average)]
+    first, same, near = (torch.load(p / "weights.pt") for p in (average, free, held))
+    start = run.make(configuration(tmp_path, **options), torch.device("cpu"))[0].tensors("shared")
+    assert all(torch.equal(v, same[k]) for k, v in first.items())
+    far, close = (sum(float((w[k] - v).square().sum()) for k, v in start.items()) for w in (same, near))
+    assert close < 0.5 * far
+    with pytest.raises(ConfigError, match="method argument 'mu' of FedProx has no default: give --method.mu"):
+        fit(configuration(tmp_path, **own))
+    with pytest.raises(ConfigError, match="unknown method argument 'model'"):
+        fit(configuration(tmp_path, **own, method__mu=0.1, method__model="mine"))

@@ -1,0 +1,446 @@
+"""CBAFed: released selection and weights through the hooks, equalities of the sheet, guards, and every switch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.engine import LocalSite
+from benchmark.errors import RunError
+from benchmark.federation import Federation
+from datamodules.base import SiteData
+from datamodules.batches import epoch
+from datamodules.digits import Digits
+from datamodules.schedule import Roster
+from federations import make_data, make_federation, make_method, plain_fabric, run_rows
+from golden_files import load
+from methods.base import Upload, Visit
+from methods.cbafed import CBAFed
+from methods.ops import share_weights
+
+SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
+SEQUENCES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
+EASY = {"cba_tau": 0.05, "cba_tau_h": 0.2, "tail_beta": 0.9}
+
+
+class Net(nn.Module):
+    """A small network with batch norm, for 32 x 32 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, 10]``."""
+        return self.head(self.body(x))
+
+
+def small(data: Digits, images: int = 40) -> Digits:
+    """The same data with at most so many images per client."""
+    for k, site in enumerate(data._clients):
+        data._clients[k] = SiteData(site.labelled[:images], site.labels[:images], site.unlabelled[:images])
+    return data
+
+
+def federation(rounds: int = 3, data: Digits | None = None, double: bool = False, **args: Any) -> Federation:
+    """CBAFed around ``Net`` on a few images per client, in stage 2 from round 1 on."""
+    torch.manual_seed(0)
+    options = {"warmup_rounds": 1, "labelled_epochs": 3, "res_skip": 2, "batch_size": 16, **EASY, **args}
+    method, data = CBAFed(Net(), 10, **options), data or small(make_data())
+    if double:
+        method = method.double()
+        data.place(torch.device("cpu"), torch.float64)
+        small(data)
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
+
+
+def after(rounds: int, **args: Any) -> dict[str, Tensor]:
+    """The server's tensors after so many rounds."""
+    made = federation(rounds, **args)
+    for number in range(rounds):
+        made.run_round(number)
+    return made.server
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str = "model.") -> bool:
+    """Whether two servers hold the same model, bit for bit."""
+    return all(torch.equal(v, b[k]) for k, v in a.items() if k.startswith(prefix))
+
+
+class FakeSite:
+    """A client whose images are logits, in stored order."""
+
+    def __init__(self, logits: Tensor) -> None:
+        none = torch.zeros(0, dtype=torch.int64)
+        self.logits, self.data = logits, SiteData(none, none, torch.arange(len(logits)))
+        self.visit = Visit(labelled=False, size=len(logits))
+        self.reported: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def generator(self, purpose: str) -> None:
+        """Nothing is random here."""
+
+    def views(self, view: str, index: Tensor, purpose: str, size: int) -> list[Tensor]:
+        """The logits in blocks."""
+        return list(self.logits[index].split(size))
+
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
+        """Keep what is reported."""
+        self.reported.append((index, labels, selected))
+
+
+@pytest.mark.parametrize("case", SELECTION["cases"], ids=lambda c: c["name"])
+def test_released_unlabelled_client(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it trains on, batch by batch and pixel by pixel, what it counts, and what it sends."""
+    given, out = case["inputs"], case["outputs"]
+    logits = torch.tensor(given["logits"])
+    method = CBAFed(nn.Identity(), logits.shape[1], batch_size=given["batch_size"])
+    tail = torch.zeros(logits.shape[1], dtype=torch.bool)
+    tail[given["tail_classes"]] = True
+    method.load_tensors({"thresholds": torch.tensor(given["thresholds"]), "tail": tail})
+    monkeypatch.setattr(torch, "randperm", lambda n, generator=None: torch.arange(n))
+    site = FakeSite(logits)
+    stream = method.client_prepare(site)["pseudo"]
+    assert torch.equal(stream.fields["x"], logits[stream.index])
+    seen, taken = [], 0
+    for batch in epoch({"pseudo": stream}, None, lambda purpose: None):
+        n = len(batch["pseudo"]["y"])
+        seen.append(
+            [
+                list(pair)
+                for pair in zip(stream.index[taken : taken + n].tolist(), batch["pseudo"]["y"].tolist(), strict=True)
+            ]
+        )
+        assert torch.equal(batch["pseudo"]["x"], logits[stream.index[taken : taken + n]])
+        taken += n
+    assert seen == out["train_batches_index_label"]
+    upload = method.client_finish(site)
+    assert upload.weight == out["num_train"]
+    assert upload.stats["counts"].tolist() == out["class_counts"]
+    assert sum(int(selected.sum()) for _, _, selected in site.reported) == out["num_train"]
+
+
+@pytest.mark.parametrize("case", WEIGHTS["cases"], ids=lambda c: c["name"])
+def test_released_weights(case: dict[str, Any]) -> None:
+    """Weights and the average of every reference case, through ``aggregate``; the tenfold client as a mode."""
+    given, out = case["inputs"], case["outputs"]
+
+    class Entries(nn.Module):
+        def __init__(self, values: dict[str, Any]) -> None:
+            super().__init__()
+            for name, value in values.items():
+                self.register_buffer(name, torch.tensor(value))
+
+    skin = case["name"].startswith("skin")
+    mode = "multiplier:10" if skin else "plain"
+    counts = [c / 10 if skin and i == 0 else c for i, c in enumerate(given["counts"])]
+    method = CBAFed(Entries(given["clients"][0]), 2, warmup_rounds=0, labelled_weight_mode=mode)
+    uploads = [
+        Upload(
+            Visit(round=1, client=i, labelled=i == 0),
+            {f"model.{k}": torch.tensor(v) for k, v in state.items()},
+            weight,
+            {"counts": torch.tensor([weight, 0.0])},
+        )
+        for i, (state, weight) in enumerate(zip(given["clients"], counts, strict=True))
+    ]
+    weights = torch.tensor(share_weights([u.weight for u in uploads], [True, False, False], mode))
+    torch.testing.assert_close((weights / weights.sum()).tolist(), out["weights"], rtol=0, atol=1e-6)
+    method.aggregate(uploads)
+    for name in ("a", "running_mean"):
+        found = method.model.get_buffer(name)
+        torch.testing.assert_close(found, torch.tensor(out["aggregate"][name]), rtol=0, atol=1e-6)
+    assert int(method.model.get_buffer("num_batches_tracked")) == int(out["aggregate"]["num_batches_tracked"])
+
+
+def constant(method: CBAFed, value: float) -> dict[str, Tensor]:
+    """A model of equal numbers, as uploaded."""
+    return {k: torch.full_like(v, value) for k, v in method.tensors("shared").items()}
+
+
+def test_server_connection_over_seventeen_rounds() -> None:
+    """The released sequences through ``aggregate``: round 0 of stage 2 refers to the warm-up model."""
+    for name in ("server_17_rounds_plus1_per_round", "server_17_rounds_given_aggregates"):
+        given, method = SEQUENCES[name]["inputs"], CBAFed(nn.Linear(1, 1), 2, warmup_rounds=3)
+        method.load_tensors(constant(method, given["warmup_value"]))
+        values, seen = given.get("aggregates"), []
+        for t in range(17):
+            value = values[t] if values else float(method.model.bias.detach()) + 1
+            visit = Visit(round=3 + t, labelled=True)
+            method.aggregate([Upload(visit, constant(method, value), 5.0, {"counts": torch.ones(2)})])
+            seen.append(float(method.model.bias.detach()))
+        assert seen == pytest.approx(SEQUENCES[name]["outputs"], abs=1e-3)
+
+
+def test_labelled_client_connection_over_eleven_epochs() -> None:
+    """The released sequence through the hooks; other visits are not connected."""
+    for visit, wanted in (
+        (Visit(round=3, labelled=True), SEQUENCES["local_11_epochs_plus1_per_epoch"]["outputs"]),
+        (Visit(round=3, labelled=False), list(range(1, 12))),
+        (Visit(round=2, labelled=True), list(range(1, 12))),
+    ):
+        method, seen = CBAFed(nn.Linear(1, 1), 2, warmup_rounds=3), []
+        method.visit = visit
+        method.load_tensors(constant(method, 0.0))
+        method.client_start(first=True)
+        for number in range(11):
+            method.load_tensors(constant(method, float(method.model.bias.detach()) + 1))
+            method.on_local_epoch_end(number, 11)
+            seen.append(float(method.model.bias.detach()))
+        assert seen == pytest.approx(wanted, abs=1e-3)
+
+
+def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() -> None:
+    """Eleven rounds of one epoch end where one visit of eleven epochs with the client's connection ends."""
+    ends, plain = {}, {"batch_size": 1000, "res_skip": 5, "labelled_epochs": 11}
+    for mode, rounds in (("rounds", 11), ("local_then_avg", 1)):
+        data = small(make_data(zoom=32, flip=0.0), 60)
+        made = federation(rounds, data, double=True, warmup_rounds=rounds, warmup_mode=mode, **plain)
+        for number in range(rounds):
+            made.run_round(number)
+        ends[mode] = made.server
+    unmixed = after(11, double=True, warmup_rounds=11, data=small(make_data(zoom=32, flip=0.0), 60),
+                    **{**plain, "res_client_alpha": 0.0})  # fmt: skip
+    for name in [n for n in ends["rounds"] if n.startswith("model.")]:
+        torch.testing.assert_close(ends["rounds"][name], ends["local_then_avg"][name], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(ends["rounds"]["model.head.weight"], unmixed["model.head.weight"])
+
+
+def test_warmup_is_fedavg_plus() -> None:
+    """The same global models, bit for bit."""
+    ours = make_federation("cbafed", warmup_rounds=3, res_skip=2, rounds=3)
+    plus = make_federation("fedavg", res_client_alpha=0.8, res_skip=2, rounds=3)
+    for number in range(3):
+        for made in (ours, plus):
+            made.run_round(number)
+        assert same(plus.server, ours.server)
+
+
+def test_thresholds_follow_the_labels_then_everything_used() -> None:
+    """After the warm-up they come from the labelled histogram, after a round also from the pseudo-labels."""
+    made = federation()
+    made.run_round(0)
+    labels = torch.bincount(made.data.client(0).labels, minlength=10).float()
+    wanted = made.method.statistics(labels)
+    assert torch.equal(made.server["thresholds"], wanted["thresholds"])
+    assert torch.equal(made.server["tail"], wanted["tail"])
+    uploads, *_ = made.run_visits(made.visits(1))
+    counts = sum(u.stats["counts"] for u in uploads)
+    assert counts.sum() > labels.sum()
+    for upload in uploads:
+        assert upload.weight == float(upload.stats["counts"].sum())
+    made.run_round(1)
+    assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])
+
+
+def unlabelled_visit(made: Federation) -> Visit:
+    """A visit of an unlabelled client in round 1."""
+    return next(v for v in made.visits(1) if not v.labelled)
+
+
+def at_unlabelled_client(made: Federation) -> Any:
+    """The site of an unlabelled client in round 1, with the method in its place."""
+    visit = unlabelled_visit(made)
+    made.method.load_tensors(made.server)
+    made.method.visit = visit
+    return LocalSite(made.engine, made.data.client(visit.client), visit, [])
+
+
+def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
+    """Evaluation mode leaves the statistics alone; predicting the stored pixels gives the stored labels back."""
+    made = federation(tail_enabled=False, pl_threshold=0.0)
+    made.run_round(0)
+    site = at_unlabelled_client(made)
+    before = {k: v.clone() for k, v in made.method.state_dict().items()}
+    stream = made.method.client_prepare(site)["pseudo"]
+    assert all(torch.equal(v, before[k]) for k, v in made.method.state_dict().items())
+    assert sorted(stream.index.tolist()) == sorted(site.data.unlabelled.tolist())
+    assert not stream.views and not stream.shuffle
+    made.method.eval()
+    with torch.no_grad():
+        assert torch.equal(made.method.predict(stream.fields["x"]).argmax(dim=1), stream.fields["y"])
+
+
+def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -> None:
+    """pl_view = clean stores labels only."""
+    made = federation(tail_enabled=False, pl_threshold=0.0, pl_view="clean")
+    made.run_round(0)
+    stream = made.method.client_prepare(at_unlabelled_client(made))["pseudo"]
+    assert dict(stream.views) == {"x": "weak"} and set(stream.fields) == {"y"}
+    made.method.eval()
+    with torch.no_grad():
+        clean = made.method.predict(made.data.take("test", stream.index)).argmax(dim=1)
+    assert torch.equal(clean, stream.fields["y"])
+
+
+def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero() -> None:
+    """The average is then the labelled client's; the thresholds follow its labels."""
+    made = federation(pl_threshold=1.5, tail_enabled=False, res_server_alpha=0.0)
+    made.run_round(0)
+    received = {k: v.clone() for k, v in made.server.items()}
+    uploads, *_ = made.run_visits(made.visits(1))
+    assert [u.weight for u in uploads] == [40.0] + [0.0] * 5
+    for upload in uploads[1:]:
+        assert all(torch.equal(v, received[k]) for k, v in upload.tensors.items())
+    made.method.load_tensors(made.server)
+    made.method.aggregate(uploads)
+    assert same(uploads[0].tensors, made.method.state_dict())
+
+
+def test_a_round_where_nobody_used_anything_keeps_the_model_and_the_thresholds() -> None:
+    """No labelled participant and nothing selected."""
+    method = CBAFed(Net(), 10, warmup_rounds=0, res_server_alpha=0.0)
+    before = {k: v.clone() for k, v in method.tensors("shared", "server").items() if k != "reference"}
+    visit = Visit(round=1, labelled=False, size=9)
+    method.aggregate([Upload(visit, constant(method, 7.0), 0.0, {"counts": torch.zeros(10)})] * 2)
+    assert all(torch.equal(method.state_dict()[k], v) for k, v in before.items())
+
+
+def test_a_last_batch_of_one_is_counted_but_not_trained_on() -> None:
+    """17 kept images in batches of 16: one step, weight 17; and with batch norm no error."""
+    made = federation(data=small(make_data(), 17), pl_threshold=0.0, tail_enabled=False)
+    made.run_round(0)
+    upload, _, tally, _ = made.engine.client(unlabelled_visit(made), made.server, None)
+    assert upload.weight == 17.0
+    assert tally["loss"][1] == 1
+
+
+def test_clients_of_both_kinds_are_refused() -> None:
+    """The method knows labelled and unlabelled clients only."""
+    data = make_data("all_clients")
+    method = make_method("cbafed", warmup_rounds=0)
+    with pytest.raises(RunError, match="labelled and unlabelled images; set data"):
+        run_rows(Federation(method, data, data.roster(0), plain_fabric(), 1, seed=0))
+
+
+def test_plan_epochs_and_rates() -> None:
+    """Warm-up: labelled clients, one epoch; then everybody, 11 epochs or 1; lr 0.03 or 0.02."""
+    method, roster = make_method("cbafed", warmup_rounds=2), Roster(10, (0,), seed=0)
+    assert [method.plan(r, roster) for r in (0, 1, 2)] == [[[0]], [[0]], [list(range(10))]]
+    found = []
+    for visit in (Visit(round=1), Visit(round=2), Visit(round=2, labelled=False)):
+        method.visit = visit
+        found.append((method.epochs(), method.learning_rate()))
+    assert found == [(1, 0.03), (11, 0.03), (1, 0.02)]
+    both = make_method("cbafed", warmup_rounds=2, warmup_mode="local_then_avg")
+    both.visit = Visit(round=1)
+    assert both.epochs() == 11
+
+
+def test_rows_show_the_selection_by_class() -> None:
+    """Shares by class add up to the share overall; thresholds and tail are those that the clients used."""
+    made = federation(rounds=2)
+    server = {}
+
+    class Keep:
+        def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+            server.setdefault("thresholds", federation.server["thresholds"].tolist())
+            server.setdefault("tail", federation.server["tail"].float().tolist())
+            server["row"] = row
+
+    made.callbacks = [Keep()]
+    made.run()
+    row = server["row"]
+    assert row["thresholds"] == pytest.approx(server["thresholds"], abs=1e-6)
+    assert row["tail"] == server["tail"]
+    assert 0 < row["pseudo/correct"] <= row["pseudo/selected"] <= 1
+    for name in ("selected", "correct"):
+        by_class = row[f"pseudo/{name}_by_class"]
+        assert len(by_class) == 10
+        assert sum(by_class) == pytest.approx(row[f"pseudo/{name}"], abs=1e-4)
+    assert all(c <= s for c, s in zip(row["pseudo/correct_by_class"], row["pseudo/selected_by_class"], strict=True))
+
+
+def test_one_epoch_needs_no_second_set() -> None:
+    """rebuilt with one local epoch is fixed, bit for bit; with two it is not."""
+    assert same(after(2, pl_set="rebuilt"), after(2))
+    assert not same(after(2, pl_set="rebuilt", local_epochs=2), after(2, local_epochs=2))
+
+
+def test_strategies_take_the_same_number_of_steps() -> None:
+    """Threshold 0 keeps everything: 5 epochs of 3 steps each, however the labels are made."""
+    for strategy in ("fixed", "rebuilt", "batch"):
+        made = federation(pl_set=strategy, local_epochs=5, pl_threshold=0.0, tail_enabled=False)
+        made.run_round(0)
+        upload, _, tally, _ = made.engine.client(unlabelled_visit(made), made.server, None)
+        assert tally["loss"][1] == 15
+        assert upload.weight == pytest.approx(40.0)
+        given = 40 * {"fixed": 1, "rebuilt": 5, "batch": 5}[strategy]
+        assert tally["pseudo/selected"][1] == given
+
+
+def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
+    """The loss of a step is that of the labels that the model in training mode gives the very batch."""
+    made = federation(pl_set="batch", pl_threshold=0.0, tail_enabled=False)
+    made.run_round(0)
+    site = at_unlabelled_client(made)
+    stream = made.method.client_prepare(site)["unlabelled"]
+    made.method.train()
+    batch = next(epoch({"unlabelled": stream}, made.data, site.generator))
+    made.method._tally = {}
+    loss = made.method.training_step(batch, 0)
+    with torch.no_grad():
+        logits = made.method(batch["unlabelled"]["x"])
+    torch.testing.assert_close(loss.detach(), F.cross_entropy(logits, logits.argmax(dim=1)))
+
+
+def test_statistics_that_stay_local() -> None:
+    """bn_aggregate = false: clients keep their own, the server has the labelled client's; weights are averaged."""
+    made = federation(rounds=3, bn_aggregate=False, res_server_alpha=0.0)
+    for number in range(2):
+        made.run_round(number)
+    name = "model.body.3.running_mean"
+    uploads, *_ = made.run_visits(made.visits(2))
+    labelled = uploads[0].tensors
+    made.method.load_tensors(made.server)
+    made.method.aggregate(uploads)
+    assert torch.equal(made.method.state_dict()[name], labelled[name])
+    assert not torch.equal(made.method.state_dict()["model.head.weight"], labelled["model.head.weight"])
+    visit, kept = replace(unlabelled_visit(made), round=2, first=False), made.clients[1]
+    made.method.load_tensors({**made.server, **kept.tensors})
+    made.method.visit = visit
+    made.method.client_start(first=False)
+    assert torch.equal(made.method.state_dict()[name], uploads[1].tensors[name])
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {"warmup_mode": "local_then_avg"},
+    {"warmup_rounds": 2},
+    {"labelled_epochs": 2},
+    {"local_epochs": 2},
+    {"lr_unlabelled": 0.01},
+    {"cba_tau": 0.1},
+    {"cba_tau_h": 0.12},
+    {"pl_threshold": 0.1},
+    {"pl_set": "batch"},
+    {"pl_view": "clean"},
+    {"tail_enabled": False},
+    {"tail_beta": 0.2},
+    {"res_client_alpha": 0.0},
+    {"res_client_reference": "initial"},
+    {"res_skip": 1},
+    {"res_server_alpha": 0.0},
+    {"res_server_first_skip": "exact"},
+    {"agg_counts": "size"},
+    {"labelled_weight_mode": "multiplier:10"},
+    {"labelled_weight_mode": "share:0.5"},
+    {"bn_aggregate": False},
+    {"min_batch": 9},
+    {"reset_momentum": True},
+]
+
+
+@pytest.fixture(scope="module")
+def default() -> dict[str, Tensor]:
+    """The model after four rounds without any switch."""
+    torch.set_num_threads(1)
+    return after(4)
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda s: "-".join(map(str, *s.items())))
+def test_every_switch_changes_the_model(switch: dict[str, Any], default: dict[str, Tensor]) -> None:
+    """Four rounds end elsewhere."""
+    assert not same(after(4, **switch), default)

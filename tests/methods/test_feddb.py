@@ -1,0 +1,434 @@
+"""FedDB: DMA against the released server, the local steps against plain torch, and what every switch does."""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.engine import LocalSite
+from benchmark.federation import Federation
+from datamodules.digits import Digits
+from federations import FewDigits, make_method, plain_fabric, run_rows
+from golden_files import load
+from methods import models
+from methods.base import Upload, Visit
+from methods.dpl import app_u, debias
+from methods.feddb import FedDB, model_weights
+from methods.fixmatch import FixMatch
+
+DMA = load("feddb/dma")
+FEW = {"scenario": "all_clients", "partition": "iid", "num_labels": 50, "pipeline": "randaugment_maximal"}
+
+
+def small_data(clients: int = 3, **args: Any) -> Digits:
+    """A few digits with labels at all clients and the labelled images among the unlabelled ones."""
+    data = FewDigits(num_clients=clients, **{**FEW, "union_mode": "labelled", **args})
+    data.setup()
+    return data
+
+
+@cache
+def warm_start() -> dict[str, Tensor]:
+    """Weights of the small network after a little training on the labelled digits: some predictions are certain."""
+    model, data = make_method("fedavg").model, small_data()
+    clients = [data.client(k) for k in range(3)]
+    x, y = data.take("test", torch.cat([c.labelled for c in clients])), torch.cat([c.labels for c in clients])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(25):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def federation(rounds: int = 2, data: Digits | None = None, name: str = "feddb", **args: Any) -> Federation:
+    """A method around the warm network, with a threshold that part of the images pass."""
+    method = make_method(name, **{"threshold": 0.7, "lr": 0.01, **args})
+    method.model.load_state_dict(warm_start())
+    data = data or small_data()
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
+
+
+def with_batch_norm(**args: Any) -> Federation:
+    """FedDB around a small network that always normalises with the batch at hand."""
+    torch.manual_seed(0)
+    model = models.build("wrn28_2", 10, depth=10, width=1, norm="batch")
+    data = small_data(2)
+    return Federation(
+        FedDB(model, num_classes=10, **{"threshold": 0.3, "local_epochs": 2, **args}),
+        data,
+        data.roster(0),
+        plain_fabric(),
+        rounds=1,
+        seed=0,
+    )
+
+
+# --- DMA
+
+
+@pytest.mark.parametrize("case", DMA["cases"], ids=lambda c: c["name"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_released_weights(case: dict[str, Any], dtype: torch.dtype) -> None:
+    """Weights as released and as written, and how far the released ones are from uniform."""
+    averages, out = torch.tensor(case["inputs"]["app_u"], dtype=dtype), case["outputs"]
+    weights = model_weights(averages)
+    tolerance = {"rtol": 0.0, "atol": DMA["tolerance"], "check_dtype": False}
+    torch.testing.assert_close(weights, torch.tensor(out["weights_as_coded"]), **tolerance)
+    change = float((weights * len(weights) - 1).abs().max())
+    assert change == pytest.approx(out["max_relative_deviation_from_uniform"], abs=1e-4)
+    if (written := out["weights_paper_variant_reference"]) is not None:
+        torch.testing.assert_close(model_weights(averages, "paper"), torch.tensor(written), **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("averages", "coded", "written"),
+    [
+        ([[0.9, 0.1], [0.5, 0.5]], [0.4497, 0.5503], [0.2601, 0.7399]),
+        (
+            [[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2]],
+            [0.3318, 0.3340, 0.3341],
+            [0.2953, 0.3405, 0.3642],
+        ),
+        ([[1.0, 0.0] + [0.0] * 8] * 9 + [[0.0, 1.0] + [0.0] * 8], [0.0971] * 9 + [0.1263], [0.0875] * 9 + [0.2129]),
+    ],
+    ids=["two", "three", "worst"],
+)
+def test_examples_of_the_sheet(averages: list[list[float]], coded: list[float], written: list[float]) -> None:
+    """Two and three clients; nine one-hot clients against one."""
+    for rule, expected in (("code", coded), ("paper", written)):
+        weights = model_weights(torch.tensor(averages), rule)
+        torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=6e-5)
+
+
+def test_one_released_iteration_is_a_nesterov_step_of_a_fresh_optimiser() -> None:
+    """100 times: a new torch.optim.SGD on the mean squared error, then softmax."""
+    averages = torch.distributions.Dirichlet(torch.full((10,), 0.3)).sample((6,)).double()
+    beta = torch.full((6,), 1 / 6, dtype=torch.float64)
+    for _ in range(100):
+        beta = beta.detach().requires_grad_()
+        step = torch.optim.SGD([beta], lr=1.0, momentum=0.9, nesterov=True, weight_decay=0.9)
+        F.mse_loss(beta @ averages, torch.full((10,), 0.1, dtype=torch.float64)).backward()
+        step.step()
+        beta = beta.detach().softmax(dim=0)
+    torch.testing.assert_close(model_weights(averages), beta)
+
+
+def test_literal_algorithm_ends_in_a_cycle() -> None:
+    """Two clients biased one way, one the other: as written, the weights favour the wrong side and never settle."""
+    averages = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]], dtype=torch.float64)
+    torch.testing.assert_close(
+        model_weights(averages, "paper"), torch.tensor([0.43, 0.38, 0.19]).double(), rtol=0, atol=5e-3
+    )
+    coded = model_weights(averages)
+    assert coded[2] > coded[1] > coded[0]
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+def test_degenerate_clients(rule: Any) -> None:
+    """One client weighs 1; equal or uniform APP-Us (a root of zero as written) leave equal weights, never NaN."""
+    assert model_weights(torch.tensor([[0.7, 0.3]]), rule).tolist() == [1.0]
+    for averages in (torch.full((4, 5), 0.2), torch.tensor([[0.6, 0.4]]).expand(3, 2), torch.eye(4)):
+        weights = model_weights(averages, rule)
+        torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+def test_weights_follow_the_clients_and_ignore_the_order_of_classes(rule: Any) -> None:
+    """Permuting clients permutes the weights; permuting classes changes nothing."""
+    averages = torch.distributions.Dirichlet(torch.full((7,), 0.5)).sample((5,)).double()
+    clients, classes = torch.randperm(5), torch.randperm(7)
+    weights = model_weights(averages, rule)
+    torch.testing.assert_close(model_weights(averages[clients], rule), weights[clients])
+    torch.testing.assert_close(model_weights(averages[:, classes], rule), weights)
+    assert float(weights.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("classes", "delta", "coded", "written"),
+    [(10, 0.1, (1.5, 4.0), (20, 40)), (10, 0.3, (0.7, 2.2), (15, 35)), (100, 0.1, (0.01, 0.08), (5, 13))],
+)
+def test_released_dma_is_close_to_plain_averaging(
+    classes: int, delta: float, coded: tuple[float, float], written: tuple[float, float]
+) -> None:
+    """Largest relative change of a weight in percent, mean of 20 draws of ten Dirichlet APP-Us.
+
+    The sheet measured 2.3, 1.1 and 0.04 as coded, 28, 22 and 10 as written; the distance to uniform shrinks in the
+    order plain mean, coded, written.
+    """
+    torch.manual_seed(0)
+    law = torch.distributions.Dirichlet(torch.full((classes,), delta, dtype=torch.float64))
+    changes, distances = {"code": 0.0, "paper": 0.0}, {"plain": 0.0, "code": 0.0, "paper": 0.0}
+    for _ in range(20):
+        averages = law.sample((10,))
+        found = {rule: model_weights(averages, rule) for rule in ("code", "paper")}
+        for rule, weights in found.items():
+            changes[rule] += 5.0 * float((weights * 10 - 1).abs().max())
+        for name, weights in {"plain": torch.full((10,), 0.1, dtype=torch.float64), **found}.items():
+            distances[name] += float((weights @ averages - 1 / classes).norm()) / 20
+    assert coded[0] < changes["code"] < coded[1]
+    assert written[0] < changes["paper"] < written[1]
+    assert distances["plain"] > distances["code"] > distances["paper"]
+
+
+# --- server
+
+
+class Vector(nn.Module):
+    """Three weights."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(values))
+
+
+def test_released_server_momentum() -> None:
+    """Three rounds of two clients with equal APP-Us."""
+    given, out = DMA["server_momentum"]["inputs"], DMA["server_momentum"]["outputs"]
+    method = FedDB(Vector(given["initial"]), num_classes=2, server_momentum=given["server_momentum"])
+    assert len(given["rounds"]) == len(out["global_after"]) == 3
+    for clients, after in zip(given["rounds"], out["global_after"], strict=True):
+        equal = {"app_u": torch.tensor([0.8, 0.2])}
+        method.aggregate(
+            [Upload(Visit(client=k), {"model.w": torch.tensor(w)}, 1.0 + k, equal) for k, w in enumerate(clients)]
+        )
+        torch.testing.assert_close(method.model.w.data, torch.tensor(after), rtol=0, atol=1e-6)
+
+
+def test_clients_weigh_by_app_u_and_never_by_size() -> None:
+    """The aggregate is the DMA mean whatever the sizes; without DMA it is the plain mean."""
+    averages = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    uploads = [
+        Upload(Visit(client=k), {"model.w": torch.eye(3)[k]}, 1000.0**k, {"app_u": averages[k]}) for k in range(2)
+    ]
+    for dma, expected in (("code", model_weights(averages)), ("off", torch.tensor([0.5, 0.5]))):
+        method = FedDB(Vector([0.0] * 3), num_classes=2, dma=dma, server_momentum=0.0)
+        method.aggregate(uploads)
+        torch.testing.assert_close(method.model.w.data[:2], expected)
+
+
+# --- local training
+
+
+def test_local_steps_are_full_batches_on_fixed_labels() -> None:
+    """Five steps per client and round, each on all labelled and all confident images; labels never change."""
+    run, batches = federation(rounds=1, dma="off"), []
+    step = run.method.local_step
+    run.method.local_step = lambda batch, *rest: (batches.append((run.method.visit.client, batch)), step(batch, *rest))
+    run.run_round(0)
+    for client in range(3):
+        seen = [batch for c, batch in batches if c == client]
+        assert len(seen) == 5
+        assert all(len(batch["labelled"]["y"]) == len(run.data.client(client).labelled) for batch in seen)
+        labels = [sorted(batch["unlabelled"]["y"].tolist()) for batch in seen]
+        assert all(a == b and a for a, b in pairwise(labels))
+        assert not torch.equal(seen[0]["unlabelled"]["strong"], seen[1]["unlabelled"]["strong"])
+
+
+def test_pseudo_labels_are_debiased_and_the_app_u_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per round, from the received model: mean over all images, arg max and threshold of the debiased rows."""
+    run = federation(rounds=1, local_epochs=0)
+    shown: dict[int, Tensor] = {}
+    reported: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def predict(site: LocalSite, index: Tensor) -> Tensor:
+        return shown.setdefault(site.visit.client, FedDB.probabilities(run.method, site, index))
+
+    def report(site: LocalSite, index: Tensor, labels: Tensor, selected: Tensor) -> None:
+        reported[site.visit.client] = labels, selected
+
+    monkeypatch.setattr(run.method, "probabilities", predict)
+    monkeypatch.setattr(LocalSite, "report_pseudo_labels", report)
+    uploads, _, _ = run.run_visits(run.visits(0))
+    assert len(uploads) == 3
+    for upload in uploads:
+        data, p = run.data.client(upload.visit.client), shown[upload.visit.client]
+        assert len(p) == len(data.unlabelled) == upload.visit.size - len(data.labelled)
+        assert set(data.labelled.tolist()) <= set(data.unlabelled.tolist())
+        torch.testing.assert_close(upload.stats["app_u"], app_u(p))
+        confidence, labels = debias(p).max(dim=1)
+        assert torch.equal(reported[upload.visit.client][0], labels)
+        assert torch.equal(reported[upload.visit.client][1], confidence >= 0.7)
+        assert not torch.equal(labels, p.argmax(dim=1))
+
+
+def test_local_training_is_what_plain_torch_computes() -> None:
+    """Losses, clipping, Nesterov momentum, decay and the APP-U of one visit, recomputed by hand in float64."""
+    run = federation(rounds=3, clip_norm=0.5)
+    run.method.double()
+    run.data.place(torch.device("cpu"), torch.float64)
+    run.server = run.method.tensors("shared", "server")
+    run.engine.initial = run.method.tensors("personal", "local")
+    batches: list[Any] = []
+    step = run.method.local_step
+    run.method.local_step = lambda batch, *rest: (batches.append(batch), step(batch, *rest))
+    visit = run.visits(0)[0]
+    start: dict[str, Tensor] = {k: v.clone() for k, v in run.server.items()}
+    upload, _, _, _ = run.engine.client(visit, run.server, None)
+    method = run.method
+    method.load_tensors(start)
+    method.eval()
+    parameters = list(method.model.parameters())
+    buffers = [torch.zeros_like(p) for p in parameters]
+    site_views = run.data.client(visit.client).unlabelled
+    site = LocalSite(run.engine, run.data.client(visit.client), visit, [])
+    with torch.no_grad():
+        average = app_u(torch.cat([method.predict(x) for x in site.views("weak", site_views, size=250)]))
+    method.train()
+    for number, batch in enumerate(batches):
+        with torch.no_grad():
+            average = 0.5 * average + 0.5 * method.model(batch["app_u"]["weak"]).softmax(dim=1).mean(dim=0)
+        loss = F.cross_entropy(method.model(batch["labelled"]["x"]), batch["labelled"]["y"])
+        loss = loss + F.cross_entropy(method.model(batch["unlabelled"]["strong"]), batch["unlabelled"]["y"])
+        gradients = torch.autograd.grad(loss, parameters)
+        norm = torch.sqrt(sum((g**2).sum() for g in gradients))
+        with torch.no_grad():
+            for p, g, b in zip(parameters, gradients, buffers, strict=True):
+                g = g * min(1.0, 0.5 / (float(norm) + 1e-6)) + 5e-4 * p
+                b.copy_(g if number == 0 else 0.9 * b + g)
+                p -= 0.01 * (g + 0.9 * b)
+    assert upload is not None and len(batches) == 5
+    torch.testing.assert_close(upload.stats["app_u"], average.to(upload.stats["app_u"].dtype), rtol=1e-5, atol=1e-6)
+    for name, value in method.model.named_parameters():
+        torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-9, atol=1e-10)
+
+
+def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
+    """Plain cross-entropy in batches of 64 (here 8), aggregated all the same; the APP-U keeps its first value."""
+    run = federation(rounds=1, threshold=1.1, labelled_only_batch=8)
+    batches: list[Any] = []
+    step = run.method.local_step
+    run.method.local_step = lambda batch, *rest: (batches.append(batch), step(batch, *rest))
+    uploads, _, _ = run.run_visits(run.visits(0))
+    sizes = [len(run.data.client(k).labelled) for k in range(3)]
+    assert len(uploads) == 3
+    assert len(batches) == sum(5 * -(-n // 8) for n in sizes)
+    assert all(set(batch) == {"labelled"} and len(batch["labelled"]["y"]) <= 8 for batch in batches)
+    dropped = federation(rounds=1, threshold=1.1, empty_client="drop_unconfident")
+    assert dropped.run_visits(dropped.visits(0))[0] == []
+
+
+def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
+    """A client's buffers come back with the next visit; the rate is 0.03 (1 + cos(pi t / T)) / 2."""
+    run, rates = federation(rounds=4, lr=0.03), []
+    for number in range(4):
+        run.method.visit = Visit(round=number, rounds=4)
+        rates.append(run.method.learning_rate())
+    assert rates == pytest.approx([0.03, 0.03 * 0.8535533905932737, 0.015, 0.03 * 0.14644660940672624])
+    run.run_round(0)
+    assert all(state.optimizers[0][0]["momentum_buffer"].abs().sum() > 0 for state in run.clients.values())
+    forgetful = federation(rounds=4, reset_momentum=True)
+    forgetful.run_round(0)
+    assert all(not state.optimizers for state in forgetful.clients.values())
+
+
+# --- relations to other methods
+
+
+def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
+    """FixMatch-FedDPL is FedDB with dma = off."""
+    same = {"dpl": True, "full_batch": True, "labelled_only_batch": 64, "pl_batch": 250}
+    feddb, fixmatch = federation(dma="off", **same), federation(name="fixmatch", eval_batch=250, **same)
+    assert isinstance(fixmatch.method, FixMatch) and not isinstance(fixmatch.method, FedDB)
+    rows, other = run_rows(feddb), run_rows(fixmatch)
+    assert rows == other
+    assert all(torch.equal(v, fixmatch.server[k]) for k, v in feddb.server.items() if k in fixmatch.server)
+
+
+def test_dma_changes_the_average_only() -> None:
+    """In the first round the clients' models do not depend on dma; the APP-U momentum draws its own views."""
+    with_dma, without = federation(rounds=1), federation(rounds=1, dma="off")
+    first, second = (r.run_visits(r.visits(0))[0] for r in (with_dma, without))
+    for a, b in zip(first, second, strict=True):
+        assert all(torch.equal(v, b.tensors[k]) for k, v in a.tensors.items())
+        assert "app_u" in a.stats and "app_u" not in b.stats
+
+
+def test_one_client_makes_dma_void() -> None:
+    """With one participant every variant of DMA is the same run."""
+    states = []
+    for dma in ("code", "paper", "off"):
+        run = federation(rounds=2, data=small_data(1), dma=dma)
+        run_rows(run)
+        states.append(run.method.tensors("shared"))
+    assert all(torch.equal(v, other[k]) for other in states[1:] for k, v in states[0].items())
+
+
+@cache
+def after_two_rounds(**args: Any) -> dict[str, Tensor]:
+    """The server's tensors after two rounds on a skewed partition."""
+    run = federation(data=small_data(partition="dirichlet", beta=0.5, min_size=1, shuffle=False), **args)
+    run.run_round(0)
+    run.run_round(1)
+    return run.server
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"dma": "paper"},
+        {"dma": "off"},
+        {"dpl": False},
+        {"gamma": 0.9},
+        {"appu_momentum_on": "all"},
+        {"threshold": 0.9},
+        {"lambda_u": 0.5},
+        {"unsup_norm": "all"},
+        {"full_batch": False},
+        {"pl_time": "every_step"},
+        {"server_momentum": 0.0},
+        {"lr_schedule": "constant"},
+        {"nesterov": False},
+        {"weight_decay": 0.0},
+        {"clip_norm": None},
+        {"reset_momentum": True},
+        {"aggregation": "size", "dma": "off"},
+    ],
+    ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()),
+)
+def test_every_switch_does_something(switch: dict[str, Any]) -> None:
+    """The global model after two rounds differs from that of the defaults."""
+    before = after_two_rounds(dma="off") if "aggregation" in switch else after_two_rounds()
+    assert any(not torch.equal(v, before[k]) for k, v in after_two_rounds(**switch).items())
+
+
+@pytest.mark.parametrize("switch", [{"pl_batch": 20}, {"pl_shuffle": True}], ids=str)
+def test_labelling_batches_matter_with_batch_statistics(switch: dict[str, Any]) -> None:
+    """Other chunks, or another order of chunks, give other pseudo-labels where predictions depend on batch mates."""
+    args = {"pl_batch": 50} if "pl_shuffle" in switch else {}
+    run, default = with_batch_norm(**args, **switch), with_batch_norm(**args)
+    run.run_round(0)
+    default.run_round(0)
+    assert any(not torch.equal(v, default.server[k]) for k, v in run.server.items())
+
+
+def test_test_batches_matter_with_batch_statistics() -> None:
+    """Evaluation normalises with test batches of 250, in order; another size gives other probabilities."""
+    run = with_batch_norm()
+    assert run.method.eval_batch == 250
+    whole = run.evaluate()
+    run.method.eval_batch = 10
+    assert run.evaluate()["auc"] != whole["auc"]
+
+
+def test_dpl_eps_matters_for_a_class_that_vanishes() -> None:
+    """With one class at probability 0 the released rule labels nothing; eps = 1e-12 labels as usual."""
+    p = torch.tensor([[0.99, 0.01, 0.0], [0.01, 0.99, 0.0]])
+    released, safe = (federation(dpl_eps=e).method for e in (0.0, 1e-12))
+    assert released.select(released.debiased(p))[1].tolist() == [False, False]
+    assert safe.select(safe.debiased(p))[1].tolist() == [True, True]
+
+
+def test_weights_and_app_u_are_logged() -> None:
+    """Each row holds the round's DMA weights, their largest change, the mean APP-U and the pseudo-labels' quality."""
+    row = run_rows(federation(rounds=1))[0]
+    assert sum(row["server/dma_weights"]) == pytest.approx(1.0, abs=1e-5)
+    assert len(row["server/dma_weights"]) == 3
+    assert 0 <= row["server/dma_change"] < 0.1
+    assert sum(row["app_u"]) == pytest.approx(1.0, abs=1e-4)
+    assert 0 < row["pseudo/correct"] <= min(row["pseudo/selected"], row["pseudo/right"]) <= 1
+    assert row["loss_labelled"] > 0 and row["loss_unlabelled"] > 0

@@ -1,0 +1,90 @@
+"""FixMatch: when pseudo-labels are made, what the loss is a mean over, and joint batches with a client's own labels."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmark.engine import LocalSite
+from federations import make_data, make_federation, make_method
+from methods.base import Visit
+from methods.fixmatch import FixMatch
+
+
+def batch(count: int = 8, labels: bool = False) -> dict[str, dict[str, Tensor]]:
+    """Random views of unlabelled, and perhaps of labelled, images in double precision."""
+    g = torch.Generator().manual_seed(0)
+    views = {name: torch.randn(count, 3, 32, 32, generator=g).double() for name in ("weak", "strong")}
+    own = {"x": torch.randn(5, 3, 32, 32, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
+    return {"unlabelled": views} | ({"labelled": own} if labels else {})
+
+
+def method(**args: Any) -> FixMatch:
+    """In double precision."""
+    made = make_method("fixmatch", **args).double()
+    assert isinstance(made, FixMatch)
+    return made
+
+
+def test_labels_of_every_step_come_from_the_present_weights() -> None:
+    """The mean runs over all images; those below the threshold count as zero, and no gradient enters the labels."""
+    views = batch()["unlabelled"]
+    free = method(pl_time="every_step", threshold=0.0)
+    with torch.no_grad():
+        confidence, labels = free.predict(views["weak"]).max(dim=1)
+    losses = F.cross_entropy(free(views["strong"]), labels, reduction="none")
+    torch.testing.assert_close(free.training_step({"unlabelled": views}, 0), losses.mean())
+    half = method(pl_time="every_step", threshold=float(confidence.median()))
+    keep = confidence >= confidence.median()
+    assert 0 < int(keep.sum()) < 8
+    torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), (losses * keep).mean())
+
+
+def test_joint_batches_add_up() -> None:
+    """Labels count once, pseudo-labels lambda_u times."""
+    both = batch(labels=True)
+    double, single = method(lambda_u=2.0, threshold=0.0), method(threshold=0.0)
+    labelled = F.cross_entropy(double(both["labelled"]["x"]), both["labelled"]["y"])
+    torch.testing.assert_close(single.training_step({"labelled": both["labelled"]}, 0), labelled)
+    unlabelled = single.training_step({"unlabelled": both["unlabelled"]}, 0)
+    torch.testing.assert_close(double.training_step(both, 0), labelled + 2.0 * unlabelled)
+
+
+@pytest.mark.parametrize("pl_time", ["round_start", "every_step"])
+def test_clients_with_labels(pl_time: str) -> None:
+    """Own labels cycle beside the pseudo-labelled images, or are walked through once where there are none of these."""
+    data = make_data("all_clients")
+    for threshold, labelled_only in ((0.0, False), (1.1, pl_time == "round_start")):
+        federation = make_federation(
+            "fixmatch", data, pl_time=pl_time, threshold=threshold, labelled_batch_size=4, local_epochs=1
+        )
+        site = data.client(0)
+        visit = Visit(size=site.size)
+        streams = federation.method.client_prepare(LocalSite(federation.engine, site, visit, []))
+        assert streams["labelled"].batch_size == 4
+        assert streams["labelled"].cycle != labelled_only
+        assert len(streams["unlabelled"]) == (0 if labelled_only else len(site.unlabelled))
+        seen: list[dict[str, Any]] = []
+        federation.method.on_train_batch_end = lambda *a, to=seen: to.append(a[1])
+        federation.run_visits(federation.visits(0)[:1])
+        expected = -(-len(site.labelled) // 4) if labelled_only else -(-len(site.unlabelled) // 32)
+        assert len(seen) == expected
+        assert all(("unlabelled" in b) != labelled_only for b in seen)
+
+
+def test_labels_are_fixed_for_the_visit() -> None:
+    """round_start: an image keeps its label over the epochs while its strong view is drawn anew."""
+    federation = make_federation("fixmatch", threshold=0.0, local_epochs=3)
+    federation.method.hparams["lr"] = 0.5
+    seen: list[dict[str, Tensor]] = []
+    federation.method.on_train_batch_end = lambda *a: seen.append(a[1]["unlabelled"])
+    federation.run_visits(federation.visits(0)[:1])
+    images = federation.data.client(0).size
+    steps = -(-images // 32)
+    epochs = [torch.cat([s["y"] for s in seen[k * steps : (k + 1) * steps]]) for k in range(3)]
+    assert len(seen) == 3 * steps
+    assert all(torch.equal(e.sort().values, epochs[0].sort().values) for e in epochs)
+    views = [torch.cat([s["strong"] for s in seen[k * steps : (k + 1) * steps]]) for k in range(2)]
+    assert not torch.equal(views[0].sum((1, 2, 3)).sort().values, views[1].sum((1, 2, 3)).sort().values)
