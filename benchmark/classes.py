@@ -1,4 +1,4 @@
-"""Classes by name: how ``--method rscfed`` becomes a class, and its arguments checked values."""
+"""Classes by name: how ``--method mine`` becomes a class, and its arguments checked values."""
 
 import difflib
 import importlib
@@ -71,9 +71,7 @@ def find_class(name: str, kind: Kind) -> type:
     if found:
         paths = ", ".join(f"{c.__module__}.{c.__qualname__}" for c in found)
         raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {paths}")
-    raise unknown(
-        kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too"
-    )
+    raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
 
 
 def known_names(kind: Kind) -> list[str]:

@@ -97,14 +97,14 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     fit.add_class_arguments(Runtime)
 
     for suite in (table, status):
-        suite.add_argument("--paper", type=str, default="rscfed", help="name of a suite, or path of a .yaml file")
+        suite.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
         suite.add_argument("--scale", type=str, default="quick", help="quick, lite or paper")
         suite.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
     table.add_argument(
         "--jobs", type=int | Literal["auto"], default="auto", help="runs at once; auto: one per GPU, or core"
     )
     table.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
-    table.add_argument("--methods", type=text, help="run only these rows, e.g. rscfed,fed_consist")
+    table.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     table.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
     table.add_argument("--readme", type=str, default="README.md", help="file whose marked blocks are updated")
     table.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})

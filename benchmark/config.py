@@ -183,7 +183,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Plain configuration ``values`` with command-line style ``options`` on top.
 
-    ``{"method": "fedavg"}`` names the class (its arguments stay), ``{"method.lr": 0.1}`` sets an argument,
+    ``{"method": "mine"}`` names the class (its arguments stay), ``{"method.lr": 0.1}`` sets an argument,
     ``{"roster.participants": 5}`` an entry of a mapping, ``{"rounds": 10}`` a field.
     """
     result: dict[str, Any] = {

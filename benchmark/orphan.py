@@ -7,6 +7,12 @@ import threading
 
 def die_with_parent() -> None:
     """Watch the process that spawned this one, if any, from a thread, and end at once when it is gone."""
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_wait, daemon=True).start()
+
+
+def _wait() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

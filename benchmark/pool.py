@@ -16,6 +16,7 @@ from benchmark.config import RunConfig, Runtime, folder
 from benchmark.environment import cores
 from benchmark.errors import BenchError
 from benchmark.lock import RunLocked
+from benchmark.orphan import die_with_parent
 from benchmark.progress import Display
 from benchmark.records import RunFolder, state
 from benchmark.suite import PlannedRun
@@ -47,13 +48,12 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
     Returns:
         One outcome per run, in order of completion.
     """
-    jobs = min(jobs, len(runs))
     with display:
         if jobs <= 1:
             return _here(runs, display, fit)
-        threads = max(1, cores() // jobs)
+        threads = max(1, cores() // jobs)  # however few runs are left: another number could change a bit
         pinned = [_pinned(run, threads) for run in runs]
-        return _workers(pinned, jobs, gpus, display, fit)
+        return _workers(pinned, min(jobs, len(runs)), gpus, display, fit)
 
 
 def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, str]:
@@ -174,7 +174,7 @@ def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display,
 def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
     """Body of a worker: runs until the pipe closes; dies with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    die_with_parent()
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
@@ -187,13 +187,6 @@ def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
         with _output_to(folder(config) / LOG):
             result = attempt(config, function)
         pipe.send(result)
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @contextmanager

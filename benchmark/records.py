@@ -199,9 +199,7 @@ class RunFolder:
 
     def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
         if before["run_id"] != run_id(config):
-            raise RunError(
-                f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder"
-            )
+            raise RunError(f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder")
         if not self.rows():
             return
         for key in ("partition_hash", "data_sha256"):
@@ -285,9 +283,7 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     if not isinstance(record, Mapping):
         raise RunError(f"{where}: not a record")
     if isinstance(record.get("schema_version"), int) and record["schema_version"] > SCHEMA_VERSION:
-        raise RunError(
-            f"{where}: schema {record['schema_version']} is newer than {SCHEMA_VERSION}; update fssl-bench"
-        )
+        raise RunError(f"{where}: schema {record['schema_version']} is newer than {SCHEMA_VERSION}; update fssl-bench")
     problems = [f"{key} is missing" for key in _SCHEMA if key not in record]
     problems += [
         f"{key} is {type(record[key]).__name__}"

@@ -21,9 +21,10 @@ from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml,
 from benchmark.environment import cores
 from benchmark.errors import BenchError, ConfigError, RunError
 from benchmark.federation import Federation
-from benchmark.orphan import die_with_parent
 from benchmark.lock import RunLocked
+from benchmark.orphan import die_with_parent
 from benchmark.records import RunFolder, state
+from benchmark.wandb_mirror import Mirror, mirror_run
 from datamodules.base import FSSLDataModule
 from methods import models
 
@@ -56,9 +57,9 @@ def fit(config: RunConfig) -> Path:
             return path
     if external:
         fabric = Fabric(precision=config.precision)  # type: ignore[arg-type]
-        here = {"accelerator": fabric.device.type, "devices": int(os.environ["LOCAL_WORLD_SIZE"])}
-        nodes = fabric.world_size // here["devices"]
-        config = replace(config, runtime=replace(config.runtime, num_nodes=nodes, **here))
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes, kind = fabric.world_size // local, fabric.device.type
+        config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
         _run(fabric, to_yaml(replace(config, runtime=placed(config))))
         return path
     config = replace(config, runtime=placed(config))
@@ -148,7 +149,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
         torch.set_num_threads(config.runtime.threads)
     path, main = folder(config), fabric.is_global_zero
     run = RunFolder(path)
-    with run.lock() if main else nullcontext():
+    with run.lock() if main else nullcontext(), mirror_run(config, path) if main else Mirror("off", path) as mirror:
         try:
             method, data = make(config, fabric.device)
             if main:
@@ -161,7 +162,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 config.rounds,
                 config.seed,
                 config.eval_every,
-                callbacks=[_Recorder(run, config.runtime.checkpoint_every_s)] if main else [],
+                callbacks=[_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else [],
             )
             saved = checkpoint.load(path / CHECKPOINT)
             if saved is not None:
@@ -172,7 +173,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
             federation.run()
             if main:
                 torch.save(federation.server, path / "weights.pt")
-                run.finish()
+                mirror.record(run.finish())
                 checkpoint.remove(path / CHECKPOINT)
             fabric.barrier()
         except BaseException as error:
@@ -188,14 +189,15 @@ def facts(data: FSSLDataModule) -> Mapping[str, Any]:
 
 
 class _Recorder:
-    """Writes each evaluated round to the run's folder, and a checkpoint every so many seconds."""
+    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint every so many seconds."""
 
-    def __init__(self, run: RunFolder, every_s: float) -> None:
-        self.run, self.every_s, self.saved = run, every_s, time.monotonic()
+    def __init__(self, run: RunFolder, mirror: Mirror, every_s: float) -> None:
+        self.run, self.mirror, self.every_s, self.saved = run, mirror, every_s, time.monotonic()
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
         if row is not None:
             self.run.append(row)
+            self.mirror.row(row)
         self.run.beat(federation.round)
         if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
             checkpoint.save(self.run.path / CHECKPOINT, federation.state_dict())

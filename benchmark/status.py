@@ -22,10 +22,13 @@ NAMES = {
 
 def show(plan: Plan, console: Console | None = None) -> None:
     """Print one line per run (state, rounds, accuracy, cells) and the counts of the states."""
-    console = console or Console(soft_wrap=True)
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = 250
     table = Table(box=None, pad_edge=False)
     for name in ("state", "run", "seed", "rounds", "acc", "cells"):
-        table.add_column(name, justify="right" if name in ("seed", "rounds", "acc") else "left")
+        right = name in ("seed", "rounds", "acc")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "cells")
     found = collect(plan)
     for key, run in plan.runs.items():
         path, (name, style) = folder(run.config), NAMES[found[key].state]

@@ -60,12 +60,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper."""
+    """One table of the paper; ``unpublished`` stands where a value is not in the published file."""
 
     number: str
     title: str
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
+    unpublished: str = ""
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Suite:
         """Acceptance band of a cell: the data set's or the suite's for the metric, or ``band_spreads`` published spreads
         if that is more.
         """
-        bands = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
+        bands: dict[str, float] = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
         if not row.band or metric not in bands:
             return None
         return max(bands[metric], self.band_spreads * float(spread or 0.0))
@@ -194,7 +195,7 @@ class Suite:
             plan: of this suite.
             tables: numbers of tables.
             methods: method labels.
-            only: patterns of ``table/dataset/method`` (``4/*/rscfed``) or beginnings of run ids.
+            only: patterns of ``table/dataset/method`` (``4/*/mine``) or beginnings of run ids.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -237,7 +238,9 @@ class Suite:
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        return Table(number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows))
+        return Table(
+            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", ""))
+        )
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))

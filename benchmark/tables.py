@@ -160,6 +160,8 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
             line = _line(groups, runs, suite.report, metric, printed, band, compare)
             if spread:
                 line["spread"] = spread
+            if not printed and table.unpublished:
+                line["published"] = table.unpublished
             if row.pending:
                 line["status"] = "pending"
             lines.append(head | line)

@@ -36,9 +36,7 @@ def mirror_run(config: RunConfig, path: Path) -> "Mirror":
 def mirror_tables(wanted: str, paper: str, scale: str, frames: Mapping[str, Any], results: Path) -> None:
     """Send rendered tables (data frames by number) as ``wandb.Table``."""
     mode = choose_mode(wanted, scale)
-    with Mirror(
-        mode, results, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", group=scale
-    ) as m:
+    with Mirror(mode, results, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", group=scale) as m:
         m.tables({f"{paper}-{scale}/table {number}": frame for number, frame in frames.items()})
 
 

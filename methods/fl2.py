@@ -17,8 +17,8 @@ from methods.fixmatch import FixMatch
 class FL2(FixMatch):
     """(FL)2: overcoming few labels in federated semi-supervised learning (Lee et al., NeurIPS 2024).
 
-    CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 6-9). SACR: on samples above
-    ``threshold`` the prediction must not change at the worst nearby weights ``W*`` (Eqs. 10-13); the step follows
+    CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
+    ``threshold`` the prediction must not change at the worst nearby weights ``W*`` (Eqs. 11-14); the step follows
     ``w_a grad L_a(W) + w_cs grad L_cs(W*)``. LSAA: clients that are less sure weigh more (Eq. 15).
 
     | hyperparameter | paper | released code | here |
@@ -199,7 +199,7 @@ class FL2(FixMatch):
 
 
 def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """CAT: mean confidence tau of a client, and its thresholds ``tau p(c) / max p`` per class (Eqs. 6-8).
+    """CAT: mean confidence tau of a client, and its thresholds ``tau p(c) / max p`` per class (Eqs. 7-9).
 
     The ratio comes first: so the most predicted class has exactly tau, and a lone sample reaches its threshold.
 
@@ -215,7 +215,7 @@ def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 def lsaa_weights(taus: Sequence[float]) -> list[float]:
     """LSAA: ``(1 - tau_k) / sum (1 - tau_j)`` (Eq. 15); uniform if every tau is 1 (released code: 0 / 0)."""
-    doubts = [1.0 - tau for tau in taus]
+    doubts = [max(1.0 - tau, 0.0) for tau in taus]
     total = sum(doubts)
     return [doubt / total for doubt in doubts] if total > 0 else [1.0 / len(taus)] * len(taus)
 

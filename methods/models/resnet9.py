@@ -23,22 +23,22 @@ class ResNet9(Backbone):
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
+        width: channels of the first block; the features have 8 times as many.
     """
 
-    feature_dim = 512
-
-    def __init__(self, num_classes: int, in_channels: int = 3) -> None:
+    def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64) -> None:
         super().__init__()
-        self.prep = Block(in_channels, 64)
-        self.down1 = Block(64, 128, pool=True)
-        self.residual1 = nn.Sequential(Block(128, 128), Block(128, 128))
-        self.down2 = Block(128, 256, pool=True)
-        self.down3 = Block(256, 512, pool=True)
-        self.residual2 = nn.Sequential(Block(512, 512), Block(512, 512))
+        a, b, c, self.feature_dim = width, 2 * width, 4 * width, 8 * width
+        self.prep = Block(in_channels, a)
+        self.down1 = Block(a, b, pool=True)
+        self.residual1 = nn.Sequential(Block(b, b), Block(b, b))
+        self.down2 = Block(b, c, pool=True)
+        self.down3 = Block(c, 8 * a, pool=True)
+        self.residual2 = nn.Sequential(Block(8 * a, 8 * a), Block(8 * a, 8 * a))
         self.head = nn.Linear(self.feature_dim, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 512]."""
+        """Images [B, channels, side, side] to features [B, 8 width]."""
         x = self.down1(self.prep(x))
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))

@@ -92,9 +92,7 @@ def test_resolve_keeps_where_the_data_lies_out_of_the_identity(zoo):
 
 def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run(zoo):
     once = resolve(config())
-    spelt = resolve(
-        config(method={"class_path": "zoo.mean_teacher.MeanTeacher", "init_args": {"lr": "3e-2"}})
-    )
+    spelt = resolve(config(method={"class_path": "zoo.mean_teacher.MeanTeacher", "init_args": {"lr": "3e-2"}}))
     assert resolve(once) == once == spelt
     assert run_id(once) == run_id(spelt)
 
@@ -130,9 +128,7 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
 
 
 def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
-    changed = resolve(
-        config(method={"class_path": "mean_teacher", "init_args": {"decay": 0.9, "lr": 0.03}}, seed=1)
-    )
+    changed = resolve(config(method={"class_path": "mean_teacher", "init_args": {"decay": 0.9, "lr": 0.03}}, seed=1))
     text = (
         '{"data":{"class_path":"zoo.digits.Digits","init_args":{}},'
         '"method":{"class_path":"zoo.mean_teacher.MeanTeacher","init_args":{"decay":0.9}},"rounds":3,"seed":1}'
@@ -158,9 +154,7 @@ def test_differences_name_what_a_recorded_run_did_otherwise(zoo):
 
 
 def test_yaml_round_trip(zoo):
-    full = resolve(
-        config(roster={"participants": 5}, precision="64-true", runtime={"devices": 2, "wandb": "off"})
-    )
+    full = resolve(config(roster={"participants": 5}, precision="64-true", runtime={"devices": 2, "wandb": "off"}))
     assert from_yaml(to_yaml(full)) == full
     alone = to_yaml(full).partition("runtime:")[0]
     assert identity(from_yaml(alone)) == identity(full)

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from benchmark.errors import DataError, RunError
-from benchmark.metrics import classification_metrics
+from benchmark.metrics import classification_metrics, pseudo_label_shares
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -132,3 +132,10 @@ def test_order_of_samples_and_classes_does_not_matter():
 def test_bad_input_is_one_clear_error(probs, labels, error, message):
     with pytest.raises(error, match=message):
         classification_metrics(probs, labels)
+
+
+def test_pseudo_label_shares():
+    shares = pseudo_label_shares(0.9, 0.6)
+    assert shares == pytest.approx({"wrong": 0.3, "accuracy": 2 / 3, "correct_per_wrong": 2.0})
+    assert pseudo_label_shares(0.5, 0.5) == {"wrong": 0.0, "accuracy": 1.0}
+    assert pseudo_label_shares(0.0, 0.0) == {"wrong": 0.0}

@@ -13,6 +13,7 @@ from rich.console import Console
 from benchmark import classes, records
 from benchmark.classes import ClassSpec
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.environment import cores
 from benchmark.errors import RunError
 from benchmark.lock import run_lock
 from benchmark.pool import LOG, attempt, run_all
@@ -102,7 +103,14 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake):
     assert "[5/5]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
     logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
     assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
-    assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, len(os.sched_getaffinity(0)) // 2)))}
+    assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
+
+
+def test_one_run_left_gets_the_threads_that_it_would_have_had_among_many(tmp_path, fake):
+    runs = planned(tmp_path, 1)
+    assert seed_status(run_all(runs, 2, 0, Display(1, quiet()), fake)) == {1: "complete"}
+    pid, devices, threads = (folder(runs[0].config) / LOG).read_text().split()[2:]
+    assert pid != str(os.getpid()) and (devices, threads) == ("1", str(max(1, cores() // 2)))
 
 
 def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):

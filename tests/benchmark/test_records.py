@@ -201,9 +201,7 @@ def test_validate_names_everything_that_is_wrong(tmp_path):
     validate(good, "here")
     bad = {**good, "run_id": 5, "rounds": None, "final": None}
     del bad["config"]
-    with pytest.raises(
-        RunError, match="config is missing; run_id is int; rounds is NoneType; final is empty"
-    ):
+    with pytest.raises(RunError, match="config is missing; run_id is int; rounds is NoneType; final is empty"):
         validate(bad, "here")
     with pytest.raises(RunError, match="status is 'done'"):
         validate({**good, "status": "done"}, "here")

@@ -151,6 +151,32 @@ def test_errors_name_the_place():
         toy.published()
 
 
+def test_pending_rows_have_no_run_and_say_why():
+    labels = {**spec()["labels"], "high": {"pending": "later"}}
+    toy = Suite(spec(labels=labels))
+    assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later", "gain": "later"}
+    assert toy.names() == ["1/A/low", "1/B/low", "2/A/low"]
+    plan = toy.plan("paper")
+    assert {run.config.method.name for run in plan.runs.values()} == {"fedavg"}
+    assert len(toy.select(plan)) == len(plan.runs)
+    by_data = Suite(spec(datasets={"A": {"pending": "no data"}, "B": {}}))
+    assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
+
+
+def test_published_spreads(tmp_path):
+    path = tmp_path / "toy.csv"
+    path.write_text("table,dataset,method,M,metric,value,std\n1,A,low,1,acc,50.1,2.0\n1,A,low,2,acc,51.0,\n")
+    where = "1", "A", "low", (("M", "1"),)
+    values = suite.read_published(path)
+    assert (values[*where, "acc"], values[*where, "acc std"]) == ("50.1", "2.0")
+    assert len(values) == 3
+    toy = Suite(spec(band_spreads=1.5))
+    low, high = toy.tables[0].rows[:2]
+    assert [toy.band(high, "acc", s) for s in (None, "1.0", "4.0")] == [2.0, 2.0, 6.0]
+    assert toy.band(low, "acc", "4.0") is None
+    assert toy.band(high, "auc", "4.0") is None
+
+
 def test_load():
     assert "rscfed" in suite.available()
     with pytest.raises(ConfigError, match="unknown paper 'rscfet'; did you mean 'rscfed'"):

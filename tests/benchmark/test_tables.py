@@ -157,6 +157,24 @@ def test_another_scale_is_not_compared_with_the_paper():
     assert lines(table)["low", "acc"]["data"] == "digits"
 
 
+def test_pending_rows_and_published_spreads_are_shown():
+    suite = toy()
+    suite.spec["labels"]["low"]["pending"] = "needs a method"
+    suite = Suite(suite.spec)
+    values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
+    for scale in ("paper", "quick"):
+        plan = suite.plan(scale)
+        runs = {key: Run("complete", record(68.0)) for key in plan.runs}
+        table = render(suite, plan, runs, values)[0]
+        found = lines(table)
+        assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
+        assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
+        assert "| pending |" in " ".join(table.markdown.split())
+        assert (found["high", "acc"]["spread"], found["high", "acc"]["ours"]) == ("1.5", "68.0000")
+        assert "70.26 ± 1.5" in table.markdown
+        assert "complete**" not in table.markdown
+
+
 def test_another_scale_still_says_what_is_missing():
     *_, table = rendered("quick", {}, {("high", 3): "running"})
     assert "| not run |" in " ".join(table.markdown.split()) and "| running |" in " ".join(

@@ -66,13 +66,13 @@ def test_resume_is_exact(method_name: str) -> None:
 
 def test_order_of_visits_is_irrelevant(method_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that train in another order, as on several processes, give the same bits: no visit leaves a trace."""
-    rows = run_rows(make_federation(method_name, **quick(method_name)))
+    rows = run_rows(make_federation(method_name, rounds=2, **quick(method_name)))
 
     def backwards(visits: list[Visit], ranks: int) -> list[list[Visit]]:
         return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
 
     monkeypatch.setattr("benchmark.federation.assign", backwards)
-    assert run_rows(make_federation(method_name, **quick(method_name))) == rows
+    assert run_rows(make_federation(method_name, rounds=2, **quick(method_name))) == rows
 
 
 def test_hidden_labels_are_not_read(method_name: str) -> None:

@@ -1,33 +1,273 @@
-"""Options of the data modules that all data sets share."""
+"""Data modules: sites hold what they may, views are right, hidden labels stay hidden, a plain ``Trainer`` works."""
 
-import numpy as np
+import lightning as L
+import pytest
 import torch
 
+from benchmark.classes import KINDS, find_class, known_names
+from benchmark.errors import ConfigError, RunError
+from benchmark.streams import generator
+from datamodules import sources
+from datamodules.base import FSSLDataModule, Oracle
+from datamodules.batches import epoch
 from datamodules.digits import Digits
+from federations import SCENARIOS, few_data, make_data, make_method
+
+DATA_SETS = known_names(KINDS["data"])
 
 
-def digits(**args: object) -> Digits:
-    data = Digits(num_clients=4, labelled_clients=4, **args)
+@pytest.fixture(scope="module")
+def digits():
+    return sources.digits()
+
+
+# --- data sets
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
+    """Class constants that fit each other; making a module touches no file."""
+    data = find_class(name, KINDS["data"])(data_dir=str(tmp_path / "nowhere"))
+    assert data.num_classes > 1 and data.train_size > 1000
+    assert len(data.mean) == len(data.std) in (1, 3)
+    assert all(0 < m < 1 for m in data.mean) and all(0 < s < 1 for s in data.std)
+    assert data.zoom_size >= data.image_size
+    assert {"weak", "test"} <= set(data.views)
+    assert not (tmp_path / "nowhere").exists()
+    assert isinstance(data, L.LightningDataModule)
+
+
+def test_digits(digits):
+    """The constants are those of the training images, to the digits that are given."""
+    data = make_data()
+    pixels = torch.from_numpy(digits.train_images).double() / 255
+    assert len(data._train) == data.train_size == 1437 and len(data.test_labels) == 360
+    assert round(float(pixels.mean()), 4) == data.mean[0]
+    assert round(float(pixels.std()), 4) == data.std[0]
+    assert data.class_names == tuple("0123456789") and data.sha256 == digits.sha256
+    data.prepare_data()
+
+
+def test_a_subclass_must_read():
+    class Nothing(FSSLDataModule):
+        num_classes, mean, std = 2, (0.5,), (0.5,)
+
+    with pytest.raises(NotImplementedError, match=r"Nothing must define read\(\) -> Arrays"):
+        Nothing().setup()
+
+
+def test_setup_is_done_once():
+    class Counts(Digits):
+        reads = 0
+
+        def read(self):
+            Counts.reads += 1
+            return super().read()
+
+    data = Counts(num_clients=3, partition="iid")
     data.setup()
-    return data
+    partition, train, site = data.partition, data._train, data.client(0)
+    data.setup("fit")
+    data.setup("test")
+    assert Counts.reads == 1
+    assert data.partition is partition and data._train is train and data.client(0) is site
 
 
-def test_side_and_zoom():
-    """Views of the side asked for; the windows of the training view come from the larger picture."""
-    data = digits(side=48, zoom=56)
-    assert data.image_size == 48 and Digits.image_size == 32
-    index = torch.arange(3)
-    weak = data.take("weak", index, torch.Generator().manual_seed(0))
-    assert weak.shape == (3, 3, 48, 48)
-    assert next(data.test_blocks(5))[1]().shape == (5, 3, 48, 48)
-    assert {tuple(p.shape[1:3]) for p in data._prepared.values()} == {(56, 56)}
+# --- who holds what
 
 
-def test_split_classes():
-    """Images of later classes go to nobody; by default everybody's images add up to all."""
-    labels = digits()._labels.numpy()
-    for classes, wanted in ((None, len(labels)), (4, int(np.sum(labels < 4)))):
-        parts = digits(split_classes=classes).partition.labelled
-        held = np.concatenate(parts)
-        assert len(held) == len(set(held.tolist())) == wanted
-        assert classes is None or labels[held].max() == classes - 1
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_sites_share_out_the_images(scenario, digits):
+    """No image is at two places; labels are true, and only where the scenario has them."""
+    data = make_data(scenario)
+    sites = [data.client(k) for k in range(data.num_clients)]
+    everything = torch.cat([i for s in [*sites, data.server] for i in (s.labelled, s.unlabelled)])
+    assert len(everything.unique()) == len(everything) > 1400
+    truth = torch.from_numpy(digits.train_labels)
+    for site in [*sites, data.server]:
+        assert torch.equal(site.labels, truth[site.labelled])
+        assert site.size == len(site.labelled) + len(site.unlabelled)
+        assert {t.dtype for t in (site.labelled, site.labels, site.unlabelled)} == {torch.int64}
+    holders = [k for k, s in enumerate(sites) if len(s.labelled)]
+    assert holders == {"partial_clients": [0], "server": [], "all_clients": list(range(6))}[scenario]
+    assert len(data.server.labelled) == (40 if scenario == "server" else 0)
+    assert len(data.server.unlabelled) == 0
+    assert data.roster(0).labelled == tuple(holders)
+    hidden = torch.cat([s.unlabelled for s in sites])
+    assert set(hidden.tolist()) <= set(data.pool().tolist())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("method", ["fedavg", "fed_consist"])
+def test_a_batch_holds_no_hidden_label(scenario, method):
+    """Integers in a batch are labels of labelled images; everything else is an image."""
+    data, module = make_data(scenario), make_method(method)
+    module.visit = module.visit.__class__(round=99)
+    labelled = {i for s in [*data._clients, data.server] for i in s.labelled.tolist()}
+    seen = 0
+    for site in [*data._clients, data.server]:
+        assert not labelled & set(site.unlabelled.tolist())
+        for batch in epoch(module.streams(site), data, lambda p: generator(0, p)):
+            for name, fields in batch.items():
+                for field, values in fields.items():
+                    seen += 1
+                    if values.is_floating_point():
+                        assert values.shape[1:] == (3, 32, 32)
+                    else:
+                        assert (name, field) == ("labelled", "y") and len(site.labels)
+    assert seen
+
+
+def test_the_oracle_says_right_or_wrong_and_nothing_else(digits):
+    truth = torch.from_numpy(digits.train_labels)
+    index = torch.tensor([3, 1400, 7, 7])
+    oracle = Oracle(truth)
+    assert oracle.correct(index, truth[index]).all()
+    assert not oracle.correct(index, (truth[index] + 1) % 10).any()
+    assert [name for name in vars(oracle) if not name.startswith("_")] == []
+    assert make_data().oracle.correct(index, truth[index]).tolist() == [True] * 4
+
+
+def test_a_partition_can_be_taken_along(tmp_path):
+    data = make_data()
+    file = tmp_path / "partition.json"
+    data.partition.save(file)
+    taken = make_data(partition_file=str(file), num_clients=3, partition_seed=5)
+    assert taken.partition.hash == data.partition.hash
+    assert taken.num_clients == 6
+
+
+def test_the_partition_follows_its_seed_or_that_of_the_run():
+    seeds = ({"partition_seed": 4}, {"partition_seed": None, "run_seed": 4}, {"partition_seed": 5})
+    fixed, follows, other = (make_data(**args).partition.hash for args in seeds)
+    assert fixed == follows != other
+
+
+def test_labelled_images_can_join_the_unlabelled_ones():
+    plain, joined, released = (make_data("all_clients", union_mode=m) for m in ("none", "labelled", "code_index"))
+    assert plain.partition.hash == joined.partition.hash == released.partition.hash
+    pool = set(plain.pool().tolist())
+    for k in range(plain.num_clients):
+        own, labelled = plain.client(k).unlabelled, plain.client(k).labelled
+        assert torch.equal(joined.client(k).unlabelled, torch.cat([own, labelled]))
+        added = released.client(k).unlabelled[len(own) :]
+        assert len(added) == len(labelled) and set(added.tolist()) <= pool
+        assert torch.equal(joined.client(k).labels, plain.client(k).labels)
+
+
+def test_without_shuffles_a_client_is_ordered_by_class():
+    options = {"num_clients": 6, "num_labels": 100, "partition": "dirichlet", "beta": 0.3, "min_size": 1}
+    for shuffle in (True, False):
+        data = Digits(scenario="all_clients", pipeline="pad_crop_flip", shuffle=shuffle, **options)
+        data.setup()
+        labels = [data._labels[data.client(k).unlabelled].tolist() for k in range(6)]
+        assert all(values == sorted(values) for values in labels) is not shuffle
+        assert [data.client(k).labels.unique().tolist() for k in range(6)] != [sorted({*v}) for v in labels]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
+        ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
+    ],
+)
+def test_contradictory_options(args, message):
+    with pytest.raises(ConfigError, match=message):
+        Digits(**args).setup()
+
+
+# --- views
+
+
+def test_views_are_normalised_pixels(digits):
+    """The test view is (x / 255 - mean) / std of the stored pixels, three times over."""
+    data = make_data()
+    index = torch.tensor([5, 900, 5])
+    pixels = torch.from_numpy(digits.train_images)[index].permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
+    views = data.take("test", index)
+    torch.testing.assert_close(views, (pixels / 255 - data.mean[0]) / data.std[0], rtol=1e-5, atol=1e-5)
+    assert views.dtype == torch.float32 and views.is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ConfigError, match=r"'zoom_crop_flip' has no view 'strong', only weak, test; choose another"):
+        data.take("strong", index)
+    with pytest.raises(RunError, match=r"random views need a torch\.Generator"):
+        data.take("weak", index)
+
+
+def test_random_views_follow_their_generator():
+    data, index = make_data(), torch.arange(40)
+    first, same, other = (data.take("weak", index, generator(seed, "augment")) for seed in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert first.shape == (40, 3, 32, 32)
+
+
+@pytest.mark.parametrize("size", [1, 100, 360, 1000])
+def test_blocks_of_test_images_come_in_order(size, digits):
+    data = make_data()
+    whole = torch.from_numpy(digits.test_images).permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
+    numbers, blocks = zip(*[(n, block()) for n, block in data.test_blocks(size)], strict=True)
+    assert numbers == tuple(range(-(-360 // size)))
+    torch.testing.assert_close(torch.cat(blocks), (whole / 255 - data.mean[0]) / data.std[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(data.test_labels, torch.from_numpy(digits.test_labels))
+
+
+def test_placing_changes_the_type_of_views_and_nothing_else():
+    data, index = make_data(), torch.arange(9)
+    before, site = data.take("test", index), data.client(2).unlabelled
+    data.place(torch.device("cpu"), torch.float64)
+    assert torch.equal(data.take("test", index), before.double())
+    assert next(data.test_blocks(5))[1]().dtype == torch.float64
+    assert torch.equal(data.client(2).unlabelled, site)
+    assert data.oracle.correct(index, data._labels[index]).all()
+
+
+def test_another_size():
+    data = make_data(side=16, zoom=20)
+    assert data.image_size == 16
+    assert data.take("weak", torch.arange(2), generator(0, "a")).shape == (2, 3, 16, 16)
+    assert next(data.test_blocks(7))[1]().shape == (7, 3, 16, 16)
+
+
+# --- a plain Trainer
+
+
+def trainer(**options):
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return L.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(quiet, False), **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_fedavg_in_a_plain_trainer():
+    """Two epochs of ordinary centralised training, in another order each, and a test accuracy."""
+    data, seen = few_data(5), []
+
+    class Listens(find_class("fedavg", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            seen.append(batch["labelled"]["y"].tolist())
+
+    method = make_method(Listens, lr=0.1)
+    run = trainer(max_epochs=2)
+    run.fit(method, datamodule=data)
+    assert [len(y) for y in seen] == 2 * [64, 64, 64, 58]
+    first, second = (sorted(y for part in seen[k : k + 4] for y in part) for k in (0, 4))
+    assert first == second == sorted(data._labels.tolist())
+    assert seen[:4] != seen[4:]
+    (result,) = run.test(method, datamodule=data, verbose=False)
+    method.eval()
+    predicted = torch.cat([method.predict(block()) for _, block in data.test_blocks(90)]).argmax(dim=1)
+    assert result["acc"] == pytest.approx(float((predicted == data.test_labels).float().mean()) * 100, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
+    """Labels cycle beside the unlabelled images; the teacher takes one step per batch."""
+    data, method = few_data(5, 1), make_method("fed_consist", warmup_rounds=0)
+    before = {k: v.clone() for k, v in method.state_dict().items()}
+    trainer(max_epochs=1).fit(method, datamodule=data)
+    batches = -(-200 // 64)
+    assert int(method.teacher_step) == batches
+    after = method.state_dict()
+    moved = {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
+    assert moved == {"model", "teacher", "teacher_step"}
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.aggregation import weighted_mean
+from benchmark.classes import KINDS, known_names
 from benchmark.engine import LocalSite
 from benchmark.federation import Federation
 from federations import make_data, make_federation, make_method, plain_fabric, run_rows
@@ -14,7 +15,7 @@ from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
 from methods.fl2 import FL2, lsaa_weights
-from methods.serverside import momentum_step
+from methods.serverside import LabelsAtServer, momentum_step
 
 GOLDEN = load("fl2/lsaa_and_server_optimizer")
 
@@ -211,3 +212,12 @@ def test_server_only_has_no_clients_and_still_learns() -> None:
     row = run_rows(make_federation("server_only", rounds=6, server_pretrain=4))[-1]
     assert (row["visits"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
     assert row["acc"] > 20
+
+
+def test_the_bases_are_no_methods() -> None:
+    """They cannot be built, and their file offers nothing to the command line."""
+    names = known_names(KINDS["method"])
+    assert {"fixmatch", "fl2", "semifl", "server_only"} <= set(names)
+    assert not {"serverside", "perturb"} & set(names)
+    with pytest.raises(TypeError, match="abstract"):
+        LabelsAtServer(Toy())  # type: ignore[abstract]

@@ -1,0 +1,251 @@
+"""LocalSSL: batch rules of the released clients, objectives in closed form, and how they compose with FedProx."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.errors import ConfigError
+from benchmark.federation import Federation
+from datamodules.digits import Digits
+from federations import make_data, plain_fabric
+from methods import ops
+from methods.base import Batch, Visit
+from methods.feddure import FedDure
+from methods.local_ssl import LocalSSL
+
+SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
+RULES = {
+    "FedDureClientSSL": (FedDure.few_steps, FedDure.batch_cap),
+    "BaseClientSSL": (LocalSSL.few_steps, LocalSSL.batch_cap),
+}
+
+
+@pytest.mark.parametrize("case", SIZES, ids=lambda c: f"{c['client_class']}-{c['n_labeled']}-{c['n_unlabeled']}")
+def test_released_batch_sizes(case: dict[str, Any]) -> None:
+    """Unlabelled images per step of both released clients."""
+    size = ops.unlabelled_batch(case["n_labeled"], case["n_unlabeled"], 10, *RULES[case["client_class"]])
+    assert size == case["unlabeled_bs"]
+
+
+def test_released_rates() -> None:
+    """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
+    cifar = [ops.release_rate(t, 10, 5) for t in range(10)]
+    assert cifar == pytest.approx([t / 10 for t in range(10)])
+    assert [ops.release_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
+    cinic = [ops.release_rate(t, 100, 10) for t in range(110)]
+    assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
+    assert [ops.release_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
+    assert [ops.release_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx(
+        [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0]
+    )
+
+
+class Net(nn.Module):
+    """Batch norm between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.norm(self.body(x.flatten(1)))))
+
+
+def make(**args: Any) -> LocalSSL:
+    torch.manual_seed(1)
+    return LocalSSL(Net(), **args).double()
+
+
+def batch(revealed: bool = False) -> Batch:
+    """Four labelled and eight unlabelled samples."""
+    g = torch.Generator().manual_seed(5)
+    labelled = {"x": torch.randn(4, 4, generator=g).double() * 3, "y": torch.tensor([0, 1, 2, 1])}
+    weak = torch.randn(8, 4, generator=g).double() * 3
+    unlabelled = {"weak": weak, "strong": weak + torch.randn(8, 4, generator=g).double()}
+    if revealed:
+        unlabelled["y"] = torch.tensor([2, 1, 0, 0, 1, 2, 2, 1])
+    return {"unlabelled": unlabelled, "labelled": labelled}
+
+
+def logits(method: LocalSSL, given: Batch) -> dict[str, Tensor]:
+    """Labelled, weak and strong images in one forward pass."""
+    views = {"x": given["labelled"]["x"], "weak": given["unlabelled"]["weak"], "strong": given["unlabelled"]["strong"]}
+    out = method.model(torch.cat(list(views.values())))
+    return dict(zip(views, out.split([4, 8, 8]), strict=True))
+
+
+THRESHOLD = 0.45
+
+
+@pytest.mark.parametrize("step", [0, 4, 40])
+def test_objectives_in_closed_form(step: int) -> None:
+    """Supervised, UDA with its ramp, FixMatch with and without one; some of the mask is 0, some 1."""
+    out = logits(make(), batch())
+    supervised = F.cross_entropy(out["x"], batch()["labelled"]["y"])
+    p = out["weak"].softmax(dim=1)
+    mask = p.amax(dim=1) >= THRESHOLD
+    assert 0 < int(mask.sum()) < 8
+    log_q = out["strong"].log_softmax(dim=1)
+    soft = (mask * -(p * log_q).sum(dim=1)).sum() / 8
+    hard = -(mask * log_q[torch.arange(8), p.argmax(dim=1)]).sum() / 8
+    ramp = 8 * min(1.0, (step + 1) / 20)
+    sharp = (out["weak"] / 0.4).softmax(dim=1)
+    original = (mask * -(sharp * log_q).sum(dim=1)).sum() / 8
+    expected: list[tuple[dict[str, Any], Tensor]] = [
+        ({"objective": "supervised"}, supervised),
+        ({"objective": "uda", "threshold": THRESHOLD}, supervised + ramp * soft),
+        ({"objective": "fixmatch", "threshold": THRESHOLD}, supervised + hard),
+        (
+            {"objective": "uda", "threshold": THRESHOLD, "temperature": 0.4, "unsup_weight": 1.0, "unsup_ramp": 0},
+            supervised + original,
+        ),
+        (
+            {"objective": "fixmatch", "threshold": THRESHOLD, "unsup_weight": 8.0, "unsup_ramp": 20},
+            supervised + ramp * hard,
+        ),
+    ]
+    for args, loss in expected:
+        torch.testing.assert_close(make(**args).training_step(batch(), step), loss, rtol=1e-12, atol=1e-12)
+
+
+def test_targets_carry_no_gradient() -> None:
+    """The gradient is that of the closed form with the weak view's prediction held fixed."""
+    method = make(objective="uda", threshold=THRESHOLD)
+    gradients = torch.autograd.grad(method.training_step(batch(), 19), list(method.model.parameters()))
+    out = logits(method, batch())
+    p = out["weak"].softmax(dim=1).detach()
+    soft = ((p.amax(dim=1) >= THRESHOLD) * -(p * out["strong"].log_softmax(dim=1)).sum(dim=1)).mean()
+    loss = F.cross_entropy(out["x"], batch()["labelled"]["y"]) + 8 * soft
+    for a, b in zip(gradients, torch.autograd.grad(loss, list(method.model.parameters())), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_revealed_labels_are_for_the_supervised_objective_only() -> None:
+    """SL adds the cross-entropy of the weak view; FixMatch does not look at revealed labels."""
+    method = make(objective="supervised")
+    out, given = logits(method, batch()), batch(revealed=True)
+    loss = F.cross_entropy(out["x"], given["labelled"]["y"]) + F.cross_entropy(out["weak"], given["unlabelled"]["y"])
+    torch.testing.assert_close(method.training_step(given, 0), loss, rtol=1e-12, atol=1e-12)
+    one, other = (make(objective="fixmatch").training_step(batch(r), 0) for r in (True, False))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("objective", ["supervised", "uda", "fixmatch"])
+def test_the_proximal_term_composes(objective: str) -> None:
+    """It adds mu (theta - theta_global) to every objective's gradient, nothing at the global model, buffers aside."""
+    plain, prox = make(objective=objective), make(objective=objective, prox_mu=0.7)
+    for method in (plain, prox):
+        method.client_start(True)
+    assert torch.equal(plain.training_step(batch(), 3), prox.training_step(batch(), 3))
+    shift = [torch.randn_like(p) for p in plain.model.parameters()]
+    gradients = []
+    for method in (plain, prox):
+        with torch.no_grad():
+            for parameter, by in zip(method.model.parameters(), shift, strict=True):
+                parameter += by
+        gradients.append(torch.autograd.grad(method.training_step(batch(), 3), list(method.model.parameters())))
+    for a, b, by in zip(*gradients, shift, strict=True):
+        torch.testing.assert_close(b - a, 0.7 * by, rtol=1e-9, atol=1e-10)
+
+
+def test_joint_and_separate_batch_statistics() -> None:
+    """Separate: every part is normalised by itself, and FedAvg* never runs the unlabelled images."""
+    given = batch()
+    method = make(objective="supervised", forward_local="separate")
+    assert set(method.outputs(given)) == {"x"}
+    assert set(method.outputs(batch(revealed=True))) == {"x", "weak"}
+    alone = F.cross_entropy(method.model(given["labelled"]["x"]), given["labelled"]["y"])
+    torch.testing.assert_close(method.training_step(given, 0), alone)
+    both = make(objective="supervised")
+    assert abs(float(both.training_step(given, 0) - alone)) > 1e-3
+    fixmatch = make(forward_local="separate", threshold=0.0)
+    parts = {n: fixmatch.model(v) for n, v in given["unlabelled"].items()}
+    expected = alone + F.cross_entropy(parts["strong"], parts["weak"].argmax(dim=1))
+    torch.testing.assert_close(fixmatch.training_step(given, 0), expected)
+
+
+def test_unknown_objective() -> None:
+    """The message says which there are."""
+    with pytest.raises(ConfigError, match="choose one of supervised, uda, fixmatch"):
+        LocalSSL(Net(), objective="mixmatch")
+
+
+class Flat(nn.Module):
+    """Logits of digits from 16 pixels, with a scale that no gradient makes infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.avg_pool2d(x, 8).flatten(1))
+
+
+def visit(data: Digits, **args: Any) -> tuple[list[Batch], LocalSSL, Federation]:
+    """The batches that client 0 trains on in one visit."""
+    torch.manual_seed(0)
+    method, seen = LocalSSL(Flat(), **args), []
+    run = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0)
+    original = method.local_step
+
+    def spy(given: Batch, number: int, optimizer: Any) -> None:
+        seen.append(given)
+        original(given, number, optimizer)
+
+    method.local_step = spy
+    run.engine.client(Visit(client=0, size=data.client(0).size), run.server, None)
+    return seen, method, run
+
+
+def test_a_visit_is_five_joint_steps() -> None:
+    """10 labelled images and the rule's number of unlabelled ones, whatever the client holds; T multiplies."""
+    data = make_data("all_clients")
+    site = data.client(0)
+    seen, _, run = visit(data)
+    size = ops.unlabelled_batch(len(site.labelled), len(site.unlabelled), 10, (1, 2), None)
+    assert [len(b["unlabelled"]["strong"]) for b in seen[:2]] == [size, len(site.unlabelled) - size]
+    assert len(seen) == 5
+    assert all("y" not in b["unlabelled"] for b in seen)
+    assert not run.engine.client(Visit(client=0, size=site.size), run.server, None)[1].optimizers
+    assert len(visit(data, local_epochs=2)[0]) == 10
+    assert len(visit(data, supervised_steps=3)[0]) == 8
+    assert {len(b["unlabelled"]["weak"]) for b in visit(data, unlabelled_bs=7)[0]} == {7}
+    assert len(visit(data, steps_per_visit=None)[0]) == -(-len(site.labelled) // 10)
+
+
+def test_supervised_upper_bounds_come_from_the_data() -> None:
+    """Revealed: true labels beside the unlabelled images. Pooled: everything is labelled, one pass in batches of 10."""
+    data = make_data("all_clients", hidden_labels="revealed")
+    site = data.client(0)
+    assert site.revealed is not None
+    assert torch.equal(site.revealed, data._labels[site.unlabelled])
+    seen, _, _ = visit(data, objective="supervised")
+    assert all(len(b["unlabelled"]["y"]) == len(b["unlabelled"]["weak"]) for b in seen)
+    pooled, hidden = make_data("all_clients", hidden_labels="pooled"), make_data("all_clients")
+    assert pooled.partition.hash == data.partition.hash == hidden.partition.hash
+    assert hidden.client(0).revealed is None
+    everything = pooled.client(0)
+    assert len(everything.unlabelled) == 0
+    assert everything.size == site.size
+    seen, _, _ = visit(pooled, objective="supervised", steps_per_visit=None)
+    labels = torch.cat([b["labelled"]["y"] for b in seen]).sort().values
+    assert torch.equal(labels, everything.labels.sort().values)
+    assert {len(b["labelled"]["y"]) for b in seen[:-1]} == {10}
+
+
+def test_hidden_labels_reach_no_plain_objective() -> None:
+    """A visit is bit for bit the same when all hidden labels are wrong."""
+    ends = []
+    for poison in (False, True):
+        data = make_data("all_clients")
+        if poison:
+            for k in range(6):
+                data._labels[data.client(k).unlabelled] = -1
+        _, method, _ = visit(data, objective="uda", threshold=0.0)
+        ends.append([p.detach().clone() for p in method.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -1,0 +1,90 @@
+"""The README does what it says: its example is a method, its commands parse, its links and options exist."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark import cli
+from benchmark.suite import load
+from federations import make_federation, run_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.strip().partition("#")[0].strip()
+    for line in README.splitlines()
+    if re.match(r"    (\.venv/bin/python -m benchmark|make|fabric run) ", line)
+]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The README's method, importable as a user's own module."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    (tmp_path / "readme_example.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "readme_example.MyMethod"
+
+
+def test_example_is_about_thirty_lines_and_trains(example: str) -> None:
+    """It runs three rounds on digits through the real loop."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert len(code.splitlines()) <= 36
+    rows = run_rows(make_federation(example))
+    assert len(rows) == 3
+    assert rows[-1]["participants"] == 6
+
+
+def test_example_keeps_the_contract(example: str, pytestconfig: pytest.Config) -> None:
+    """The checks that the README promises pass for it."""
+    contract = runpy.run_path(str(ROOT / "tests/contract/test_contract.py"))
+    for name in (
+        "test_a_run_is_finite_and_learns_something",
+        "test_hidden_labels_are_not_read",
+        "test_clients_with_one_image_or_none",
+        "test_docstring_names_its_sources",
+    ):
+        contract[name](example)
+
+
+def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command line of the README is accepted by the program, up to the moment it would start."""
+    seen: list[Any] = []
+    for name in cli.COMMANDS:
+        monkeypatch.setitem(cli.COMMANDS, name, lambda options, dotted, name=name: seen.append((name, dotted)) or 0)
+    count = 0
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if "benchmark" in words and "-m" in words:
+            arguments = words[words.index("benchmark") + 1 :]
+        elif words[0] == "fabric":
+            arguments = ["fit", *words[words.index("--") + 1 :]]
+        else:
+            continue
+        assert cli.main(arguments) == 0, command
+        count += 1
+    assert len(seen) == count >= 6
+
+
+def test_make_targets_exist() -> None:
+    """``make`` commands name targets of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {word for line in re.findall(r"\bmake ([a-z0-9-]+)", README) for word in [line]}
+    assert {"bench-table1", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+def test_links_and_suites_exist() -> None:
+    """Relative links lead somewhere, and the suites of the table can be loaded."""
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        if "://" not in link:
+            assert (ROOT / link).exists(), link
+    named = re.findall(r"^\|[^|]+\|[^|]+\| `(\w+)` \|", README, flags=re.M)
+    assert named
+    for paper in named:
+        assert load(paper).rows
