@@ -92,6 +92,8 @@ class RunConfig:
         for name in ("rounds", "eval_every", "last_k"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         if self.precision not in PRECISIONS:
             why = _REFUSED.get(self.precision, f"it is not one of {', '.join(PRECISIONS)}")
             raise ConfigError(f"precision '{self.precision}' cannot be used: {why}")

@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from benchmark import checkpoint
 from benchmark.allocator import keep_memory
-from benchmark.classes import KINDS, build, find_class, imported, without_default
+from benchmark.classes import KINDS, build, find_class, imported, one_line, without_default
 from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml, resolve, to_yaml
 from benchmark.environment import cores
 from benchmark.errors import BenchError, ConfigError, RunError
@@ -67,13 +67,16 @@ def fit(config: RunConfig) -> Path:
     several = rt.devices != 1 or rt.num_nodes != 1
     spawned = several and "SLURM_NTASKS" not in os.environ
     strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
-    fabric = Fabric(
-        accelerator=rt.accelerator,
-        strategy=strategy,
-        devices=rt.devices,
-        num_nodes=rt.num_nodes,
-        precision=config.precision,  # type: ignore[arg-type]
-    )
+    try:
+        fabric = Fabric(
+            accelerator=rt.accelerator,
+            strategy=strategy,
+            devices=rt.devices,
+            num_nodes=rt.num_nodes,
+            precision=config.precision,  # type: ignore[arg-type]
+        )
+    except (ValueError, RuntimeError) as refused:
+        raise ConfigError(f"{rt.devices} processes on {rt.accelerator} cannot be had: {one_line(refused)}") from None
     try:
         fabric.launch(_run, to_yaml(config))  # type: ignore[arg-type]
     except ProcessException as exception:

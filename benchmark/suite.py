@@ -238,9 +238,7 @@ class Suite:
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        return Table(
-            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", ""))
-        )
+        return Table(number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "")))
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))

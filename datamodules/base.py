@@ -19,7 +19,7 @@ from datamodules.augment import Geometry, View
 from datamodules.batches import Batch, epoch
 from datamodules.partition import Partition
 from datamodules.schedule import Roster
-from datamodules.sources import Arrays
+from datamodules.sources import Arrays, random_split
 
 Scenario = Literal["partial_clients", "server", "all_clients"]
 
@@ -62,6 +62,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     Args:
         data_dir: where data sets are looked for, cached and downloaded to.
+        split: training and test set as published (``official``), or 80/20 drawn anew from both (``random80``).
         scenario: who holds labels: some clients (``partial_clients``), the server, or ``all_clients``.
         num_clients: clients N.
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
@@ -113,6 +114,7 @@ class FSSLDataModule(L.LightningDataModule):
     def __init__(
         self,
         data_dir: str = "data",
+        split: Literal["official", "random80"] = "official",
         scenario: Scenario = "partial_clients",
         num_clients: int = 10,
         labelled_clients: int = 1,
@@ -172,6 +174,8 @@ class FSSLDataModule(L.LightningDataModule):
         if self._ready:
             return
         arrays = self.read()
+        if self.hparams["split"] == "random80":
+            arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
         self.test_labels = torch.from_numpy(arrays.test_labels)

@@ -32,6 +32,9 @@ class Stream:
         shuffle: a new order at every pass, else the order of ``index``.
         cycle: start over when exhausted, as often as the other streams of the client need.
         min_batch: shorter batches are left out (2 where a one-image batch breaks batch norm).
+
+    Raises:
+        ConfigError: no images per step, or a field of another length.
     """
 
     index: Tensor
@@ -41,6 +44,12 @@ class Stream:
     shuffle: bool = True
     cycle: bool = False
     min_batch: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, values in self.fields.items() if len(values) != len(self.index)]
+        if self.batch_size < 1 or wrong:
+            why = f"{wrong[0]} has not one entry per image" if wrong else f"batch_size={self.batch_size}"
+            raise ConfigError(f"a stream of {len(self.index)} images: {why}; align the fields, take 1 or more per step")
 
     def __len__(self) -> int:
         return len(self.index)

@@ -10,7 +10,7 @@ import socket
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -351,6 +351,35 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
         None,
         "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
         "images into a folder isic2018, and move it",
+    )
+
+
+def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
+    """Training and test images thrown together and split anew by image (what RSCFed's text says of all data sets).
+
+    Args:
+        arrays: the published split.
+        seed: of NumPy's legacy generator, called for one permutation.
+        share: part of all images that becomes the training set, rounded down.
+
+    Raises:
+        DataError: training and test images differ in size.
+    """
+    if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
+        raise DataError(
+            f"a random split needs training and test images of one size, not {arrays.train_images.shape[1:]} and "
+            f"{arrays.test_images.shape[1:]}; keep data.split=official"
+        )
+    images = np.concatenate([arrays.train_images, arrays.test_images])
+    labels = np.concatenate([arrays.train_labels, arrays.test_labels])
+    order = np.random.RandomState(seed).permutation(len(labels))
+    train, test = np.split(order, [int(share * len(labels))])
+    return replace(
+        arrays,
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[test],
+        test_labels=labels[test],
     )
 
 

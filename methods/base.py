@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.aggregation import weighted_mean
+from benchmark.errors import ConfigError
 from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.batches import Batch, Stream
@@ -82,9 +83,9 @@ class Site(Protocol):
     ) -> None:
         """Log how good pseudo-labels are; only this metric sees the hidden labels.
 
-        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the right
-        ones, selected or not, ``pseudo/right``; with ``per_class`` also the parts that each class (as labelled) has,
-        ``..._by_class``.
+        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
+        right ones, selected or not, ``pseudo/right``; with ``per_class`` also the parts that each class (as labelled)
+        has, ``..._by_class``.
         """
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class FedMethod(L.LightningModule):
         lr: learning rate of SGD.
         momentum: momentum of SGD.
         nesterov: Nesterov momentum.
-        weight_decay: decoupled from nothing: added to the gradient of every parameter.
+        weight_decay: added to the gradient of every parameter, after clipping.
         clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
         batch_size: samples per step of each stream.
         min_batch: shorter batches are left out (2 where batch norm on 1x1 maps cannot train on one image).
@@ -148,6 +149,13 @@ class FedMethod(L.LightningModule):
         self.model = cast(Backbone, model)
         self.visit = Visit()
         self.eval_batch = eval_batch or self.eval_batch
+        counts = {"batch_size": batch_size, "min_batch": min_batch, "local_epochs": local_epochs}
+        bad = {name: n for name, n in {**counts, "eval_batch": self.eval_batch}.items() if n < 1}
+        if clip_norm is not None and not clip_norm > 0:
+            bad["clip_norm (null for none)"] = clip_norm
+        if bad:
+            given = ", ".join(f"{name} is {n}" for name, n in bad.items())
+            raise ConfigError(f"{type(self).__name__}: {given}; it must be positive")
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
 

@@ -13,10 +13,10 @@ from datamodules.schedule import Roster
 from methods import ops
 from methods.base import Batch, Site, Stream, Upload, Visit
 from methods.class_balance import assign, balanced_thresholds, batch_loss, storage_order, tail_classes
-from methods.fedavg import FedAvg
+from methods.residual import LabelledClients
 
 
-class CBAFed(FedAvg):
+class CBAFed(LabelledClients):
     """Class balanced adaptive pseudo-labelling (Li et al., CVPR 2023).
 
     Warm-up is FedAvg+ on the labelled clients (Eqs. 1, 3). Then everybody takes part: an unlabelled client labels its
@@ -213,4 +213,4 @@ class CBAFed(FedAvg):
         if stage >= 0:
             ops.residual_connection(self.reference, self.model, stage, alpha, h["res_skip"], exact)
         elif h["warmup_mode"] == "rounds":
-            super().connect(round)
+            self.mix(self.reference, round)

@@ -1,19 +1,14 @@
 """FedAvg on labelled data only: the lower bound, and with all clients labelled the upper bound."""
 
-import copy
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from datamodules.schedule import Roster
-from methods import ops
-from methods.base import Batch, Upload
+from methods.residual import LabelledClients
 from methods.serverside import ServerMomentum
 
 
-class FedAvg(ServerMomentum):
+class FedAvg(LabelledClients, ServerMomentum):
     """Supervised federated averaging (McMahan et al., AISTATS 2017), weights n_i over the sum of n_i.
 
     With ``res_client_alpha`` it is FedAvg+ (CBAFed, Li et al., CVPR 2023, Eqs. 1, 3): every ``res_skip`` rounds the
@@ -34,14 +29,11 @@ class FedAvg(ServerMomentum):
     No code was released for the bounds themselves: optimiser and bookkeeping are those of the labelled client.
     """
 
-    scopes = {**ServerMomentum.scopes, "reference": "server"}
+    scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
 
     def __init__(
         self,
         model: nn.Module,
-        res_client_alpha: float = 0.0,
-        res_skip: int = 5,
-        res_client_reference: Literal["first", "initial"] = "first",
         lr_schedule: Literal["cosine", "constant"] = "constant",
         server_momentum: float = 0.0,
         aggregation: Literal["uniform", "size"] = "size",
@@ -60,29 +52,8 @@ class FedAvg(ServerMomentum):
             local_epochs=local_epochs,
             **base,
         )
-        self.reference: nn.Module | None = None
-        if res_client_alpha:
-            self.reference = copy.deepcopy(model).requires_grad_(False)
-
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
-        """The round's participants that hold labels."""
-        return [[client for client in roster.sample(round) if client in roster.labelled]]
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the labelled batch."""
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-
-    def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average, then the residual connection."""
-        super().aggregate(uploads)
-        self.connect(uploads[0].visit.round)
 
     def connect(self, round: int) -> None:
-        """The residual connection over rounds."""
+        """Round after round."""
         if self.reference is not None:
             self.mix(self.reference, round)
-
-    def mix(self, reference: nn.Module, index: int) -> None:
-        """Draw the model back to ``reference`` after the 0-based round or epoch ``index``, if it is time."""
-        h, first = self.hparams, self.hparams["res_client_reference"] == "first"
-        ops.residual_connection(reference, self.model, index, h["res_client_alpha"], h["res_skip"], first)

@@ -240,7 +240,12 @@ def raised(last):
         (raised("benchmark.errors.DataError: no file: look there"), DataError, r"^no file: look there$", "failed"),
         (raised("benchmark.lock.RunLocked: /x: process 1"), RunLocked, r"^/x: process 1$", "running"),
         (raised("RuntimeError: boom"), RunError, r"RuntimeError: boom", "failed"),
-        (ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 4711, -9), RunError, "SIGKILL", "failed"),
+        (
+            ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 4711, -9),
+            RunError,
+            "SIGKILL",
+            "failed",
+        ),
     ],
 )
 def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exception, kind, message, status):
@@ -401,7 +406,7 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
     assert all(torch.equal(v, first[k]) for k, v in same.items())
     far, close = (sum(float((w[k] - v).square().sum()) for k, v in start.items()) for w in (same, near))
     assert close < 0.5 * far
-    with pytest.raises(ConfigError, match="method argument 'mu' of FedProx has no default: give --method.mu"):
+    with pytest.raises(ConfigError, match=r"method argument 'mu' of FedProx has no default: give --method\.mu"):
         fit(configuration(tmp_path, **own))
     with pytest.raises(ConfigError, match="unknown method argument 'model'"):
         fit(configuration(tmp_path, **own, method__mu=0.1, method__model="mine"))

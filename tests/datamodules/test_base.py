@@ -271,3 +271,11 @@ def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
     moved = {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
     assert moved == {"model", "teacher", "teacher_step"}
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
+
+
+@pytest.mark.parametrize("classes", [None, 4])
+def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
+    data = Digits(num_clients=4, labelled_clients=4, split_classes=classes)
+    data.setup()
+    held = sorted(i for part in data.partition.labelled for i in part.tolist())
+    assert held == [i for i, y in enumerate(digits.train_labels.tolist()) if y < (classes or 10)]

@@ -31,9 +31,11 @@ def test_seeds():
     uniform = [[Roster(50, (), seed, 10).sample(r) for r in range(5)] for seed in (0, 1)]
     fixed = [[Roster(50, (), seed, 10, "numpy_round").sample(r) for r in range(5)] for seed in (0, 1)]
     assert uniform[0] != uniform[1]
-    assert fixed[0] == fixed[1] == [
-        sorted(np.random.RandomState(r).choice(50, 10, replace=False).tolist()) for r in range(5)
-    ]
+    assert (
+        fixed[0]
+        == fixed[1]
+        == [sorted(np.random.RandomState(r).choice(50, 10, replace=False).tolist()) for r in range(5)]
+    )
 
 
 def test_uniform_is_fair():

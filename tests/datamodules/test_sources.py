@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import hashlib
 import pickle
@@ -524,3 +525,27 @@ def test_isic_cannot_be_downloaded(tmp_path):
         str(tmp_path),
     ):
         assert part in message
+
+
+def test_random_split_deals_all_images_out_anew():
+    """Every image is on one side, 80 to 20, another way than published; the same seed gives the same split."""
+    published = sources.digits()
+    again, same = (sources.random_split(published, 7) for _ in range(2))
+    assert len(again.train_labels) == int(0.8 * 1797)
+    assert len(again.test_labels) == 1797 - int(0.8 * 1797)
+    assert np.array_equal(again.train_images, same.train_images)
+    assert not np.array_equal(again.test_labels, published.test_labels)
+
+    def contents(arrays):
+        images = np.concatenate([arrays.train_images, arrays.test_images]).reshape(1797, -1)
+        labels = np.concatenate([arrays.train_labels, arrays.test_labels])
+        return sorted(bytes(i) + bytes([k]) for i, k in zip(images, labels, strict=True))
+
+    assert contents(again) == contents(published)
+
+
+def test_random_split_needs_images_of_one_size():
+    """ISIC's training and test images differ: its split is random already."""
+    published = sources.digits()
+    with pytest.raises(DataError, match="one size"):
+        sources.random_split(dataclasses.replace(published, test_images=published.test_images[:, :16]), 0)

@@ -1,16 +1,56 @@
-"""FedAvg's residual connection (FedAvg+) against released sequences and closed forms."""
+"""FedAvg's objective and bounds; its residual connection (FedAvg+) against released sequences and closed forms."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from federations import make_federation
+from datamodules.base import SiteData
+from datamodules.schedule import Roster
+from federations import few_data, make_federation, make_method, run_rows
 from golden_files import load
 from methods.ops import residual_connection
 
 CASES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
+
+
+def test_objective_and_participants() -> None:
+    """Cross-entropy of the labelled batch; only participants with labels train."""
+    method = make_method("fedavg")
+    x, y = torch.randn(5, 3, 32, 32), torch.tensor([0, 1, 2, 3, 9])
+    torch.testing.assert_close(
+        method.training_step({"labelled": {"x": x, "y": y}}, 0), F.cross_entropy(method.model(x), y)
+    )
+    assert method.plan(3, Roster(6, (1, 4))) == [[1, 4]]
+    sampled = Roster(100, tuple(range(0, 100, 2)), participants=10)
+    assert method.plan(3, sampled) == [[c for c in sampled.sample(3) if c % 2 == 0]]
+
+
+def test_the_lower_bound_is_the_model_of_the_labelled_client() -> None:
+    """With one labelled client the global model is its model; the images of the others change nothing."""
+    run = make_federation("fedavg", few_data(5, 1), rounds=2)
+    upload = run.engine.client(run.visits(0)[0], run.server, None)[0]
+    assert upload is not None
+    row = run.run_round(0)
+    assert row is not None and row["visits"] == 1
+    assert all(torch.equal(v, run.server[k]) for k, v in upload.tensors.items())
+
+
+def test_the_upper_bound_weighs_all_clients_by_size() -> None:
+    """All clients labelled: sum of n_i w_i over the sum of n_i."""
+    data = few_data(3)
+    site = data._clients[1]
+    data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    run = make_federation("fedavg", data, rounds=1)
+    uploads = [run.engine.client(visit, run.server, None)[0] for visit in run.visits(0)]
+    run_rows(run)
+    sizes = [data.client(c).size for c in range(3)]
+    assert sizes == [83, 20, 83]
+    for name in run.method.names("shared"):
+        mean = sum(n * u.tensors[name].double() for n, u in zip(sizes, uploads, strict=True) if u) / sum(sizes)
+        torch.testing.assert_close(run.server[name], mean.float())
 
 
 class Scalar(nn.Module):

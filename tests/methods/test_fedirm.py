@@ -1,0 +1,278 @@
+"""FedIRM: relation matrices and their way through the federation, gates, ramp, labelled losses, dropout."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmark.engine import LocalSite
+from benchmark.federation import Federation
+from datamodules.batches import epoch
+from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from methods import models, ops
+from methods.base import Upload, Visit
+from methods.fedirm import FedIRM
+
+
+def federation(clients: int = 4, labelled: int = 1, rounds: int = 3, dropout: float = 0.0, **args: Any) -> Federation:
+    data = few_data(clients, labelled)
+    torch.manual_seed(0)
+    method = FedIRM(models.build("small_cnn", 10, head_dropout=dropout), 10, **{"warmup_rounds": 0, **args})
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
+
+
+def views(count: int = 12, seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(count, 3, 32, 32, generator=g) for name in ("student", "teacher")}
+
+
+def unlabelled(round: int = 37, **args: Any) -> FedIRM:
+    """A method at an unlabelled client, whose relation target is not uniform."""
+    method = make_method("fedirm", **args)
+    assert isinstance(method, FedIRM)
+    method.visit = Visit(round=round, client=1, labelled=False)
+    g = torch.Generator().manual_seed(5)
+    method.load_tensors({"relation": torch.randn(10, 10, generator=g).softmax(dim=1)})
+    method.train()
+    return method
+
+
+# --- the objective of a client without labels
+
+
+def expected(method: FedIRM, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Consistency and relation loss in the words of the paper; there is no dropout, so all passes are alike."""
+    logits = method.model(batch["student"])
+    p, q = logits.softmax(dim=1), method.teacher(batch["teacher"]).softmax(dim=1)
+    keep = (ops.entropy(p) < method.entropy_limit) & (p.amax(dim=1) >= method.hparams["confidence_gate"])
+    matching = torch.zeros(())
+    if keep.any():
+        relation = ops.relation_matrix(logits[keep], p.argmax(dim=1)[keep])
+        matching = ops.relation_loss(method.relation, relation)
+    return (p - q).square().sum() / method.hparams["batch_size"], matching
+
+
+def test_loss_of_an_unlabelled_client() -> None:
+    """15 λ (consistency + relation), λ = 1 thirty rounds after the warm-up."""
+    batch = views()
+    confidence = unlabelled().predict(batch["student"]).amax(dim=1).detach()
+    method = unlabelled(confidence_gate=float(confidence.median()), entropy_gate=99.0)
+    consistency, matching = expected(method, batch)
+    everything = expected(unlabelled(confidence_gate=0.0, entropy_gate=99.0), batch)[1]
+    assert float(matching.detach()) not in (0.0, float(everything.detach()))
+    loss = method.training_step({"unlabelled": batch}, 0)
+    torch.testing.assert_close(loss, 15 * (consistency + matching))
+
+
+@pytest.mark.parametrize(("round", "factor"), [(7, 0.0067), (28, 0.6376), (37, 1.0), (200, 1.0)])
+def test_ramp_starts_after_the_warmup(round: int, factor: float) -> None:
+    """λ is that of round - 7; with ramp_offset 0, that of the round itself."""
+    batch = {"unlabelled": views()}
+    full = float(unlabelled(999).training_step(batch, 0).detach())
+    assert float(unlabelled(round).training_step(batch, 0).detach()) / full == pytest.approx(factor, abs=5e-5)
+    shifted = unlabelled(round - 7, ramp_offset=0)
+    assert float(shifted.training_step(batch, 0).detach()) / full == pytest.approx(factor, abs=5e-5)
+
+
+@pytest.mark.parametrize("gate", [{"confidence_gate": 1.1}, {"entropy_gate": 0.0}])
+def test_empty_gates_leave_the_consistency(gate: dict[str, float]) -> None:
+    """Where no sample is certain the relation loss is 0 and gradients are those of the consistency alone."""
+    method, batch = unlabelled(**gate), views()
+    loss = method.training_step({"unlabelled": batch}, 0)
+    consistency, _ = expected(method, batch)
+    torch.testing.assert_close(loss, 15 * consistency)
+    parameters = list(method.model.parameters())
+    ours, alone = (torch.autograd.grad(v, parameters) for v in (loss, 15 * consistency))
+    for gradient, reference in zip(ours, alone, strict=True):
+        assert bool(torch.isfinite(gradient).all())
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-7)
+    assert any(bool(gradient.abs().max() > 0) for gradient in ours)
+
+
+def test_absent_classes() -> None:
+    """skip_absent takes the rows of classes without a certain sample out of the relation loss."""
+    batch = views()
+    losses = {}
+    for skip in (False, True):
+        method = unlabelled(confidence_gate=0.0, entropy_gate=99.0, skip_absent=skip)
+        logits = method.model(batch["student"])
+        pseudo = logits.argmax(dim=1)
+        rows = torch.zeros(10, dtype=torch.bool)
+        rows[pseudo] = True
+        consistency, matching = expected(method, batch)
+        relation = ops.relation_matrix(logits, pseudo)
+        losses[skip] = (ops.relation_loss(method.relation, relation, rows) if skip else matching).detach()
+        loss = method.training_step({"unlabelled": batch}, 0)
+        torch.testing.assert_close(loss, 15 * (consistency + losses[skip]))
+    assert 0 < int(rows.sum()) < 10
+    assert float(losses[True]) < float(losses[False])
+
+
+def test_gates() -> None:
+    """The entropy gate cannot close for 7 classes or fewer; scaled with ln C it can."""
+    assert make_method("fedirm", num_classes=7).entropy_limit == 2.0
+    assert float(ops.entropy(torch.full((1, 7), 1 / 7))) < 2.0
+    scaled = make_method("fedirm", num_classes=7, entropy_gate="ln_scaled").entropy_limit
+    assert scaled > float(ops.entropy(torch.full((1, 7), 1 / 7)))
+    assert make_method("fedirm", num_classes=5, entropy_gate="ln_scaled").entropy_limit == pytest.approx(2.0)
+
+
+def test_mode_of_the_teacher() -> None:
+    for train in (True, False):
+        method = make_method("fedirm", teacher_train=train)
+        method.train()
+        assert (method.model.training, method.teacher.training) == (True, train)
+        method.eval()
+        assert not method.teacher.training
+
+
+# --- dropout
+
+
+def test_dropout_makes_the_passes_differ_and_belongs_to_the_visit() -> None:
+    """Two visits with the same name agree to the bit, and so does a run that is resumed."""
+    whole = federation(dropout=0.5)
+    rows = run_rows(whole)
+    part = federation(dropout=0.5)
+    part.run_round(0)
+    part.round = 1
+    file = io.BytesIO()
+    torch.save(part.state_dict(), file)
+    file.seek(0)
+    rest = federation(dropout=0.5)
+    rest.load_state_dict(torch.load(file, weights_only=False))
+    torch.rand(17)  # whatever else the process drew
+    assert run_rows(rest) == rows[1:]
+    assert all(torch.equal(v, whole.server[k]) for k, v in rest.server.items())
+    assert run_rows(federation(dropout=0.0)) != rows
+
+
+def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
+    """The gate sees the entropy of the averaged stochastic logits, not of the gradient pass."""
+    torch.manual_seed(0)
+    method = FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10, confidence_gate=0.0).train()
+    method.visit = Visit(round=37, client=1, labelled=False)
+    heads: list[Tensor] = []
+    method.model.head.register_forward_hook(lambda module, inputs, output: heads.append(output.detach()))
+    batch = views()
+    torch.manual_seed(1)
+    method.training_step({"unlabelled": batch}, 0)
+    gradient_pass, passes = heads[0], heads[1]
+    assert (len(gradient_pass), len(passes)) == (12, 11 * 12)
+    folded = passes.view(11, 12, 10)
+    assert not torch.equal(folded[0], folded[1])
+    uncertainty = ops.entropy(folded.mean(dim=0).softmax(dim=1))
+    between = float(uncertainty.sort().values[5:7].mean())
+    keep = uncertainty < between
+    assert 0 < int(keep.sum()) < 12
+    method.entropy_limit = between
+    torch.manual_seed(1)
+    loss = method.training_step({"unlabelled": batch}, 0)
+    relation = ops.relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep)
+    matching = ops.relation_loss(method.relation, relation)
+    method.relation.copy_(ops.relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep))
+    torch.manual_seed(1)
+    without = method.training_step({"unlabelled": batch}, 0)
+    torch.testing.assert_close(loss - without, 15 * matching, rtol=1e-3, atol=1e-5)
+
+
+# --- labelled clients and the server
+
+
+@pytest.mark.parametrize("kind", ["ce", "smoothed_two_view"])
+def test_labelled_losses(kind: str) -> None:
+    """Plain cross-entropy of one view, or smoothed cross-entropies of two views added."""
+    run = federation(labelled_loss=kind)
+    visit = run.visits(0)[0]
+    site = LocalSite(run.engine, run.data.client(0), visit, [])
+    method = run.method
+    method.visit = visit
+    batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]
+    logits = [method.model(batch[name]) for name in batch if name != "y"]
+    loss = method.training_step({"labelled": batch}, 0)
+    if kind == "ce":
+        assert set(batch) == {"x", "y"}
+        torch.testing.assert_close(loss, F.cross_entropy(logits[0], batch["y"]))
+    else:
+        assert set(batch) == {"x", "x2", "y"}
+        assert not torch.equal(batch["x"], batch["x2"])
+        hard = torch.stack([F.cross_entropy(z, batch["y"]) for z in logits])
+        soft = torch.stack([-z.log_softmax(dim=1).mean() for z in logits])
+        torch.testing.assert_close(loss, (0.9 * hard + 0.1 * soft).sum())
+
+
+def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
+    """Mean over batches of the matrices of the logits before each step; a client without labels returns none."""
+    run = federation(labelled=2, lr=0.0, batch_size=20)
+    visits = run.visits(0)
+    upload = run.engine.client(visits[0], run.server, None)[0]
+    assert upload is not None
+    site = LocalSite(run.engine, run.data.client(0), visits[0], [])
+    batches = epoch(
+        {"labelled": run.method.streams(site.data)["labelled"]}, run.data, lambda p: site.generator(f"{p}/1")
+    )
+    with torch.no_grad():
+        matrices = [ops.relation_matrix(run.method.model(b["labelled"]["x"]), b["labelled"]["y"]) for b in batches]
+    assert len(matrices) == 4
+    torch.testing.assert_close(upload.stats["relation"], torch.stack(matrices).mean(dim=0))
+    assert not torch.equal(matrices[0], matrices[1])
+    other = run.engine.client(visits[-1], run.server, None)[0]
+    assert other is not None
+    assert other.stats == {}
+
+
+def test_relations_reach_unlabelled_clients_one_round_later() -> None:
+    """Everybody meets a uniform matrix in round 0, and then the plain mean of the last round's labelled clients."""
+
+    class Listens(FedIRM):
+        met: list[tuple[Visit, Tensor]] = []
+        sent: dict[int, list[Tensor]] = {}
+
+        def client_start(self, first: bool) -> None:
+            super().client_start(first)
+            self.met.append((self.visit, self.relation.clone()))
+
+        def aggregate(self, uploads: list[Upload]) -> None:
+            number = uploads[0].visit.round
+            self.sent[number] = [u.stats["relation"] for u in uploads if u.stats]
+            super().aggregate(uploads)
+
+    Listens.met, Listens.sent = [], {}
+    run = make_federation(Listens, few_data(4, 2), rounds=3, warmup_rounds=1)
+    run_rows(run)
+    assert [len(sent) for sent in Listens.sent.values()] == [2, 2, 2]
+    assert {v.client for v, _ in Listens.met if v.round == 0} == {0, 1}
+    assert {v.client for v, _ in Listens.met if v.round == 2} == {0, 1, 2, 3}
+    for visit, matrix in Listens.met:
+        if visit.round == 0:
+            assert torch.equal(matrix, torch.full((10, 10), 0.1))
+        else:
+            torch.testing.assert_close(matrix, torch.stack(Listens.sent[visit.round - 1]).mean(dim=0))
+    assert not torch.equal(Listens.sent[0][0], Listens.sent[0][1])
+    torch.testing.assert_close(run.server["relation"], torch.stack(Listens.sent[2]).mean(dim=0))
+
+
+def test_a_round_without_labelled_clients_keeps_the_matrix() -> None:
+    run = federation()
+    upload = Upload(Visit(client=2, labelled=False), run.method.tensors("shared"), 10.0)
+    before = torch.randn(10, 10).softmax(dim=1)
+    run.method.load_tensors({"relation": before})
+    run.method.aggregate([upload])
+    assert torch.equal(run.method.relation, before)
+
+
+def test_labelled_clients_share_half_of_the_weight() -> None:
+    """share:0.5 by default, sizes under plain ("origi." in the tables); relations are averaged without weights."""
+    for mode, expected_share in (("share:0.5", 0.5), ("plain", 0.1)):
+        method = make_method("fedirm", labelled_weight_mode=mode)
+        uploads = []
+        for client, size in enumerate((10.0, 30.0, 60.0)):
+            tensors = {k: torch.full_like(v, float(client == 0)) for k, v in method.tensors("shared").items()}
+            stats = {"relation": torch.full((10, 10), float(client))} if client < 2 else {}
+            uploads.append(Upload(Visit(client=client, labelled=client == 0), tensors, size, stats))
+        method.aggregate(uploads)
+        assert float(method.tensors("shared")["model.conv1.bias"][0]) == pytest.approx(expected_share)
+        assert torch.equal(method.relation, torch.full((10, 10), 0.5))
