@@ -135,12 +135,15 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
     config = resolve(from_dict(apply(values, {**given, **dotted})))
 
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
     from benchmark import run
     from benchmark.records import read_record
 
     path = run.fit(config)
     best = read_record(path)[{"best": "best", "last": "final"}.get(config.report, config.report)]
-    print(f"{path}: " + ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float)))
+    scores = ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float))
+    rank_zero_only(print)(f"{path}: {scores}")
     return 0
 
 

@@ -136,7 +136,8 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     data.place(device, dtype)
     data.setup()
     torch.manual_seed(config.seed)
-    model = models.build(config.model, data.num_classes, image_size=data.image_size, **config.model_args)
+    shape = {"image_size": data.image_size, "in_features": data.feature_dim}
+    model = models.build(config.model, data.num_classes, **shape, **config.model_args)
     known = {"model": model, "num_classes": data.num_classes}
     needed = without_default(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
@@ -186,9 +187,12 @@ def _run(fabric: Fabric, resolved: str) -> None:
 
 
 def facts(data: FSSLDataModule) -> Mapping[str, Any]:
-    """What a record says about the data: hashes of what was read and of the partition, labelled class counts."""
+    """What a record says about the data: hashes of what was read and of the partition, labelled class counts, and
+    what the data set adds (``provenance``).
+    """
     held = [row for row in data.histogram.tolist() if any(row)]
-    return {"partition_hash": data.partition.hash, "data_sha256": data.sha256, "labelled_histogram": held}
+    known = {"partition_hash": data.partition.hash, "data_sha256": data.sha256, "labelled_histogram": held}
+    return {**known, **data.provenance}
 
 
 class _Recorder:

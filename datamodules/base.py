@@ -1,8 +1,9 @@
 """``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
@@ -17,6 +18,7 @@ from datamodules import partition as P
 from datamodules import pipelines
 from datamodules.augment import Geometry, View
 from datamodules.batches import Batch, epoch
+from datamodules.features import FeatureView
 from datamodules.partition import Partition
 from datamodules.schedule import Roster
 from datamodules.sources import Arrays, random_split
@@ -110,6 +112,8 @@ class FSSLDataModule(L.LightningDataModule):
     zoom_size: ClassVar[int] = 40
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
+    feature_dim: int | None = None  # length of the feature vectors that take the place of images
+    provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     def __init__(
         self,
@@ -152,13 +156,15 @@ class FSSLDataModule(L.LightningDataModule):
         super().__init__()
         self.save_hyperparameters()
         self.partition_seed = run_seed if partition_seed is None else partition_seed
+        if not 0 <= self.partition_seed < 2**32:
+            raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.image_size = side or self.image_size
         constants = tuple(mean or self.mean), tuple(std or self.std)
         look = pipelines.Look(self.image_size, zoom or self.zoom_size, flip, *constants, border=border)
         self.views = pipelines.views(pipeline, look)
-        self._prepared: dict[Geometry, Tensor] = {}
+        self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
 
     def read(self) -> Arrays:
@@ -212,7 +218,7 @@ class FSSLDataModule(L.LightningDataModule):
         return Roster(self.num_clients, labelled, seed, participants, rule)
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Views ``[B, C, H, W]`` of the training images at ``index``, cut freshly on the device.
+        """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly.
 
         Raises:
             ConfigError: the pipeline has no such view.
@@ -235,7 +241,7 @@ class FSSLDataModule(L.LightningDataModule):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
             yield number, partial(self._test_block, view, index)
 
-    def _test_block(self, view: View, index: Tensor) -> Tensor:
+    def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))
 
     def pool(self) -> Tensor:
@@ -245,9 +251,7 @@ class FSSLDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams."""
         sites = [*self._clients, self._server]
-        data = SiteData(
-            *(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled"))
-        )
+        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled")))
         streams = cast(Any, self.trainer).lightning_module.streams(data)
         return DataLoader(
             _Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None
@@ -324,7 +328,8 @@ class FSSLDataModule(L.LightningDataModule):
         )
 
     def _seen(self, images: Tensor) -> Tensor:
-        return images[:, : self.hparams["channels"]].to(self.dtype)
+        seen = images[:, : self.hparams["channels"]] if images.ndim == 4 else images
+        return seen.to(self.dtype)
 
     def _place(self) -> None:
         device = self.device

@@ -1,10 +1,11 @@
 """Named image pipelines: which views a data set offers, by the operations they are made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from benchmark.errors import ConfigError
 from datamodules.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
+from datamodules.features import FeatureView
 from datamodules.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, MAXIMAL, RandAugment
 
 
@@ -43,7 +44,8 @@ class Look:
         return self.view(replace(self.base, channels=3))
 
 
-Pipeline = Callable[[Look], dict[str, View]]
+Views = Mapping[str, View | FeatureView]
+Pipeline = Callable[[Look], Views]
 
 
 def zoom_crop_flip(look: Look) -> dict[str, View]:
@@ -86,6 +88,11 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
     return {**randaugment_levels(look), **views}
 
 
+def feature_versions(look: Look) -> dict[str, FeatureView]:
+    """Feature vectors in place of images: of the sample itself; strong: of one of its distorted copies ((FL)2)."""
+    return {"weak": FeatureView(), "strong": FeatureView(distorted=True), "test": FeatureView()}
+
+
 PIPELINES: dict[str, Pipeline] = {
     "zoom_crop_flip": zoom_crop_flip,
     "pad_crop_flip": pad_crop_flip,
@@ -93,10 +100,11 @@ PIPELINES: dict[str, Pipeline] = {
     "randaugment_maximal": randaugment_maximal,
     "randaugment_levels": randaugment_levels,
     "randaugment_levels_cutout": randaugment_levels_cutout,
+    "feature_versions": feature_versions,
 }
 
 
-def views(name: str, look: Look) -> dict[str, View]:
+def views(name: str, look: Look) -> Views:
     """The views of the pipeline ``name``; always has ``weak`` and ``test``.
 
     Raises:

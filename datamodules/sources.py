@@ -23,6 +23,7 @@ from benchmark.errors import DataError
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
+Vectors = NDArray[np.float32]
 Content = tuple[Images, NDArray[Any], Images, NDArray[Any], Sequence[str]]
 
 # Training and test images per class; anything else is another data set, a part of one, or reordered metadata.
@@ -47,16 +48,17 @@ _log = logging.getLogger(__name__)
 class Arrays:
     """A decoded data set.
 
-    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images),
-    labels int64 [N] below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
+    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images), or
+    feature vectors float32 [N, V, d] in V versions of each sample (test samples may have fewer). Labels are int64 [N]
+    below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
 
     Raises:
         DataError: the arrays do not fit together.
     """
 
-    train_images: Images
+    train_images: Images | Vectors
     train_labels: NDArray[np.int64]
-    test_images: Images
+    test_images: Images | Vectors
     test_labels: NDArray[np.int64]
     class_names: tuple[str, ...]
     sha256: dict[str, str]
@@ -67,14 +69,12 @@ class Arrays:
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             shapes = f"{images.dtype} {list(images.shape)} and {labels.dtype} {list(labels.shape)}"
-            if (
-                images.dtype != np.uint8
-                or images.ndim != 4
-                or images.shape[3] not in (1, 3)
-                or not images.size
-            ):
+            pictures = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3)
+            vectors = images.dtype == np.float32 and images.ndim == 3
+            if not (pictures or vectors) or not images.size:
                 raise DataError(
-                    f"{part} images must be uint8 [N, H, W, 1 or 3]; images and labels are {shapes}"
+                    f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d]; "
+                    f"images and labels are {shapes}"
                 )
             if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
                 raise DataError(
@@ -167,7 +167,7 @@ def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], ob
 def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
     try:
         train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
-        digests = {file.name: _sha256(file) for file in files}
+        digests = {file.name: sha256_of(file) for file in files}
         arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
         found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
         if found != (counts := CLASS_COUNTS[name.split("-")[0]]):
@@ -209,7 +209,9 @@ def _read_cache(root: Path, files: list[Path]) -> Content:
 _CACHE = Layout(("{name}.npz",), _read_cache)
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Digest of a file in hexadecimal digits; of a folder of images, that of their names."""
+    """Digest of a file's bytes, as hexadecimal digits; of a folder, of the names of the files in it."""
     if file.is_dir():  # of a folder of images: their names, in order
         names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
         return hashlib.sha256("\n".join(names).encode()).hexdigest()

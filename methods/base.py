@@ -78,9 +78,7 @@ class Site(Protocol):
     def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
         """Train the module as it stands on the streams; returns the number of steps taken."""
 
-    def report_pseudo_labels(
-        self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False
-    ) -> None:
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Log how good pseudo-labels are; only this metric sees the hidden labels.
 
         Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
@@ -149,8 +147,8 @@ class FedMethod(L.LightningModule):
         self.model = cast(Backbone, model)
         self.visit = Visit()
         self.eval_batch = eval_batch or self.eval_batch
-        counts = {"batch_size": batch_size, "min_batch": min_batch, "local_epochs": local_epochs}
-        bad = {name: n for name, n in {**counts, "eval_batch": self.eval_batch}.items() if n < 1}
+        counts = {"batch_size": batch_size, "min_batch": min_batch, "eval_batch": self.eval_batch}
+        bad: dict[str, float] = {name: n for name, n in counts.items() if n < 1}
         if clip_norm is not None and not clip_norm > 0:
             bad["clip_norm (null for none)"] = clip_norm
         if bad:
@@ -171,9 +169,7 @@ class FedMethod(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scalar loss of one batch. Pure in the parameters: no in-place change, no graph kept."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Accuracy in percent, for ``Trainer.test``; a federation evaluates with ``predict`` itself."""

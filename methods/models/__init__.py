@@ -13,6 +13,7 @@ from torch import nn
 from benchmark.errors import ConfigError
 from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
+from methods.models.linear import Linear
 from methods.models.resnet import ResNet18
 from methods.models.resnet9 import ResNet9
 from methods.models.vit import ViTTiny
@@ -25,13 +26,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn28_2": partial(WideResNet, depth=28, width=2),
     "wrn28_8": partial(WideResNet, depth=28, width=8),
     "resnet9": ResNet9,
+    "linear": Linear,
     "vit_tiny": partial(ViTTiny, pretrained=True),
     "vit_tiny_scratch": ViTTiny,
 }
 
 
 def build(
-    name: str, num_classes: int, in_channels: int = 3, image_size: int = 32, **options: Any
+    name: str,
+    num_classes: int,
+    in_channels: int = 3,
+    image_size: int = 32,
+    in_features: int | None = None,
+    **options: Any,
 ) -> Backbone:
     """Build a network with fresh weights, in channels_last memory format.
 
@@ -41,11 +48,12 @@ def build(
         num_classes: number of logits; the first argument of the network.
         in_channels: channels of the input images, passed on if the network has an argument of that name.
         image_size: side of the square input images in pixels, passed on likewise.
+        in_features: length of feature vectors where they are the input instead of images, passed on likewise.
         **options: further arguments of the network.
 
     Raises:
         ConfigError: unknown name (the closest one is named), a path that cannot be imported, an unknown
-            option.
+            option, feature vectors for a network that takes images.
     """
     factory = MODELS[name] if name in MODELS else _imported(name)
     parameters = inspect.signature(factory).parameters
@@ -54,7 +62,9 @@ def build(
     unknown = [option for option in options if option not in known and not takes_any]
     if unknown:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
-    shape = {"in_channels": in_channels, "image_size": image_size}
+    if in_features is not None and name in MODELS and "in_features" not in known:
+        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear")
+    shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
     model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
     return cast(Backbone, model.to(memory_format=torch.channels_last))
 

@@ -60,6 +60,38 @@ def test_one_client_is_a_plain_training_loop(reset):
     assert all(torch.equal(v, run.server[k]) for k, v in trained.items())
 
 
+class Normalised(Plain):
+    """On a network with running statistics."""
+
+    def __init__(self, model, **base):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 10))
+        super().__init__(net, **base)
+
+
+def test_batch_norm_travels_with_the_model():
+    """Statistics are averaged like weights; a counter is averaged and truncated when it is loaded."""
+    one = federation(Normalised, rounds=1)
+    alone = one.engine.client(one.visits(0)[0], one.server, None)[0].tensors
+    run_rows(one)
+    assert all(torch.equal(v, one.server[k]) for k, v in alone.items())
+    assert int(one.server["model.1.num_batches_tracked"]) == 4
+
+    run = federation(Normalised, clients=2, rounds=2)
+    site = run.data.client(1)
+    run.data._clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
+    uploads = [run.engine.client(v, run.server, None)[0].tensors for v in run.visits(0)]
+    run.run_round(0)
+    for name in ("model.1.running_mean", "model.1.running_var", "model.0.weight"):
+        mean = (125 * uploads[0][name].double() + 70 * uploads[1][name].double()) / 195
+        torch.testing.assert_close(run.server[name], mean.float(), rtol=1e-6, atol=0)
+    assert [int(u["model.1.num_batches_tracked"]) for u in uploads] == [2, 2]
+    run.server["model.1.num_batches_tracked"] += 3
+    run.data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    run.run_round(1)
+    assert int(run.server["model.1.num_batches_tracked"]) == int((125 * (5 + 2) + 20 * (5 + 1)) / 145) == 6
+
+
 def test_optimiser_state_is_kept_or_reset():
     """A kept buffer continues, is a client's own, and a visit changes only a copy of it."""
     kept, reset = (federation(clients=3, reset_momentum=r) for r in (False, True))

@@ -134,6 +134,17 @@ def test_streams_that_can_give_no_batch_are_left_out():
     assert walk({}) == []
 
 
+@pytest.mark.parametrize("size", [0, -3])
+def test_no_images_per_step(size):
+    with pytest.raises(ConfigError, match=f"batch_size={size}"):
+        stream(5, size)
+
+
+def test_fields_of_another_length():
+    with pytest.raises(ConfigError, match="a stream of 5 images: mask has not one entry per image"):
+        Stream(torch.arange(5), 2, fields={"y": torch.zeros(5), "mask": torch.zeros(6)})
+
+
 def test_batches_are_cut_when_they_are_needed():
     """A pass that is abandoned has cut one block."""
     data = Echo()

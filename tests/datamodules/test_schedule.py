@@ -38,6 +38,13 @@ def test_seeds():
     )
 
 
+def test_numpy_round_draws_the_published_clients():
+    """The first three rounds of FedDure's released code."""
+    published = [[26, 86, 2, 55, 75], [80, 84, 33, 81, 93], [83, 30, 56, 24, 16]]
+    roster = Roster(100, tuple(range(100)), participants=5, rule="numpy_round")
+    assert [roster.sample(r) for r in range(3)] == [sorted(clients) for clients in published]
+
+
 def test_uniform_is_fair():
     """Over 3000 rounds each of 20 clients is drawn 750 times, give or take five standard deviations; so are pairs."""
     roster, counts, together = Roster(20, (), 3, 5), np.zeros(20), 0

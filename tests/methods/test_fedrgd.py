@@ -121,7 +121,7 @@ def test_loss_of_a_step(norm: Any, dpl: bool) -> None:
     x = data.take("weak", site.labelled, g)
     p = method.model(weak).softmax(dim=1)
     confidence, labels = (debias(p) if dpl else p).max(dim=1)
-    method.hparams["threshold"] = float(confidence.median())
+    method.hparams["threshold"] = float(confidence.detach().median())
     keep = confidence >= confidence.median()
     assert 0 < int(keep.sum()) < len(keep)
     loss = method.training_step(

@@ -1,0 +1,171 @@
+"""AG News: short news texts of four topics, seen by the network as feature vectors of a frozen text encoder."""
+
+import csv
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.errors import BenchError, DataError
+from datamodules import text
+from datamodules.base import FSSLDataModule
+from datamodules.sources import Arrays, sha256_of
+
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+FOLDERS = ("ag_news_csv", "ag_news", ".")
+BACK_TRANSLATION = "ag_news_back_translation.npz"
+REMEDY = (
+    "Unpack the original release (train.csv and test.csv; class index, title, description) into a folder ag_news_csv, "
+    "or write ag_news.npz with train_texts, train_labels (0 to 3), test_texts, test_labels and class_names"
+)
+
+Labels = NDArray[np.int64]
+Texts = tuple[list[str], Labels, list[str], Labels]
+
+
+class AGNews(FSSLDataModule):
+    """Features of 50 000 of the 120 000 training texts, and of the 7 600 test texts ((FL)2, NeurIPS 2024).
+
+    ``weak`` and ``test`` views are the text itself; ``strong`` is one of two distorted copies, drawn at every access.
+    Features are computed once and kept in the data directory. What was used (``encoder``, ``strong``, texts per class)
+    goes into the record of a run. Options for images (``flip``, ``side``, ``mean``, ...) change nothing.
+
+    Args:
+        encoder: ``bert`` (the paper's), ``minilm`` (see ``text.load``), or ``auto``: the first of them whose features
+            are there, else the first that can be loaded.
+        strong: ``back_translation``: from ``ag_news_back_translation.npz`` in the data directory, whose
+            ``translations`` (str [N, 2]) are aligned with all training texts; ``words``: ``text.distorted``; ``auto``:
+            the former if the file is there.
+        texts_per_class: training texts drawn per class, the same ones in every run; all where there are fewer.
+        pipeline: the only one for features.
+        **base: see ``FSSLDataModule``.
+
+    Raises:
+        DataError: texts, translations or encoder cannot be had (in ``read`` and ``setup``).
+    """
+
+    num_classes = 4
+    train_size = 50_000
+    mean = std = ()
+
+    def __init__(
+        self,
+        encoder: Literal["auto", "bert", "minilm"] = "auto",
+        strong: Literal["auto", "back_translation", "words"] = "auto",
+        texts_per_class: int = 12_500,
+        pipeline: str = "feature_versions",
+        **base: Any,
+    ) -> None:
+        super().__init__(pipeline=pipeline, **base)
+        self._arrays: Arrays | None = None
+
+    def read(self) -> Arrays:
+        """Features float32 [N, 3, d] of training texts (text and two copies), [N, 1, d] of test texts; read once."""
+        if self._arrays is None:
+            self._arrays = self._read(Path(self.hparams["data_dir"]))
+        return self._arrays
+
+    def _read(self, root: Path) -> Arrays:
+        (train, train_labels, test, test_labels), digests = read_texts(root)
+        keep = sample(train_labels, self.hparams["texts_per_class"])
+        texts, (copies, strong, more) = [train[i] for i in keep], self._copies(root, train, keep)
+        kind = self._encoder(texts, root)
+        parts, digests = [], digests | more
+        for part in (texts, *copies, test):
+            values, file = text.features(kind, part, root, self.device)
+            parts.append(values)
+            digests[file.name] = sha256_of(file)
+        labels = train_labels[keep]
+        self.provenance = {
+            "encoder": text.ENCODERS[kind],
+            "strong_view": strong,
+            "texts_per_class": np.bincount(labels, minlength=self.num_classes).tolist(),
+        }
+        self.feature_dim = parts[0].shape[1]
+        return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
+
+    def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
+        """Two copies of every kept text, what they are, and the digest of the file they come from."""
+        file, asked = root / BACK_TRANSLATION, self.hparams["strong"]
+        if asked == "words" or (asked == "auto" and not file.exists()):
+            texts = [train[i] for i in keep]
+            return [text.distorted(texts, seed) for seed in (1, 2)], "word_deletion_swap", {}
+        try:
+            with np.load(file, allow_pickle=False) as data:
+                found = data["translations"]
+            if found.shape != (len(train), 2):
+                raise DataError(f"translations are {list(found.shape)} instead of {[len(train), 2]}, two per text")
+        except Exception as error:
+            raise DataError(
+                f"ag_news: the back-translations {file} cannot be used: {type(error).__name__}: {error}. Bring the "
+                "file (translations: str [training texts, 2]), or take data.strong=words"
+            ) from error
+        return [found[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
+
+    def _encoder(self, texts: list[str], root: Path) -> str:
+        if self.hparams["encoder"] != "auto":
+            return str(self.hparams["encoder"])
+        for kind in text.ENCODERS:
+            if text.cache(kind, texts, root).exists():
+                return kind
+        for kind in text.ENCODERS:
+            try:
+                text.load(kind, self.device)
+                return kind
+            except BenchError as error:
+                refused = error
+        raise refused
+
+
+def sample(labels: Labels, per_class: int) -> Labels:
+    """Positions, ascending, of ``per_class`` texts of every class (all where there are fewer), always the same ones."""
+    draw = np.random.RandomState(0)
+    chosen = [draw.permutation(np.flatnonzero(labels == c))[:per_class] for c in range(len(CLASSES))]
+    return np.sort(np.concatenate(chosen))
+
+
+def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
+    """Training texts and labels, test texts and labels, and the digests of the files read.
+
+    Looks for ``ag_news.npz``, then for ``train.csv`` and ``test.csv`` in ``ag_news_csv``, ``ag_news`` or the folder.
+
+    Raises:
+        DataError: nothing is found, or what is found is damaged.
+    """
+    csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in FOLDERS]
+    places = [[root / "ag_news.npz"], *csvs]
+    files = next((place for place in places if all(file.exists() for file in place)), None)
+    if files is None:
+        looked = ", ".join(str(place[0]) for place in places)
+        raise DataError(
+            f"ag_news is not in {root.resolve()}: looked for {looked}; there is no download. {REMEDY} there"
+        )
+    try:
+        found = _read_npz(files[0]) if len(files) == 1 else (*_read_csv(files[0]), *_read_csv(files[1]))
+        for texts, labels in (found[:2], found[2:]):
+            if len(texts) != len(labels) or set(np.unique(labels)) != set(range(len(CLASSES))):
+                raise DataError(f"{len(texts)} texts with {len(labels)} labels; all of 0 to 3 must occur")
+    except Exception as error:
+        raise DataError(
+            f"ag_news: {files[0]} is damaged or another data set: {type(error).__name__}: {error}. {REMEDY}"
+        ) from error
+    return found, {file.name: sha256_of(file) for file in files}
+
+
+def _read_npz(file: Path) -> Texts:
+    with np.load(file, allow_pickle=False) as data:
+        if (names := tuple(data["class_names"].tolist())) != CLASSES:
+            raise DataError(f"the classes are {names} instead of {CLASSES}")
+        (train, train_labels), (test, test_labels) = (
+            (data[f"{part}_texts"].tolist(), data[f"{part}_labels"].astype(np.int64)) for part in ("train", "test")
+        )
+    return train, train_labels, test, test_labels
+
+
+def _read_csv(file: Path) -> tuple[list[str], Labels]:
+    """Title and description with a space between, and the class index less 1; a backslash stands for a line break."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.reader(stream))
+    texts = [" ".join(f"{title} {description}".replace("\\", " ").split()) for _, title, description in rows]
+    return texts, np.array([int(row[0]) - 1 for row in rows], dtype=np.int64)

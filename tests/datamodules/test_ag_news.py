@@ -1,0 +1,327 @@
+"""AG News: files and errors, the sampled texts, features once per text, views, runs of a linear classifier."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmark.classes import ClassSpec
+from benchmark.config import RunConfig, Runtime, from_yaml
+from benchmark.errors import ConfigError, DataError, RunError
+from benchmark.records import RunFolder
+from benchmark.run import fit
+from benchmark.streams import generator
+from datamodules import ag_news, text
+from datamodules.ag_news import AGNews
+from datamodules.digits import Digits
+from datamodules.features import FeatureView
+from methods import models
+
+WORDS = ("treaty minister border vote", "match goal coach season", "shares profit bank oil", "chip software orbit web")
+DIM = 16
+
+
+def sentences(count: int, seed: int) -> tuple[list[str], np.ndarray]:
+    """Texts of nine words, six of their topic and three of any, topics in turn; every text ends with its own number."""
+    draw = np.random.RandomState(seed)
+    every = " ".join(WORDS).split()
+    labels = np.arange(count) % 4
+    own = [draw.choice(WORDS[y].split(), 6).tolist() + draw.choice(every, 3).tolist() for y in labels]
+    return [f"{' '.join(words)} {seed}-{i}" for i, words in enumerate(own)], labels
+
+
+class Stub:
+    """Counts the 16 topic words of a text; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.kinds: list[str] = []
+
+    def load(self, kind: str, device: torch.device) -> text.Encoder:
+        self.kinds.append(kind)
+        return self.encode
+
+    def encode(self, texts: Any) -> text.Features:
+        self.asked.append(list(texts))
+        every = " ".join(WORDS).split()
+        return np.array([[t.split().count(w) for w in every] for t in texts], dtype=np.float32)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    made = Stub()
+    monkeypatch.setattr(text, "load", made.load)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    train, labels = sentences(240, 1)
+    test, test_labels = sentences(40, 2)
+    np.savez(
+        tmp_path / "ag_news.npz",
+        train_texts=train, train_labels=labels, test_texts=test, test_labels=test_labels, class_names=ag_news.CLASSES,
+    )  # fmt: skip
+    return tmp_path
+
+
+def make(folder: Path, **args: Any) -> AGNews:
+    options = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    data = AGNews(data_dir=str(folder), **{**options, **args})
+    data.setup()
+    return data
+
+
+# --- texts
+
+
+def test_csv_files_and_the_archive_give_the_same_texts(folder: Path) -> None:
+    found, digests = ag_news.read_texts(folder)
+    assert set(digests) == {"ag_news.npz"}
+    csvs = folder / "ag_news_csv"
+    csvs.mkdir()
+    for part, texts, labels in (("train", *found[:2]), ("test", *found[2:])):
+        rows = [t.split(" ", 2) for t in texts]
+        lines = [f'"{y + 1}","{a} {b}","{rest}"' for y, (a, b, rest) in zip(labels, rows, strict=True)]
+        (csvs / f"{part}.csv").write_text("\n".join(lines) + "\n")
+    (folder / "ag_news.npz").unlink()
+    again, digests = ag_news.read_texts(folder)
+    assert set(digests) == {"train.csv", "test.csv"}
+    assert again[0] == found[0] and again[2] == found[2]
+    assert np.array_equal(again[1], found[1]) and np.array_equal(again[3], found[3])
+
+
+def test_csv_quotes_and_line_breaks(tmp_path: Path) -> None:
+    rows = ['"3","Oil ""up""","A first line\\second line, with comma"', '"1","T","D"', '"2","T","D"', '"4","T","D"']
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(rows))
+    (train, labels, _, _), _ = ag_news.read_texts(tmp_path)
+    assert train[0] == 'Oil "up" A first line second line, with comma'
+    assert labels.tolist() == [2, 0, 1, 3]
+
+
+def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(DataError, match=r"ag_news is not in .*looked for .*ag_news\.npz.*train\.csv.*original release"):
+        ag_news.read_texts(empty)
+    (empty / "ag_news.npz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"ag_news\.npz is damaged or another data set"):
+        ag_news.read_texts(empty)
+    with np.load(folder / "ag_news.npz") as data:
+        content = dict(data)
+    for change, message in (
+        ({"class_names": np.array(list("abcd"))}, "the classes are"),
+        ({"train_labels": content["train_labels"] + 1}, "all of 0 to 3 must occur"),
+        ({"test_labels": content["test_labels"][1:]}, "40 texts with 39 labels"),
+    ):
+        np.savez(empty / "ag_news.npz", **{**content, **change})
+        with pytest.raises(DataError, match=message):
+            ag_news.read_texts(empty)
+
+
+def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
+    labels = np.repeat([0, 1, 2, 3], [5, 30, 20, 10])[np.random.RandomState(0).permutation(65)]
+    keep = ag_news.sample(labels, 12)
+    assert np.bincount(labels[keep]).tolist() == [5, 12, 12, 10]
+    assert np.all(np.diff(keep) > 0)
+    assert np.array_equal(keep, ag_news.sample(labels, 12))
+    assert set(ag_news.sample(labels, 11)) < set(keep)
+
+
+def test_distorted_texts_lose_a_tenth_of_their_words_and_change_places() -> None:
+    words = [f"w{i}" for i in range(50)]
+    copies = [c.split() for c in text.distorted([" ".join(words)] * 400, seed=1)]
+    assert all(set(c) <= set(words) and len(set(c)) == len(c) for c in copies)
+    assert np.mean([len(c) for c in copies]) == pytest.approx(45, abs=0.4)  # 4.7 standard errors
+    assert all(sorted(c, key=words.index) != c for c in copies[:20])
+    assert text.distorted(["one", "", "a b c d e"], 3)[:2] == ["one", ""]
+    assert text.distorted(["a b c d e f"], 1) != text.distorted(["a b c d e f"], 2)
+    assert text.distorted(["a b c d e f"], 1) == text.distorted(["a b c d e f"], 1)
+    assert Counter(text.distorted(["a b c d"], 0, rate=0.0)[0].split()) == Counter("abcd")
+
+
+# --- features
+
+
+def test_features_are_computed_once_and_follow_encoder_and_texts(folder: Path, stub: Stub) -> None:
+    data = make(folder, encoder="minilm")
+    assert [len(texts) for texts in stub.asked] == [200, 200, 200, 40]
+    assert data._train.shape == (200, 3, DIM) and data._test.shape == (40, 1, DIM)
+    again = make(folder, encoder="minilm")
+    assert len(stub.asked) == 4 and torch.equal(again._train, data._train)
+    assert data.sha256 == again.sha256 and len(data.sha256) == 5
+    make(folder, encoder="bert")
+    assert len(stub.asked) == 8 and stub.kinds[4:] == ["bert"] * 4
+    make(folder, encoder="bert", texts_per_class=49)
+    assert len(stub.asked) == 11  # the test texts are the same
+
+
+def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:
+    data = make(folder)
+    (texts, labels, _, _), _ = ag_news.read_texts(folder)
+    keep = ag_news.sample(labels, 50)
+    kept = [texts[i] for i in keep]
+    assert np.array_equal(data._train[:, 0], stub.encode(kept))
+    assert np.array_equal(data._train[:, 2], stub.encode(text.distorted(kept, 2)))
+    assert data._labels.tolist() == labels[keep].tolist()
+    assert data.feature_dim == DIM
+
+
+def test_a_damaged_cache_says_what_to_do(folder: Path, stub: Stub) -> None:
+    make(folder)
+    for file in folder.glob("features-*.npz"):
+        file.write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"features-bert-base-uncased-.* is damaged .*delete it"):
+        make(folder)
+
+
+def test_auto_takes_what_is_there(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_minilm(kind: str, device: torch.device) -> text.Encoder:
+        if kind == "bert":
+            raise DataError("no weights")
+        return stub.encode
+
+    monkeypatch.setattr(text, "load", only_minilm)
+    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"
+    monkeypatch.setattr(text, "load", stub.load)
+    assert make(folder).provenance["encoder"] == "all-MiniLM-L6-v2"  # features are there already
+    assert make(folder, texts_per_class=40).provenance["encoder"] == "bert-base-uncased"
+    monkeypatch.setattr(text, "load", only_minilm)
+    with pytest.raises(DataError, match="no weights"):
+        make(folder, encoder="bert", texts_per_class=30)
+
+
+def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(text, "import_module", absent)
+    for kind in text.ENCODERS:
+        with pytest.raises(DataError, match=rf"encoder {kind} .*No module named.*fssl-bench\[text\]"):
+            text.load(kind, torch.device("cpu"))
+
+
+def test_the_real_encoder_averages_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny stand-in for the library: token = length of the word, hidden = one-hot of it; padding does not count."""
+
+    class Batch(dict):
+        def to(self, device: Any) -> "Batch":
+            return self
+
+    def tokenizer(texts: list[str], **options: Any) -> Batch:
+        assert options["truncation"] and options["padding"] and options["max_length"] == 512
+        rows = [[len(w) for w in t.split()] for t in texts]
+        longest = max(map(len, rows))
+        ids = torch.tensor([r + [0] * (longest - len(r)) for r in rows])
+        return Batch(input_ids=ids, attention_mask=(ids > 0).long())
+
+    class Network(nn.Module):
+        config = type("Config", (), {"hidden_size": 6})
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            assert not self.training
+            hidden = nn.functional.one_hot(input_ids, 6).float()
+            return type("Output", (), {"last_hidden_state": hidden})
+
+    monkeypatch.setattr(text, "_pretrained", lambda *_, **__: (tokenizer, Network()))
+    monkeypatch.setattr(text, "import_module", lambda name: None)
+    encode = text.load("bert", torch.device("cpu"))
+    out = encode(["aa bbb ccc dddd", "e", "ff ff"])
+    assert np.allclose(out, [[0, 0, 0.25, 0.5, 0.25, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
+    many = [" ".join("x" * n for n in row) for row in np.random.RandomState(0).randint(1, 6, (150, 5))]
+    assert np.array_equal(encode(many), np.concatenate([encode([t]) for t in many]))
+
+
+# --- views
+
+
+def test_views(folder: Path, stub: Stub) -> None:
+    data = make(folder)
+    index = torch.arange(200).repeat(50)
+    weak, strong = data.take("weak", index), data.take("strong", index, generator(0, "a"))
+    assert torch.equal(weak, data._train[index, 0]) and torch.equal(data.take("test", index), weak)
+    is_first = (strong == data._train[index, 1]).all(1)
+    assert bool((is_first | (strong == data._train[index, 2]).all(1)).all())
+    different = (data._train[index, 1] != data._train[index, 2]).any(1)
+    assert int(different.sum()) > 5_000
+    assert is_first[different].float().mean() == pytest.approx(0.5, abs=0.03)
+    assert not torch.equal(strong, data.take("strong", index, generator(0, "b")))
+    blocks = torch.cat([block() for _, block in data.test_blocks(16)])
+    assert torch.equal(blocks, data._test[:, 0])
+    with pytest.raises(RunError, match="Generator"):
+        data.take("strong", index)
+
+
+def test_double_precision(folder: Path, stub: Stub) -> None:
+    data = make(folder)
+    data.place(torch.device("cpu"), torch.float64)
+    assert data.take("weak", torch.arange(3)).dtype == torch.float64
+
+
+def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
+    with pytest.raises(DataError, match="images need another"):
+        Digits(scenario="server", num_labels=20, partition="iid", pipeline="feature_versions").setup()
+    with pytest.raises(DataError, match="expected 8-bit images"):
+        make(folder, pipeline="randaugment_uniform")
+    with pytest.raises(DataError, match="no distorted copy"):
+        FeatureView(distorted=True).prepare(torch.zeros(3, 1, 4))
+    with pytest.raises(DataError, match="one size"):
+        make(folder, split="random80")
+    with pytest.raises(ConfigError, match="--model linear"):
+        models.build("small_cnn", 4, in_features=DIM)
+    with pytest.raises(ConfigError, match="images, not feature vectors"):
+        models.build("linear", 4)
+
+
+def test_back_translations(folder: Path, stub: Stub) -> None:
+    (texts, labels, _, _), _ = ag_news.read_texts(folder)
+    assert make(folder).provenance["strong_view"] == "word_deletion_swap"
+    with pytest.raises(DataError, match=r"back-translations .* cannot be used.*data\.strong=words"):
+        make(folder, strong="back_translation")
+    file = folder / ag_news.BACK_TRANSLATION
+    np.savez(file, translations=np.array([[t + " goal goal", t + " oil"] for t in texts]))
+    data = make(folder)
+    assert data.provenance["strong_view"] == "back_translation"
+    assert file.name in data.sha256
+    kept = [texts[i] for i in ag_news.sample(labels, 50)]
+    assert np.array_equal(data._train[:, 1], stub.encode([t + " goal goal" for t in kept]))
+    assert np.array_equal(data._train[:, 2], stub.encode([t + " oil" for t in kept]))
+    assert make(folder, strong="words").provenance["strong_view"] == "word_deletion_swap"
+    np.savez(file, translations=np.array([["a", "b"]]))
+    with pytest.raises(DataError, match=r"translations are \[1, 2\] instead of \[240, 2\]"):
+        make(folder)
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("method", ["fl2", "semifl", "fixmatch", "server_only"])
+def test_a_run_learns_and_its_record_says_what_was_used(
+    method: str, folder: Path, stub: Stub, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    args = {"local_epochs": 2, "server_epochs": 4, "lr": 0.1}
+    data = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
+    config = RunConfig(
+        ClassSpec(method, args | ({"mix": False} if method == "semifl" else {})),
+        ClassSpec("ag_news", {**data, "min_size": 2}),
+        model="linear",
+        rounds=4,
+        seed=0,
+        runtime=Runtime(
+            devices=1, accelerator="cpu", threads=1, data_dir=str(folder),
+            results_dir=str(tmp_path_factory.mktemp("results")), wandb="off",
+        ),
+    )  # fmt: skip
+    path = fit(config)
+    record = RunFolder(path).record()
+    assert record["status"] == "complete"
+    assert record["encoder"] == "bert-base-uncased" and record["strong_view"] == "word_deletion_swap"
+    assert record["texts_per_class"] == [50] * 4
+    assert record["final"]["acc"] > 70  # chance is 25
+    assert from_yaml((path / "config.yaml").read_text()).model == "linear"
+    weights = torch.load(path / "weights.pt", weights_only=False)
+    assert {tuple(v.shape) for k, v in weights.items() if k.startswith("model.")} == {(4, DIM), (4,)}
