@@ -87,6 +87,8 @@ class RunFolder:
             RunError: the folder holds another run, or the interrupted run had another partition or data.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
+            left.unlink(missing_ok=True)
         before = self.record() if (self.path / "record.json").exists() else None
         facts = finite(dict(facts or {}))
         if before is not None:

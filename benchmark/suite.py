@@ -132,9 +132,7 @@ class Suite:
         return dict(self.spec["scales"][name])
 
     def band(self, row: Row, metric: str, spread: str | None) -> float | None:
-        """Acceptance band of a cell: the data set's or the suite's for the metric, or ``band_spreads`` published spreads
-        if that is more.
-        """
+        """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more."""
         bands: dict[str, float] = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
         if not row.band or metric not in bands:
             return None

@@ -286,9 +286,8 @@ def labels_at_all_clients(
     given = [value is not None for value in (num_labels, fraction, per_class)]
     if sum(given) != 1 or (labelled_split is not None and num_labels is None):
         raise ConfigError(
-            "labels at all clients need num_labels, with an optional labelled_split, or fraction, or per_class: "
-            f"got num_labels={num_labels}, fraction={fraction}, per_class={per_class}, "
-            f"labelled_split={labelled_split}"
+            "labels at all clients need either num_labels, with an optional labelled_split, or fraction, or per_class: "
+            f"got num_labels={num_labels}, labelled_split={labelled_split}, fraction={fraction}, per_class={per_class}"
         )
     if num_labels is not None:
         count = _per_class(labels, num_labels)

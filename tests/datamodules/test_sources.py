@@ -97,7 +97,7 @@ def test_arrays_are_contiguous_uint8_and_int64():
         ({"test_images": pictures(3)[..., 0]}, r"test images must be uint8 .*uint8 \[3, 32, 32\]"),
         (
             {"train_images": pictures(6).transpose(0, 3, 1, 2)},
-            r"\[N, H, W, 1 or 3\]; .*uint8 \[6, 3, 32, 32\]",
+            r"\[N, H, W, 1 or 3\], or feature vectors .*uint8 \[6, 3, 32, 32\]",
         ),
         ({"test_images": pictures(0), "test_labels": np.zeros(0, int)}, "test images must be"),
         ({"train_labels": np.zeros(5, int)}, r"train labels must be one integer per image; .*int64 \[5\]"),

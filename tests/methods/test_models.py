@@ -263,8 +263,17 @@ def test_bad_input_is_one_clear_error(call, message):
 
 
 def test_every_name_can_be_built():
+    others = ("vit_tiny", "linear")  # the first downloads, the second takes no images
     with torch.device("meta"):
-        assert all(isinstance(build(name, 3), Backbone) for name in MODELS if name != "vit_tiny")  # that one downloads
+        assert all(isinstance(build(name, 3), Backbone) for name in MODELS if name not in others)
+
+
+def test_linear():
+    model, x = build("linear", 3, in_features=8), torch.randn(5, 8)
+    assert isinstance(model, Backbone) and model.feature_dim == 8
+    assert not model.head.bias.any() and sum(p.numel() for p in model.parameters()) == 27
+    torch.testing.assert_close(model(x), x @ model.head.weight.T)
+    assert torch.equal(model.features(x), x)
 
 
 def test_dotted_paths_get_the_arguments_they_name(tmp_path, monkeypatch):
