@@ -23,9 +23,7 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
     if not states or len(states) != len(w):
         raise RunError(f"aggregation: {len(states)} states but {len(w)} weights; give one weight per state")
     if not bool(torch.isfinite(w).all()) or bool((w < 0).any()) or float(w.sum()) <= 0:
-        raise RunError(
-            f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0"
-        )
+        raise RunError(f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0")
     shares = (w / w.sum()).tolist()
     mean = {}
     for name, first in states[0].items():
@@ -47,11 +45,7 @@ def tensor_distance(a: State, b: State, *, skip: Sequence[str] = (), total: str 
             ``"global_l2"`` is the L2 norm of the concatenated difference (its paper).
     """
     norms = torch.stack(
-        [
-            torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64))
-            for n in a
-            if n not in skip
-        ]
+        [torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64)) for n in a if n not in skip]
     )
     return float(norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms))
 

@@ -29,9 +29,7 @@ class ClientState:
 class LocalSite:
     """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``)."""
 
-    def __init__(
-        self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]
-    ):
+    def __init__(self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]):
         self.engine, self.data, self.visit, self.optimizers = engine, data, visit, optimizers
         self._passes = 0
 
@@ -41,9 +39,7 @@ class LocalSite:
         device = "cpu" if purpose.startswith("order") else self.engine.data.device
         return random_streams.generator(self.engine.seed, purpose, v.round, v.client, v.repeat, device=device)
 
-    def views(
-        self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK
-    ) -> Iterator[Tensor]:
+    def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the training images at ``index`` in blocks of ``size``."""
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
@@ -66,9 +62,7 @@ class LocalSite:
         self.optimizers = _dump_optimizers(optimizers)
         return taken
 
-    def report_pseudo_labels(
-        self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False
-    ) -> None:
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
         method, n = self.engine.method, len(index)
         if not n:
@@ -142,9 +136,7 @@ class ReferenceEngine:
         size = sum(t.numel() * t.element_size() for t in sent.values())
         return upload, ClientState(method.tensors("personal"), kept), tally, size
 
-    def server(
-        self, round: int, state: ClientState | None, hook: str
-    ) -> tuple[ClientState, dict[str, list[Any]]]:
+    def server(self, round: int, state: ClientState | None, hook: str) -> tuple[ClientState, dict[str, list[Any]]]:
         """Run the server's hook (``server_start`` or ``server_step``) on its labelled data."""
         data = self.data.server
         visit = Visit(
@@ -179,9 +171,7 @@ class _Presence:
         self.fork = torch.random.fork_rng(devices)
         self.fork.__enter__()
         torch.manual_seed(
-            random_streams.derive_seed(
-                self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat
-            )
+            random_streams.derive_seed(self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat)
         )
         self.tally: dict[str, list[Any]] = {}
         method._tally = self.tally

@@ -163,9 +163,7 @@ class Federation:
         """Let the server work on its own labels, then refresh static norm statistics."""
         self.become_server()
         self.server_state, own = self.engine.server(number, self.server_state, hook)
-        add_tally(
-            tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()}
-        )
+        add_tally(tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()})
         self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
 

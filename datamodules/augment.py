@@ -107,9 +107,7 @@ class ZoomCrop(Geometry):
     def __post_init__(self) -> None:
         """Refuse a window larger than the picture."""
         if not 0 < self.crop <= self.zoom:
-            raise ConfigError(
-                f"{self}: a window of {self.crop} does not fit into {self.zoom}; make crop <= zoom"
-            )
+            raise ConfigError(f"{self}: a window of {self.crop} does not fit into {self.zoom}; make crop <= zoom")
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut windows: uint8 [B, crop, crop, C]."""
@@ -294,15 +292,12 @@ def _scale_shift(
             "give one value per channel, or one for all"
         )
     centre, spread = (
-        torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width)
-        for v in (mean, std)
+        torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width) for v in (mean, std)
     )
     return (1 / (255 * spread)).to(torch.float32), (-centre / spread).to(torch.float32)
 
 
 def _required(generator: torch.Generator | None, who: object) -> torch.Generator:
     if generator is None:
-        raise RunError(
-            f"{who}: random views need a torch.Generator; pass the generator of the client and round"
-        )
+        raise RunError(f"{who}: random views need a torch.Generator; pass the generator of the client and round")
     return generator

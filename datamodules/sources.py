@@ -77,9 +77,7 @@ class Arrays:
                     f"images and labels are {shapes}"
                 )
             if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-                raise DataError(
-                    f"{part} labels must be one integer per image; images and labels are {shapes}"
-                )
+                raise DataError(f"{part} labels must be one integer per image; images and labels are {shapes}")
             if labels.min() < 0 or labels.max() >= classes:
                 raise DataError(
                     f"{part} labels must lie in 0..{classes - 1}, the class names; "
@@ -194,9 +192,7 @@ def _write(cache: Path, arrays: Arrays) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         size = sum(array.nbytes for array in content.values()) // 10**6
-        raise DataError(
-            f"cannot write {cache} ({size} MB): {error}. Make room or take another data_dir"
-        ) from error
+        raise DataError(f"cannot write {cache} ({size} MB): {error}. Make room or take another data_dir") from error
     _log.info("wrote %s", cache)
 
 
@@ -235,9 +231,7 @@ def digits() -> Arrays:
     test[by_class[np.arange(360) * len(images) // 360]] = True
     raw = resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").read_bytes()
     digest = {"digits.csv.gz": hashlib.sha256(raw).hexdigest()}
-    return Arrays(
-        images[~test], data.target[~test], images[test], data.target[test], tuple("0123456789"), digest
-    )
+    return Arrays(images[~test], data.target[~test], images[test], data.target[test], tuple("0123456789"), digest)
 
 
 def cifar10(data_dir: Folder, download: bool = True) -> Arrays:
@@ -282,9 +276,7 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
         "svhn",
         data_dir,
         [Layout(("train_32x32.mat", "test_32x32.mat"), read)],
-        (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")])
-        if download
-        else None,
+        (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")]) if download else None,
         "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
         "there is a network and copy the two .mat files",
     )

@@ -267,7 +267,4 @@ def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
 
 def class_members(labels: Labels, num_classes: int | None = None) -> list[Positions]:
     """Return each class's ascending positions, for ``num_classes`` classes (default: up to the largest)."""
-    return [
-        np.flatnonzero(labels == k)
-        for k in range(int(labels.max()) + 1 if num_classes is None else num_classes)
-    ]
+    return [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1 if num_classes is None else num_classes)]

@@ -40,9 +40,7 @@ def exponential_ramp(step: float, length: float) -> float:
     return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
 
 
-def relation_matrix(
-    logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0
-) -> Tensor:
+def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
     """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c (FedIRM Eq. 2).
 
     Args:
@@ -111,12 +109,9 @@ def share_weights(
     n_unl = sum(w for w, has in zip(raw, labelled, strict=True) if not has)
     if kind != "share" or not n_lab or not n_unl:
         return [
-            float(n) * (value if has and kind == "multiplier" else 1.0)
-            for n, has in zip(sizes, labelled, strict=True)
+            float(n) * (value if has and kind == "multiplier" else 1.0) for n, has in zip(sizes, labelled, strict=True)
         ]
-    return [
-        w / n_lab * value if has else w / n_unl * (1.0 - value) for w, has in zip(raw, labelled, strict=True)
-    ]
+    return [w / n_lab * value if has else w / n_unl * (1.0 - value) for w, has in zip(raw, labelled, strict=True)]
 
 
 def entropy_gate(rule: float | str, num_classes: int) -> float:

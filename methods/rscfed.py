@@ -51,9 +51,7 @@ class RSCFed(FedConsist):
     ) -> None:
         super().__init__(model, **base)
         if labelled_weight_mode not in ("once", "squared") and not labelled_weight_mode.startswith("share:"):
-            raise ConfigError(
-                f"labelled_weight_mode {labelled_weight_mode!r}: write once, squared or share:<0..1>"
-            )
+            raise ConfigError(f"labelled_weight_mode {labelled_weight_mode!r}: write once, squared or share:<0..1>")
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws."""

@@ -11,9 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``pytest tests/contract --method my_package.mine.Mine`` runs the contract on a method of your own."""
-    parser.addoption(
-        "--method", action="append", default=[], help="methods for the contract tests (default: all)"
-    )
+    parser.addoption("--method", action="append", default=[], help="methods for the contract tests (default: all)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

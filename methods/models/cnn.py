@@ -64,9 +64,7 @@ class SmallCNN(Backbone):
 
     feature_dim = 84
 
-    def __init__(
-        self, num_classes: int, in_channels: int = 3, image_size: int = 32, head_dropout: float = 0.0
-    ) -> None:
+    def __init__(self, num_classes: int, in_channels: int = 3, image_size: int = 32, head_dropout: float = 0.0) -> None:
         super().__init__()
         side = ((image_size - 4) // 2 - 4) // 2
         if side < 1:

@@ -35,9 +35,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features, eps=eps, momentum=None)
         self.use_stored = False
-        self.share: float | None = (
-            None  # weight of the batch at hand in the statistics, while they are estimated
-        )
+        self.share: float | None = None  # weight of the batch at hand in the statistics, while they are estimated
 
     def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; evaluation uses stored statistics if there are any."""
@@ -114,6 +112,4 @@ def reestimate(model: nn.Module, batches: Iterable[Tensor], weighting: Weighting
             layer.get_buffer("num_batches_tracked").fill_(count)
         model.train(training)
     if not count:
-        raise RunError(
-            "static batch normalisation: there is no batch to estimate from; give at least one image"
-        )
+        raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")

@@ -52,9 +52,7 @@ class ResNet18(Backbone):
         super().__init__()
         for option, value, known in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
             if value not in known:
-                raise ConfigError(
-                    f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}"
-                )
+                raise ConfigError(f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}")
         self.backbone = _imagenet_resnet18() if pretrained else resnet18()
         if stem == "cifar":
             self.backbone.conv1 = _first_convolution(in_channels, 3, 1)

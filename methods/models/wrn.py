@@ -65,9 +65,7 @@ class WideResNet(Backbone):
         super().__init__()
         stages = image_size.bit_length() - 3
         if stages < 1:
-            raise ConfigError(
-                f"wide ResNet: images of side {image_size} are too small; resize them to 8 or more"
-            )
+            raise ConfigError(f"wide ResNet: images of side {image_size} are too small; resize them to 8 or more")
         blocks, rest = divmod(depth - 4, 2 * stages)
         if blocks < 1 or rest:
             raise ConfigError(

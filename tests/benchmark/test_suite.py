@@ -76,10 +76,7 @@ def test_layers_in_their_order():
     assert toy.config(high, "quick").rounds == 2
     assert "subsets" not in toy.config(low, "paper").method.init_args
     on_b = toy.tables[0].rows[4:]
-    assert (
-        toy.config(on_b[0], "quick").rounds == 3
-        and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
-    )
+    assert toy.config(on_b[0], "quick").rounds == 3 and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
 
 
 def test_equal_runs_of_several_tables_are_one_run():
@@ -134,9 +131,7 @@ def test_operands_of_a_difference_share_table_data_set_and_columns():
 
 def test_errors_name_the_place():
     toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
-    with pytest.raises(
-        ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"
-    ):
+    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
         toy.plan("paper")
     with pytest.raises(ConfigError, match="unknown scale 'papr'; did you mean 'paper'"):
         toy.plan("papr")
@@ -218,11 +213,7 @@ def test_rscfed_expands_to_forty_distinct_runs_per_seed(plans, scale):
 
 def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
     plan = plans["paper"]
-    runs = {
-        (row.name, tuple(row.columns.values())): plan.run(row, 1337).config
-        for row in rscfed.rows
-        if not row.minus
-    }
+    runs = {(row.name, tuple(row.columns.values())): plan.run(row, 1337).config for row in rscfed.rows if not row.minus}
     svhn = runs["1/SVHN/rscfed", ("1", "9", "yes")]
     wanted = {
         "subsets": 3, "subset_size": 5, "dma": True, "labelled_multiplier": 6.0,
@@ -263,9 +254,7 @@ def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
     assert many.data.init_args == svhn.data.init_args | {"num_clients": 50}
     part = runs["5/SVHN/rscfed", ("0.10", "no")]
     assert (part.data.init_args["scenario"], part.data.init_args["label_fraction"]) == ("all_clients", 0.1)
-    assert (
-        part.method.init_args["labelled_multiplier"] == 1 and part.method.init_args["lr_unlabelled"] == 0.03
-    )
+    assert part.method.init_args["labelled_multiplier"] == 1 and part.method.init_args["lr_unlabelled"] == 0.03
     for row, (subsets, size) in {"8": (2, 4), "9": (3, 3), "10": (2, 5), "15": (3, 5)}.items():
         args = runs["6/SVHN/rscfed", (row, f"{int(row) / 10}")].method.init_args
         assert (args["subsets"], args["subset_size"]) == (subsets, size) and subsets * size == int(row)
@@ -286,9 +275,7 @@ def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
 
 
 def test_rscfed_published_values(published):
-    assert Counter(row["table"] for row in published) == dict(
-        zip("1234567", (60, 18, 16, 36, 8, 10, 8), strict=True)
-    )
+    assert Counter(row["table"] for row in published) == dict(zip("1234567", (60, 18, 16, 36, 8, 10, 8), strict=True))
     for row in published:
         value = float(row["value"])
         low, high = (0, 5) if row["method"] == "improvement" else (10, 100)
@@ -299,9 +286,7 @@ def test_rscfed_published_values(published):
 
 
 def test_rscfed_published_improvements_are_the_differences_of_their_rows(published):
-    table = {
-        (r["method"], r["unlabelled"], r["metric"]): float(r["value"]) for r in published if r["table"] == "4"
-    }
+    table = {(r["method"], r["unlabelled"], r["metric"]): float(r["value"]) for r in published if r["table"] == "4"}
     gains = [key for key in table if key[0] == "improvement"]
     assert len(gains) == 12
     for _, unlabelled, metric in gains:
@@ -313,9 +298,7 @@ def test_rscfed_published_values_repeat_consistently_between_tables(published):
     """The standard setting is printed in Tables 1, 2, 4, 6 and 7, sometimes with one decimal."""
     standard = {}
     for row in published:
-        again = (
-            (row["table"] == "4" and row["unlabelled"] == "9") or row["comm_cost"] == "1.5" or row["M"] == "3"
-        )
+        again = (row["table"] == "4" and row["unlabelled"] == "9") or row["comm_cost"] == "1.5" or row["M"] == "3"
         if row["method"] == "rscfed" and (row["table"] in "12" or again):
             standard.setdefault((row["dataset"], row["metric"]), []).append(float(row["value"]))
     assert len(standard["SVHN", "acc"]) == 5

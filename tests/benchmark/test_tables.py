@@ -177,9 +177,7 @@ def test_pending_rows_and_published_spreads_are_shown():
 
 def test_another_scale_still_says_what_is_missing():
     *_, table = rendered("quick", {}, {("high", 3): "running"})
-    assert "| not run |" in " ".join(table.markdown.split()) and "| running |" in " ".join(
-        table.markdown.split()
-    )
+    assert "| not run |" in " ".join(table.markdown.split()) and "| running |" in " ".join(table.markdown.split())
 
 
 def test_every_table_names_its_provenance_and_rule():

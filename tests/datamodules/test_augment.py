@@ -24,9 +24,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def coded(count: int, side: int) -> torch.Tensor:
     """Images whose pixel at row y, column x is (y, x, 0)."""
     position = torch.arange(side, dtype=torch.uint8)
-    image = torch.stack(
-        (position[:, None].expand(side, side), position.expand(side, side), torch.zeros(side, side)), 2
-    )
+    image = torch.stack((position[:, None].expand(side, side), position.expand(side, side), torch.zeros(side, side)), 2)
     return image.to(torch.uint8).expand(count, -1, -1, -1).contiguous()
 
 
@@ -187,9 +185,7 @@ def test_a_base_geometry_comes_first():
     inner = Pad(2).prepare(images)
     assert torch.equal(inner[:, 2:30, 2:30], images)
     assert inner.sum() == images.sum()
-    assert torch.equal(
-        PadCrop(4, "reflect", base=Pad(2)).prepare(images), PadCrop(4, "reflect").prepare(inner)
-    )
+    assert torch.equal(PadCrop(4, "reflect", base=Pad(2)).prepare(images), PadCrop(4, "reflect").prepare(inner))
 
 
 def test_geometries_compare_and_hash_by_value():
@@ -210,9 +206,7 @@ def test_transforms_see_bytes_and_post_transforms_see_the_normalised_batch():
     assert seen == [(torch.uint8, (2, 6, 5, 3), generator), (torch.float32, (2, 3, 6, 5), generator)]
 
 
-@pytest.mark.parametrize(
-    "geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)]
-)
+@pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)])
 def test_everything_is_made_on_the_device_of_the_images(geometry):
     images, view = noise(4, 32, 32, 3), View(geometry, mean=(0.1,), std=(0.7,), post=(Cutout(8),))
     augment._scale_shift.cache_clear()

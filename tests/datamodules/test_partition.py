@@ -123,9 +123,7 @@ def test_a_given_histogram_makes_client_0():
     assert others.sum() == len(SVHN) - 6621 and others.sum(axis=1).min() >= 10
     # the cap is that of nine clients sharing the rest: nobody can pass it by more than one class
     assert others.sum(axis=1).max() < (len(SVHN) - 6621) / 9 + others.max()
-    ordered = labels_at_partial_clients(
-        [0, 0, 1, 1, 1, 0], 2, RandomState(0), split=iid, labelled_histogram=[2, 1]
-    )
+    ordered = labels_at_partial_clients([0, 0, 1, 1, 1, 0], 2, RandomState(0), split=iid, labelled_histogram=[2, 1])
     assert sizes(ordered.labelled) == [3, 0] and sizes(ordered.unlabelled) == [0, 3]
 
 
@@ -135,9 +133,7 @@ def test_a_given_histogram_makes_client_0():
 @st.composite
 def requests(draw):
     labels = np.array(draw(st.permutations(np.arange(draw(st.integers(60, 120))) % 4)))
-    split = draw(
-        st.sampled_from([iid, partial(iid, remainder="last"), partial(dirichlet, beta=1.0, min_size=1)])
-    )
+    split = draw(st.sampled_from([iid, partial(iid, remainder="last"), partial(dirichlet, beta=1.0, min_size=1)]))
     return labels, split, draw(st.sampled_from([1, 2, 4, 5])), draw(st.integers(0, 2**32 - 1))
 
 
@@ -304,8 +300,7 @@ def test_hash_is_the_sha256_of_lengths_and_values():
 
 def test_hash_of_a_published_partition_is_pinned():
     assert (
-        svhn_partition(10, RandomState(1337)).hash
-        == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
+        svhn_partition(10, RandomState(1337)).hash == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
     )
 
 
@@ -384,9 +379,7 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     path = tmp_path / "broken.json"
     small().save(path)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(
-        DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Delete it"
-    ):
+    with pytest.raises(DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Delete it"):
         Partition.load(path, 120)
 
 

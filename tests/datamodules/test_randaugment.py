@@ -37,9 +37,7 @@ def pictures(count, side, seed=0):
     """Noise, narrow ranges, gradients, flat colours, drawings and smooth pictures."""
     g = seeded(seed)
     ramp = torch.linspace(0, 255, side)
-    gradient = torch.stack(
-        (ramp[:, None].expand(side, side), ramp.expand(side, side), ramp.flip(0)[:, None] + ramp), 2
-    )
+    gradient = torch.stack((ramp[:, None].expand(side, side), ramp.expand(side, side), ramp.flip(0)[:, None] + ramp), 2)
     out = []
     for i in range(count):
         colour = torch.randint(0, 200, (3,), generator=g).float()

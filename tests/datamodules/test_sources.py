@@ -37,9 +37,7 @@ def content(**changes):
 
 
 def save(path, **changes):
-    np.savez(
-        path, **{key: np.asarray(value) for key, value in content(**changes).items() if value is not None}
-    )
+    np.savez(path, **{key: np.asarray(value) for key, value in content(**changes).items() if value is not None})
 
 
 def digest(path):
@@ -148,9 +146,7 @@ def test_a_damaged_cache_gives_one_error(tmp_path, damage, message):
     path = tmp_path / "cifar10.npz"
     save(path)
     damage(path)
-    with pytest.raises(
-        DataError, match=rf"cifar10: .*cifar10.npz .file 1 of 1. is damaged .*{message}.*or delete it"
-    ):
+    with pytest.raises(DataError, match=rf"cifar10: .*cifar10.npz .file 1 of 1. is damaged .*{message}.*or delete it"):
         sources.cifar10(tmp_path)
 
 
@@ -212,9 +208,7 @@ def write_svhn(root, monkeypatch):
     for part in ("train", "test"):
         path = root / f"{part}_32x32.mat"
         labels = np.where(data[f"{part}_labels"] == 0, 10, data[f"{part}_labels"])
-        savemat(
-            path, {"X": data[f"{part}_images"].transpose(1, 2, 3, 0), "y": labels[:, None].astype(np.uint8)}
-        )
+        savemat(path, {"X": data[f"{part}_images"].transpose(1, 2, 3, 0), "y": labels[:, None].astype(np.uint8)})
         splits[part] = [f"nowhere/{path.name}", path.name, md5(path)]
     monkeypatch.setattr(datasets.SVHN, "split_list", splits)
     return [root / "test_32x32.mat", root / "train_32x32.mat"]
@@ -236,9 +230,7 @@ def write_fashion(folder, compress):
 
 
 @pytest.mark.usefixtures("counts", "offline")
-@pytest.mark.parametrize(
-    ("read", "kind"), [(sources.cifar10, datasets.CIFAR10), (sources.cifar100, datasets.CIFAR100)]
-)
+@pytest.mark.parametrize(("read", "kind"), [(sources.cifar10, datasets.CIFAR10), (sources.cifar100, datasets.CIFAR100)])
 def test_cifar_files(tmp_path, monkeypatch, read, kind):
     files = write_cifar(tmp_path, monkeypatch, kind)
     arrays = read(tmp_path)
@@ -327,9 +319,7 @@ def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read)
         ),
     ],
 )
-def test_nothing_found_gives_one_error_with_places_reason_and_remedy(
-    tmp_path, monkeypatch, read, places, remedy
-):
+def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, read, places, remedy):
     monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", "/nowhere/fashion-mnist")
     with pytest.raises(DataError) as info:
         read(tmp_path)
@@ -359,9 +349,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(
-        DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Make room or take another"
-    ):
+    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Make room or take another"):
         sources.cifar10(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -424,9 +412,7 @@ def write_isic(root, count=10, name="HAM10000_metadata.csv", seed=0):
 
 def isic_counts(monkeypatch, rows):
     labels = [sources.ISIC_CLASSES.index(dx) for _, dx, _ in rows]
-    parts = tuple(
-        tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows))
-    )
+    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows)))
     monkeypatch.setitem(sources.CLASS_COUNTS, "isic2018", parts)
 
 
@@ -459,9 +445,7 @@ def test_isic_folder(tmp_path, monkeypatch, name):
     assert arrays.sha256 == {cache.name: digest(cache)}
     for file in (tmp_path / "isic2018").rglob("*.jpg"):
         file.unlink()
-    assert_same(
-        sources.isic2018(tmp_path, resize=25, test_resize=22), {f: getattr(arrays, f) for f in CACHE_FIELDS}
-    )
+    assert_same(sources.isic2018(tmp_path, resize=25, test_resize=22), {f: getattr(arrays, f) for f in CACHE_FIELDS})
 
 
 def test_isic_resizes_to_squares_as_pillow_does(tmp_path, monkeypatch):
@@ -496,9 +480,7 @@ def test_damaged_isic_folders_give_one_error_and_no_cache(tmp_path, monkeypatch,
     isic_counts(monkeypatch, write_isic(tmp_path))
     folder = tmp_path / "isic2018"
     damage(folder, sorted(folder.rglob("*.jpg"))[3])
-    with pytest.raises(
-        DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"
-    ):
+    with pytest.raises(DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"):
         sources.isic2018(tmp_path)
     assert not list(tmp_path.glob("*.npz"))
 

@@ -89,9 +89,7 @@ def test_dirichlet_without_shuffles_reproduces_the_released_lists(case):
     assert rng.used == case["draws_used"]
     if case["name"].startswith("torch_seed0_delta0.1"):
         # torch's float32 sum of the shares is one bit off NumPy's: one class's last cut moves by one sample
-        assert [len(ours) - len(theirs) for ours, theirs in zip(parts, case["parts"], strict=True)] == [
-            0
-        ] * 6 + [1, -1]
+        assert [len(ours) - len(theirs) for ours, theirs in zip(parts, case["parts"], strict=True)] == [0] * 6 + [1, -1]
         assert lists(parts)[:6] == case["parts"][:6]
         assert set(case["parts"][6]) < set(parts[6].tolist())
     else:
@@ -136,10 +134,7 @@ def test_sizes_and_histograms_do_not_depend_on_the_order_of_the_labels(name, see
     ordered = sorted_labels(CLASS_COUNTS[name])
     mixed = RandomState(0).permutation(ordered)
     histograms = [
-        [
-            np.bincount(labels[part], minlength=len(CLASS_COUNTS[name]))
-            for part in dirichlet(labels, 10, beta, rng)
-        ]
+        [np.bincount(labels[part], minlength=len(CLASS_COUNTS[name])) for part in dirichlet(labels, 10, beta, rng)]
         for labels, rng in ((ordered, RandomState(seed)), (mixed, RandomState(seed)))
     ]
     np.testing.assert_array_equal(*histograms)
@@ -325,9 +320,7 @@ def test_plain_iid_is_not_stratified_and_uses_the_seed():
 
 
 def test_iid_refuses_more_clients_than_samples():
-    with pytest.raises(
-        DataError, match=r"cannot spread 3 samples over 4 clients: .* at least one sample per client"
-    ):
+    with pytest.raises(DataError, match=r"cannot spread 3 samples over 4 clients: .* at least one sample per client"):
         iid([0, 1, 2], 4, RandomState(0))
 
 
@@ -401,7 +394,5 @@ def test_pick_labelled_errors():
     with pytest.raises(DataError, match="cannot pick 5 labelled clients out of 4"):
         pick_labelled(COMPLETE, LABELS, count=5)
     for rule in ("random", "largest"):
-        with pytest.raises(
-            ConfigError, match=f"cannot pick labelled clients by the rule '{rule}': use all_classes"
-        ):
+        with pytest.raises(ConfigError, match=f"cannot pick labelled clients by the rule '{rule}': use all_classes"):
             pick_labelled(COMPLETE, LABELS, rule)

@@ -100,9 +100,7 @@ def test_mse_reduction_differs_only_on_short_batches() -> None:
     views = {"teacher": torch.randn(3, 2, 2, 2), "student": torch.randn(3, 2, 2, 2)}
     torch.manual_seed(0)
     net = Toy().eval()
-    fixed, actual = (
-        FedConsist(net, batch_size=12, mse_reduction=m).eval() for m in ("fixed_batch", "actual_batch")
-    )
+    fixed, actual = (FedConsist(net, batch_size=12, mse_reduction=m).eval() for m in ("fixed_batch", "actual_batch"))
     torch.testing.assert_close(fixed.consistency(views) * 4, actual.consistency(views))
 
 
@@ -116,8 +114,7 @@ def test_initial_teacher() -> None:
         method.load_tensors(federation.server)
         method.client_start(first=True)
         equal = all(
-            torch.equal(t, m)
-            for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
+            torch.equal(t, m) for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
         )
         assert equal is same
 

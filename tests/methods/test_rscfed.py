@@ -32,9 +32,7 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
         given["w_mul_times"],
         given["labelled_weight_mode"].removeprefix("released_"),
     )
-    torch.testing.assert_close(
-        torch.tensor(weights), torch.tensor(out["final_weights"]), rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(torch.tensor(weights), torch.tensor(out["final_weights"]), rtol=1e-5, atol=1e-6)
     model = weighted_mean(given["local_states"], weights)
     for name, value in out["theta_sub"].items():
         torch.testing.assert_close(model[name].float(), value.float(), rtol=1e-5, atol=1e-6)
@@ -113,9 +111,7 @@ def test_repeated_clients_may_train_once() -> None:
     (clients,) = once.plan(0, roster)
     subsets = again.plan(0, roster)
     assert clients == sorted({c for s in subsets for c in s})
-    tensors = {
-        c: {k: torch.full_like(v, float(c)) for k, v in once.tensors("shared").items()} for c in clients
-    }
+    tensors = {c: {k: torch.full_like(v, float(c)) for k, v in once.tensors("shared").items()} for c in clients}
     visit = {c: Visit(client=c, labelled=c == 0, size=100 + c) for c in clients}
     once.aggregate([Upload(visit[c], tensors[c], 100.0 + c) for c in clients])
     repeated = [(c, m) for m, s in enumerate(subsets) for c in s]
