@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -87,7 +88,8 @@ class Federation:
         self.bytes_up += sum(num_bytes(u.tensors) + num_bytes(u.stats) for u in uploads)
         self.become_server()
         if uploads:
-            self.method.aggregate(uploads)
+            with self.naming("aggregate", number):
+                self.method.aggregate(uploads)
         self.server = self.method.tensors("shared", "server")
         self.server_phase(number, "server_step", tally)
         last = number + 1 == self.rounds
@@ -108,7 +110,9 @@ class Federation:
     def visits(self, number: int) -> list[Visit]:
         """The round's visits in the order of the plan."""
         visits, seen = [], Counter[int]()
-        for cohort, clients in enumerate(self.method.plan(number, self.roster)):
+        with self.naming("plan", number):
+            plan = self.method.plan(number, self.roster)
+        for cohort, clients in enumerate(plan):
             for client in clients:
                 if not 0 <= client < self.data.num_clients:
                     raise RunError(
@@ -154,6 +158,17 @@ class Federation:
         ordered = [results[key] for key in sorted(results)]
         return [u for u, _, _ in ordered if u is not None], total, sum(down for _, _, down in ordered)
 
+    @contextmanager
+    def naming(self, hook: str, number: int) -> Iterator[None]:
+        """Let errors of a hook that runs outside any visit say which hook, method and round it was."""
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as error:
+            where = f"{type(self.method).__name__}.{hook}, round {number}"
+            raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
         self.method.load_tensors(self.engine.initial)
@@ -164,7 +179,8 @@ class Federation:
         self.become_server()
         self.server_state, own = self.engine.server(number, self.server_state, hook)
         add_tally(tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()})
-        self.method.refresh_norm(self.data)
+        with self.naming("refresh_norm", number):
+            self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
 
     @torch.inference_mode()

@@ -115,7 +115,7 @@ class RunFolder:
             "bytes_down": 0,
             "error": None,
             "timing": {**timing, "updated": now},
-            "environment": {**environment(), **asdict(config.runtime), "precision": config.precision},
+            "environment": {**environment(), **_runtime(config), "precision": config.precision},
         }
         if before is not None:
             self.rewind(config.rounds)
@@ -308,6 +308,11 @@ def without_clock(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
     return [without_clock(v) for v in value] if isinstance(value, list) else value
+
+
+def _runtime(config: RunConfig) -> dict[str, Any]:
+    """How the run was executed, without the folders of the machine: records are shared."""
+    return {k: v for k, v in asdict(config.runtime).items() if not k.endswith("_dir")}
 
 
 def _metrics(row: Row) -> dict[str, float | None]:

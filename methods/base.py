@@ -21,6 +21,7 @@ from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.batches import Batch, Stream
 from datamodules.schedule import Roster
 from methods.models.backbone import Backbone
+from methods.ops import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
 
@@ -163,9 +164,9 @@ class FedMethod(L.LightningModule):
         return logits
 
     def predict(self, x: Tensor) -> Tensor:
-        """Class probabilities ``[B, classes]``, float32; used for evaluation and pseudo-labels."""
+        """Class probabilities ``[B, classes]``, float32 or wider; used for evaluation and pseudo-labels."""
         logits: Tensor = self(x)
-        return logits.float().softmax(dim=1)
+        return wide(logits).softmax(dim=1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scalar loss of one batch. Pure in the parameters: no in-place change, no graph kept."""

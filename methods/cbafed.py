@@ -168,7 +168,7 @@ class CBAFed(LabelledClients):
         if "unlabelled" not in batch:
             return super().training_step({"labelled": batch.get("pseudo") or batch["labelled"]}, batch_idx)
         samples = batch["unlabelled"]
-        loss, labels, kept = batch_loss(self(samples["x"]).float(), self.thresholds, self.tail)
+        loss, labels, kept = batch_loss(ops.wide(self(samples["x"])), self.thresholds, self.tail)
         self.site.report_pseudo_labels(samples["index"], labels, kept, per_class=True)
         self.counts += torch.bincount(labels[kept], minlength=len(self.counts)) / self.epochs()
         return loss

@@ -99,8 +99,9 @@ class FedConsist(FedMethod):
     def consistency(self, views: Mapping[str, Tensor]) -> Tensor:
         """Squared error between the student and the teacher's sharpened prediction (RSCFed Eqs. 3, 4)."""
         with torch.no_grad():
-            target = ops.sharpen(self.teacher(views["teacher"]).float().softmax(dim=1), self.hparams["temperature"])
-        student = self(views["student"]).float().softmax(dim=1)
+            teacher = ops.wide(self.teacher(views["teacher"])).softmax(dim=1)
+            target = ops.sharpen(teacher, self.hparams["temperature"])
+        student = ops.wide(self(views["student"])).softmax(dim=1)
         fixed = self.hparams["mse_reduction"] == "fixed_batch"
         return ops.squared_error(student, target, self.hparams["batch_size"] if fixed else len(student))
 

@@ -74,11 +74,11 @@ class FedIRM(FedConsist):
             return self.labelled_step(batch["labelled"])
         views, h = batch["unlabelled"], self.hparams
         features = self.model.features(views["student"])
-        logits = self.model.head(features).float()
+        logits = ops.wide(self.model.head(features))
         probabilities = logits.softmax(dim=1)
         with torch.no_grad():
-            teacher = self.teacher(views["teacher"]).float().softmax(dim=1)
-            passes = self.model.head(features.detach().repeat(PASSES, 1)).float()
+            teacher = ops.wide(self.teacher(views["teacher"])).softmax(dim=1)
+            passes = ops.wide(self.model.head(features.detach().repeat(PASSES, 1)))
             uncertainty = ops.entropy(passes.view(PASSES, *logits.shape).mean(dim=0).softmax(dim=1))
             confidence, pseudo = probabilities.max(dim=1)
             keep = (uncertainty < self.entropy_limit) & (confidence >= h["confidence_gate"])
@@ -93,7 +93,7 @@ class FedIRM(FedConsist):
 
     def labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy; the relation matrix of the first view is tallied for the upload."""
-        logits = self(samples["x"]).float()
+        logits = ops.wide(self(samples["x"]))
         self.tally("relation", ops.relation_matrix(logits.detach(), samples["y"]))
         if self.hparams["labelled_loss"] == "ce":
             return F.cross_entropy(logits, samples["y"])

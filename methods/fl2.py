@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmark.errors import ConfigError
-from methods import perturb
+from methods import ops, perturb
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
 
@@ -162,7 +162,7 @@ class FL2(FixMatch):
         """Logits ``[B, C]``, float32 or wider, of the network with other weights (by name), or with its own."""
         with self.autocast():
             logits: Tensor = self.model(images) if weights is None else functional_call(self.model, weights, (images,))
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return ops.wide(logits)
 
     def displaced(self, parameters: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``W* = W + eps`` without history."""

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from benchmark.errors import ConfigError
 
 
+def wide(values: Tensor) -> Tensor:
+    """The values in float32 where mixed precision made them half as wide; float32 and float64 as they are."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
 def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:
     """``p^(1/T)`` renormalised over classes, ``[B, C]`` (MixMatch; RSCFed Eq. 3 with T = 0.5)."""
     powered = probabilities.pow(1.0 / temperature)

@@ -327,3 +327,16 @@ def test_the_server_trains_and_keeps_its_momentum():
         optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hook", ["plan", "aggregate", "refresh_norm"])
+def test_errors_outside_visits_say_where(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of the server that breaks is named with its method and round."""
+    federation = make_federation("fedavg")
+
+    def broken(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(federation.method, hook, broken)
+    with pytest.raises(RunError, match=rf"FedAvg\.{hook}, round 0: KeyError: 'lost'"):
+        federation.run()

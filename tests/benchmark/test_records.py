@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from benchmark import records
 from benchmark.classes import ClassSpec
-from benchmark.config import RunConfig, from_yaml, identity, run_id
+from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.errors import RunError
 from benchmark.lock import RunLocked, holder, locked, run_lock
 from benchmark.records import RunFolder, read_record, readings, state, validate, without_clock
@@ -264,3 +265,13 @@ def test_state(tmp_path):
 
 def test_an_unlocked_folder(tmp_path):
     assert not locked(tmp_path / "nowhere") and holder(tmp_path / "nowhere") == {}
+
+
+def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
+    """Records are shared; where data and results lay is nobody's business."""
+    runtime = Runtime(data_dir="/home/secret/data", results_dir="/home/secret/results", devices=1)
+    folder = RunFolder(tmp_path)
+    folder.open(replace(CONFIG, runtime=runtime), FACTS)
+    text = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert '"devices": 1' in text
+    assert "secret" not in text

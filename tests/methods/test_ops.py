@@ -207,3 +207,17 @@ def test_modes_that_cannot_be_read(mode: str) -> None:
 def test_lists_of_different_lengths() -> None:
     with pytest.raises(ValueError, match="zip"):
         ops.share_weights([1.0, 2.0], [True])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_wide_never_narrows(given: torch.dtype, expected: torch.dtype) -> None:
+    """Half precision becomes float32; a run in double precision stays double."""
+    assert ops.wide(torch.ones(2, dtype=given)).dtype == expected
