@@ -292,6 +292,7 @@ def fake_downloads(monkeypatch):
 @pytest.mark.parametrize("read", [sources.cifar10, sources.svhn, sources.fashion_mnist])
 def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read):
     fake_downloads(monkeypatch)
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", str(tmp_path / "not installed"))
     folder = tmp_path / "new" / "data"
     first = read(folder)
     cache = folder / f"{read.__name__}.npz"
