@@ -44,7 +44,7 @@ bench-table1: $(STAMP) ## run what is missing of a paper's tables and print them
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 perf: $(STAMP) ## measure the speed of this machine
-	$(BIN)/python -m benchmark.perf
+	$(BIN)/python -m benchmark.perf fed_consist
 
 clean: ## remove caches and build products; .venv, data and results stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

@@ -1,1 +1,1 @@
-"""How fast the suite is, as ratios within one run: ``python -m benchmark.perf`` (``make perf``)."""
+"""How fast the suite is, as ratios within one run: ``make perf``."""

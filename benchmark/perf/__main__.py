@@ -1,5 +1,6 @@
 """Interleaved timings of the engine, the bare loop and the released way of working, with a probe of the machine."""
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -11,13 +12,13 @@ from lightning import Fabric
 from tabulate import tabulate
 
 from benchmark.allocator import keep_memory
+from benchmark.classes import KINDS, find_class
 from benchmark.environment import cores, cpu_model
 from benchmark.federation import Federation
 from benchmark.perf import loops
 from datamodules.base import FSSLDataModule
 from datamodules.sources import Arrays
 from methods import models
-from methods.fed_consist import FedConsist
 
 IMAGES, CLASSES, REPEATS = 5_000, 100, 5
 
@@ -60,11 +61,11 @@ def interleaved(units: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def epochs() -> dict[str, dict[str, float]]:
+def epochs(name: str) -> dict[str, dict[str, float]]:
     """One local epoch of 5 000 images on the small CNN: unlabelled (mean teacher) and labelled."""
     data = Noise(num_clients=2, partition="iid")
     data.setup()
-    method = FedConsist(models.build("small_cnn", CLASSES), warmup_rounds=0)
+    method = find_class(name, KINDS["method"])(models.build("small_cnn", CLASSES), warmup_rounds=0)
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
     federation = Federation(method, data, data.roster(0), fabric, rounds=1, seed=0)
@@ -97,11 +98,14 @@ def epochs() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Print the table; nothing here is a test."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("method", help="the mean-teacher method whose step the bare loop repeats")
+    arguments = parser.parse_args()
     keep_memory()
     for threads in sorted({1, cores()}):
         torch.set_num_threads(threads)
         before, rows = probe(), []
-        for unit, seconds in epochs().items():
+        for unit, seconds in epochs(arguments.method).items():
             for name, value in seconds.items():
                 rows.append([unit, name, value, IMAGES / value, value / seconds["bare loop"]])
         print(f"\n{cpu_model()}, {threads} of {cores()} cores; probe {before:.0f} -> {probe():.0f} GFLOP/s")
