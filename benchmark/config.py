@@ -16,7 +16,7 @@ from benchmark.classes import KINDS, ClassSpec, find_class, handed_over, importe
 from benchmark.errors import ConfigError
 from benchmark.files import dump_yaml, load_yaml
 
-SCALES = ("quick", "lite", "paper", "custom")
+SCALES = ("quick", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.schedule.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -65,7 +65,7 @@ class RunConfig:
         model_args: arguments of the network.
         rounds: number of rounds.
         seed: seed of every random stream.
-        scale: name of the protocol: ``quick``, ``lite``, ``paper`` or ``custom``.
+        scale: name of the protocol: ``quick``, ``small``, ``lite``, ``paper`` or ``custom``.
         roster: who takes part in a round: arguments of the roster.
         eval_every: evaluate after every so many rounds (and after the last one).
         last_k: how many last rounds the reading ``last_k_mean`` averages.

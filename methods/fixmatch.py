@@ -129,7 +129,7 @@ class FixMatch(LabelsAtServer):
         """The streams of pseudo-labelled images, given the predictions ``[n, C]`` on all of them."""
         index = client.data.unlabelled
         labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep)
+        client.report_pseudo_labels(index, labels, keep, per_class=True)
         fields = {"y": labels[keep]}
         if self.hparams["unsup_norm"] == "all":
             fields["share"] = keep.float().mean().expand(len(fields["y"]))
