@@ -43,8 +43,9 @@ bench-table1: $(STAMP) ## run what is missing of a paper's tables and print them
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
-perf: $(STAMP) ## measure the speed of this machine
-	$(BIN)/python -m benchmark.perf fed_consist
+perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
+	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg scaling:fedavg augmentation memory \
+		profiles:fed_consist:fl2 --write docs/performance.md
 
 clean: ## remove caches and build products; .venv, data and results stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

@@ -98,7 +98,9 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
     for suite in (table, status):
         suite.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
-        suite.add_argument("--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it")
+        suite.add_argument(
+            "--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it"
+        )
         suite.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
     table.add_argument(
         "--jobs", type=int | Literal["auto"], default="auto", help="runs at once; auto: one per GPU, or core"

@@ -30,6 +30,7 @@ from methods import models
 
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
+WORTH_THREADS = 1_000_000
 
 
 def fit(config: RunConfig) -> Path:
@@ -104,8 +105,9 @@ def placed(config: RunConfig) -> Runtime:
     """The runtime with ``auto`` replaced by what is faster here.
 
     On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
-    every network of the suite; a run of a few seconds is not worth starting processes for. On GPUs a run takes one:
-    several runs side by side use the others.
+    small networks; those of a million parameters or more are faster with threads (`docs/performance.md`), and a run of
+    a few seconds is not worth starting processes for. On GPUs a run takes one: several runs side by side use the
+    others.
     """
     rt = config.runtime
     accelerator = rt.accelerator
@@ -117,13 +119,21 @@ def placed(config: RunConfig) -> Runtime:
         active = config.roster.get("participants") or args["num_clients"]
         total = args["num_clients"]
         work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
-        several = accelerator == "cpu" and work >= WORTH_PROCESSES
+        several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(config)
         devices = min(cores(), active) if several else 1
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
         threads = max(1, cores() // devices) if accelerator == "cpu" else 1
     return replace(rt, accelerator=accelerator, devices=devices, threads=threads)
+
+
+def _is_small(config: RunConfig) -> bool:
+    classes = getattr(find_class(config.data.class_path, KINDS["data"]), "num_classes", 10)
+    try:
+        return models.num_parameters(config.model, classes, **config.model_args) < WORTH_THREADS
+    except ConfigError:  # it does not take images; feature vectors come with small networks
+        return True
 
 
 def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:

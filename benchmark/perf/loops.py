@@ -87,13 +87,13 @@ class PillowPairs(Dataset[tuple[Tensor, Tensor]]):
 
 
 def released_epoch(
-    model: nn.Module, teacher: nn.Module, images: np.ndarray[Any, Any], mean: Tensor, std: Tensor
+    model: nn.Module, teacher: nn.Module, images: np.ndarray[Any, Any], mean: Tensor, std: Tensor, workers: int = 0
 ) -> None:
     """The same epoch the way released codes work: Pillow per image, NCHW, a loop over parameters, ``.item()``."""
     student = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.SGD(student.parameters(), LR, MOMENTUM, weight_decay=DECAY, foreach=False)
     losses = []
-    for first, second in DataLoader(PillowPairs(images, mean, std), BATCH, shuffle=True):
+    for first, second in DataLoader(PillowPairs(images, mean, std), BATCH, shuffle=True, num_workers=workers):
         with torch.no_grad():
             p = teacher(first).softmax(1) ** (1 / SHARPENING)
             target = p / p.sum(1, keepdim=True)

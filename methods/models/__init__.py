@@ -69,6 +69,12 @@ def build(
     return cast(Backbone, model.to(memory_format=torch.channels_last))
 
 
+def num_parameters(name: str, num_classes: int, **options: Any) -> int:
+    """Parameters of a network for images, counted without making it."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(name, num_classes, **options).parameters())
+
+
 def _imported(path: str) -> Callable[..., nn.Module]:
     module, _, attribute = path.rpartition(".")
     if not module:

@@ -44,6 +44,18 @@ class ProjectionHead(nn.Module):
         return f"dropout={self.dropout}"
 
 
+def pool(x: Tensor) -> Tensor:
+    """Maxima of 2×2 windows, as ``F.max_pool2d(x, 2)``: [B, channels, side, side] to half the side, rounded down.
+
+    Where no gradient is wanted, maxima of shifted maps are ten times as fast for few channels in NHWC on a CPU.
+    """
+    if torch.is_grad_enabled():
+        return F.max_pool2d(x, 2)
+    x = x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
+    x = torch.maximum(x[:, :, ::2], x[:, :, 1::2])
+    return torch.maximum(x[..., ::2], x[..., 1::2])
+
+
 class SmallCNN(Backbone):
     """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; nothing is normalised.
 
@@ -77,6 +89,6 @@ class SmallCNN(Backbone):
 
     def features(self, x: Tensor) -> Tensor:
         """Images [B, channels, side, side] to features [B, 84], which are not negative."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(pool(self.conv1(x)))
+        x = F.relu(pool(self.conv2(x)))
         return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))

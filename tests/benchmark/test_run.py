@@ -357,6 +357,8 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=10_000, roster__participants=2) == (2, 4)
     assert where(rounds=10_000, runtime__devices=3) == (3, 2)
     assert where(rounds=10, runtime__threads=5) == (1, 5)
+    assert where(rounds=4_000, model="wrn28_2") == (1, 8)
+    assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
 
 
 # --- a method of one's own

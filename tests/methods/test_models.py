@@ -11,6 +11,7 @@ from torch import nn
 from benchmark.errors import ConfigError, DataError
 from methods.models import MODELS, build
 from methods.models.backbone import Backbone
+from methods.models.cnn import pool
 from methods.models.norm import normalisation
 from methods.models.resnet import ResNet18
 
@@ -288,3 +289,11 @@ def test_dotted_paths_get_the_arguments_they_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert build("own_nets.Net", 7, 1, 28, scale=3).seen == (7, 28, 3)
     assert build("own_nets.grey", 7, 1).weight.shape == (7, 1, 1, 1)
+
+
+def test_pool_is_max_pool_with_and_without_gradients():
+    for side in (28, 9):
+        x = torch.randn(4, 6, side, side).to(memory_format=torch.channels_last).requires_grad_()
+        with torch.no_grad():
+            assert torch.equal(pool(x), F.max_pool2d(x, 2))
+        assert pool(x).requires_grad

@@ -1,0 +1,77 @@
+"""One local epoch of a mean-teacher method on the small CNN: the engine, a bare loop, and the released way."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmark.environment import cores
+from benchmark.perf import loops
+from benchmark.perf.federations import Noise, federation
+from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe, threads
+from methods import models
+
+IMAGES, CLASSES = 5_000, 100
+NOTE = (
+    f"A client with {IMAGES:,} images, batches of 64, two views and a teacher (unlabelled) or one view. The bare loop "
+    "does the same work without any framework; the released way takes Pillow views, one image at a time, from a "
+    "DataLoader, and loops over parameters. With several processes: seconds per client while all of them run."
+)
+
+
+def visit(number: int, method: str, labelled: bool = False) -> Callable[[], Any]:
+    """One visit of the engine to a client with, or without, labels."""
+    data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
+    made = federation(method, data, warmup_rounds=0)
+    chosen = next(v for v in made.visits(0) if v.labelled == labelled)
+    return lambda: made.engine.client(chosen, made.server, None)[-1]
+
+
+def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
+    """The bare loop on the same images, and the released way with workers to choose (unlabelled only)."""
+    data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
+    data.setup()
+    model, teacher = (models.build("small_cnn", CLASSES) for _ in range(2))
+    teacher.requires_grad_(False)
+    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+    site = next(s for s in map(data.client, (0, 1)) if bool(len(s.labelled)) == labelled)
+    index = site.labelled if labelled else site.unlabelled
+    images = data._train[index]
+    zoomed = data.views["weak"].geometry.prepare(images)
+    if labelled:
+        loop: Unit = partial(loops.bare_supervised, model, zoomed, site.labels, mean, std)
+    else:
+        loop = partial(loops.bare_epoch, model, teacher, zoomed, mean, std, 0.001)
+    return loop, partial(loops.released_epoch, model, teacher, images.numpy(), mean, std)
+
+
+def section(method: str) -> list[Section]:
+    """For one thread and for all cores: unlabelled and labelled epochs."""
+    sections = []
+    for count in sorted({1, cores()}):
+        with threads(count):
+            before, rows = probe(), []
+            for labelled in (False, True):
+                loop, released = bare(labelled)
+                units: dict[str, Unit] = {"engine": visit(0, method, labelled), "bare loop": loop}
+                if not labelled:
+                    units["released way"] = released
+                    if count > 1:
+                        units["released way, 8 workers"] = partial(released, workers=8)
+                several = Processes(visit, cores(), method, labelled) if count > 1 else None
+                if several:
+                    units[f"engine, {cores()} processes"] = several
+                taken = interleaved(units)
+                if several:
+                    several.close()
+                    taken[f"engine, {cores()} processes"] /= cores()
+                kind = "labelled" if labelled else "unlabelled"
+                slowest = taken.get("released way")
+                for name, value in taken.items():
+                    ratio = slowest / value if slowest else "-"
+                    rows.append([kind, name, value, IMAGES / value, value / taken["bare loop"], ratio])
+            title = f"Local epoch of `{method}` on the small CNN, {count} thread{'s' * (count > 1)}"
+            headers = ["client", "loop", "seconds", "images/s", "x bare loop", "released way / this"]
+            sections.append(Section(title, headers, rows, NOTE, (before, probe())))
+    return sections

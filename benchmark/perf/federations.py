@@ -1,0 +1,68 @@
+"""Federations over random images: speed does not depend on what they show."""
+
+from typing import Any
+
+import numpy as np
+from lightning import Fabric
+
+from benchmark.classes import KINDS, find_class
+from benchmark.federation import Federation
+from datamodules.base import FSSLDataModule
+from datamodules.sources import Arrays
+from methods import models
+
+
+class Noise(FSSLDataModule):
+    """Random images of CIFAR's shape.
+
+    Args:
+        images: training images.
+        classes: number of classes.
+        pixels: side of the images.
+        base: see ``FSSLDataModule``.
+    """
+
+    mean = (0.507, 0.487, 0.441)
+    std = (0.267, 0.256, 0.276)
+
+    def __init__(self, images: int, classes: int = 10, pixels: int = 32, **base: Any) -> None:
+        super().__init__(**base)
+        self.images, self.num_classes, self.pixels = images, classes, pixels  # type: ignore[misc]
+
+    def read(self) -> Arrays:
+        """Fixed random pixels and labels; as many test images, up to 10 000."""
+        rng, test = np.random.RandomState(0), min(self.images, 10_000)
+        pixels = rng.randint(0, 256, (self.images + test, self.pixels, self.pixels, 3), np.uint8)
+        labels = np.arange(len(pixels)) % self.num_classes
+        names = tuple(map(str, range(self.num_classes)))
+        return Arrays(pixels[test:], labels[test:], pixels[:test], labels[:test], names, {})
+
+
+def federation(
+    method: str,
+    data: FSSLDataModule,
+    model: str = "small_cnn",
+    precision: Any = "32-true",
+    participants: int | None = None,
+    fabric: Fabric | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation of many rounds that is evaluated after the last one only; it sets the data up.
+
+    Args:
+        method: name of the method.
+        data: the data.
+        model: name of the network.
+        precision: as in Fabric.
+        participants: clients per round; default: all.
+        fabric: a launched Fabric; default: one process on the CPU.
+        options: arguments of the method.
+    """
+    if fabric is None:
+        fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+        fabric.launch()
+    data.setup()
+    network = models.build(model, data.num_classes, image_size=data.image_size)
+    made = find_class(method, KINDS["method"])(network, **options)
+    roster = data.roster(0, participants)
+    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000)

@@ -1,0 +1,142 @@
+"""How things are timed here: in turn, after a warm-up, medians, beside a probe of the machine."""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from benchmark.allocator import keep_memory
+from benchmark.environment import cores, cpu_model
+from benchmark.orphan import die_with_parent
+
+Unit = Callable[..., Any]
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of measurements.
+
+    Args:
+        title: what was measured.
+        headers: names of the columns.
+        rows: cells; floats are shown with three significant digits.
+        note: what one must know to read it.
+        probe: GFLOP/s of ``probe`` before and after.
+    """
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str
+    probe: tuple[float, float]
+
+    def text(self, markdown: bool = False) -> str:
+        """The table with its note and the probe, as plain text or Markdown."""
+        cells = [[_shown(cell) for cell in row] for row in self.rows]
+        style = "github" if markdown else "simple"
+        table = tabulate(cells, self.headers, tablefmt=style, disable_numparse=True)
+        speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
+        title = f"## {self.title}" if markdown else self.title
+        return f"{title}\n\n{table}\n\n{self.note} ({speed})\n"
+
+
+def machine() -> str:
+    """What the measurements were made on."""
+    return f"{cpu_model()}, {cores()} cores, torch {torch.__version__}"
+
+
+def probe() -> float:
+    """GFLOP/s of a 1536 x 1536 matrix product with the present number of threads: how quiet the machine is."""
+    a = torch.randn(1536, 1536)
+    a @ a
+    start = time.perf_counter()
+    for _ in range(3):
+        a @ a
+    return 3 * 2 * 1536**3 / (time.perf_counter() - start) / 1e9
+
+
+def seconds(unit: Unit) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    unit()
+    return time.perf_counter() - start
+
+
+def interleaved(units: Mapping[str, Unit], repeats: int = REPEATS) -> dict[str, float]:
+    """Median seconds of each unit, run in turn ``repeats`` times after one warm-up turn."""
+    taken: dict[str, list[float]] = {name: [] for name in units}
+    for turn in range(repeats + 1):
+        for name, unit in units.items():
+            value = seconds(unit)
+            if turn:
+                taken[name].append(value)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Processes:
+    """Processes that run the same unit at the same time; calling it runs all of them once.
+
+    Args:
+        make: returns the unit of a process, given its number and ``args``; importable by name.
+        count: number of processes.
+        args: further arguments of ``make``.
+        keep: whether the processes keep freed memory (see ``benchmark.allocator``).
+        threads: threads of each.
+    """
+
+    def __init__(self, make: Callable[..., Unit], count: int, *args: Any, keep: bool = True, threads: int = 1) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        for number in range(count):
+            mine, theirs = context.Pipe()
+            context.Process(target=_serve, args=(theirs, threads, keep, make, number, *args), daemon=True).start()
+            self.pipes.append(mine)
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run the unit everywhere, with these arguments; what each process returned."""
+        for pipe in self.pipes:
+            pipe.send(args)
+        return [pipe.recv() for pipe in self.pipes]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+
+
+def _serve(pipe: Connection, threads: int, keep: bool, make: Callable[..., Unit], *args: Any) -> None:
+    die_with_parent()
+    torch.set_num_threads(threads)
+    if keep:
+        keep_memory()
+    unit = make(*args)
+    pipe.send(None)
+    while (given := pipe.recv()) is not None:
+        pipe.send(unit(*given))
+
+
+def _shown(cell: Any) -> str:
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"

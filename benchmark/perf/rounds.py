@@ -1,0 +1,106 @@
+"""Whole rounds of federated averaging: processes x threads, growing federations, huge partitions."""
+
+import resource
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning import Fabric
+
+from benchmark.allocator import keep_memory
+from benchmark.environment import cores
+from benchmark.perf.federations import Noise, federation
+from benchmark.perf.measure import Processes, Section, probe, seconds, threads
+from datamodules import split
+
+REPEATS = 3
+NETWORKS = {"small_cnn": 25_000, "resnet18": 2_000, "resnet9": 400, "wrn28_2": 400}  # network -> images per round
+ACTIVE, SHARE, WARM = 10, 20, 20
+
+
+def _timed(fabric: Fabric, sent: Any, count: int, method: str, model: str, images: int, clients: int) -> None:
+    torch.set_num_threads(count)
+    keep_memory()
+    data = Noise(images, num_clients=clients, labelled_clients=clients, partition="iid")
+    made = federation(method, data, model, fabric=fabric)
+    made.method.views = {"labelled": {"x": "test"}}
+    taken = []
+    for number in range(REPEATS + 1):
+        fabric.barrier()
+        taken.append(seconds(partial(made.run_round, number)))
+    if fabric.is_global_zero:
+        sent.put(statistics.median(taken[1:]))
+    if fabric.world_size > 1:
+        dist.barrier()
+
+
+def seconds_per_round(processes: int, count: int, method: str, model: str, images: int, clients: int) -> float:
+    """Median seconds of a round of ``images`` over ``clients`` by processes of ``count`` threads each."""
+    sent = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp_spawn" if processes > 1 else "auto")
+    fabric.launch(_timed, sent, count, method, model, images, clients)  # type: ignore[arg-type]
+    return float(sent.get())
+
+
+def layouts(method: str) -> list[Section]:
+    """The same round by one process with all cores and by one single-threaded process per core."""
+    n = cores()
+    choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
+    before, rows = probe(), []
+    with threads(n):
+        for model, images in {"10 clients x 5 000": 50_000, **NETWORKS}.items():
+            clients, network = (10, "small_cnn") if images == 50_000 else (n, model)
+            taken = [seconds_per_round(p, t, method, network, images, clients) for p, t in choices]
+            rows.append([network, clients, images, *taken])
+    headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]
+    note = "Seconds per round of one local epoch in batches of 64, without augmentation or evaluation; not interleaved."
+    return [Section(f"Rounds of `{method}`: processes x threads", headers, rows, note, (before, probe()))]
+
+
+def growing(number: int, method: str, clients: int) -> Callable[[], tuple[float, float]]:
+    """Rounds with ``ACTIVE`` of so many registered clients: median seconds, and MB that the process grew to."""
+    data = Noise(
+        SHARE * clients, pixels=16, num_clients=clients, labelled_clients=clients, partition="iid", zoom=20, side=16
+    )
+    made = federation(method, data, participants=ACTIVE, reset_momentum=True)
+    numbers = iter(range(made.rounds))
+    for _ in range(WARM):
+        made.run_round(next(numbers))
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def unit() -> tuple[float, float]:
+        value = statistics.median(seconds(partial(made.run_round, next(numbers))) for _ in range(WARM))
+        return value, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
+
+    return unit
+
+
+def scaling(method: str) -> list[Section]:
+    """Time and memory per round against registered clients, and how long huge partitions take."""
+    before, rows = probe(), []
+    made = {n: Processes(growing, 1, method, n) for n in (100, 1_000, 10_000)}
+    taken: dict[int, list[tuple[float, float]]] = {n: [] for n in made}
+    for _ in range(REPEATS):
+        for n, process in made.items():
+            taken[n] += process()
+    for n, process in made.items():
+        process.close()
+        rows.append([n, 1000 * statistics.median(v for v, _ in taken[n]), max(grown for _, grown in taken[n])])
+    note = (
+        f"{ACTIVE} active clients of {SHARE} images of 16 x 16 pixels in the small CNN, one thread; growth of the "
+        f"process's largest size over {REPEATS * WARM} rounds."
+    )
+    headers = ["registered clients", "ms per round", "growth, MB"]
+    first = Section(f"Rounds of `{method}` in growing federations", headers, rows, note, (before, probe()))
+    labels, draws = np.arange(1_000_000) % 10, []
+    for n in (1_000, 10_000, 100_000):
+        rng = np.random.RandomState(0)
+        draws.append([n, "iid", seconds(partial(split.iid, labels, n, rng=rng))])
+        draws.append([n, "dirichlet 0.5", seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))])
+    note = "1 000 000 images of 10 classes."
+    second = Section("Partitions", ["clients", "split", "seconds"], draws, note, (probe(), probe()))
+    return [first, second]

@@ -1,0 +1,193 @@
+"""Sharpness-aware consistency on WRN-28-2: the engine against the released way of working, piece by piece of a round.
+
+The released way takes five forward passes per step (target, perturbation, pseudo-label loss, consistency, and the
+weak view that nothing uses), works in NCHW and float32, loops over parameters, and cuts views with Pillow.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from benchmark.environment import cores
+from benchmark.perf.federations import Noise, federation
+from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
+from methods import models
+
+BATCH, STEPS, SERVER_BATCH, SERVER_STEPS, NORM_BATCH, RHO, ETA = 32, 16, 10, 20, 2048, 0.1, 0.01
+IMAGES = BATCH * STEPS
+FIRST, FURTHER = "client, first epoch", "client, further epoch"
+PER_ROUND = {
+    FIRST: 10.0,
+    FURTHER: 40.0,
+    "server": 1.0,
+    "norm statistics": 50_000 / NORM_BATCH,
+    "test": 10_000 / NORM_BATCH,
+}
+NOTE = (
+    f"A client with {IMAGES} images, all selected: labels and {STEPS} steps of {BATCH} (first epoch), {STEPS} steps "
+    f"(further ones); {SERVER_STEPS} server steps of {SERVER_BATCH}; statistics and test over {NORM_BATCH} images. "
+    "The round is the sum for 10 clients with 5 epochs, 50 000 images of statistics and 10 000 test images. The "
+    "released way: five forward passes per step, one of which nothing uses, NCHW, float32, Pillow views without "
+    "workers, loops over parameters, memory given back; released codes that start workers in every epoch are slower."
+)
+
+
+class PillowViews(Dataset[tuple[Tensor, Tensor]]):
+    """Weak and strong view of an image through Pillow (torchvision's RandAugment stands for the released one)."""
+
+    def __init__(self, images: np.ndarray[Any, Any]) -> None:
+        self.images = images
+        weak = [transforms.RandomHorizontalFlip(), transforms.RandomCrop(32, 4, padding_mode="reflect")]
+        tail = [transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))]
+        self.weak = transforms.Compose([transforms.ToPILImage(), *weak, *tail])
+        self.strong = transforms.Compose([transforms.ToPILImage(), *weak, transforms.RandAugment(3), *tail])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.weak(self.images[i]), self.strong(self.images[i])
+
+
+class Released:
+    """A client and a server as released codes write them."""
+
+    def __init__(self, images: np.ndarray[Any, Any], labels: Tensor) -> None:
+        self.model = models.build("wrn28_2", 10).to(memory_format=torch.contiguous_format)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), 0.03, 0.9, weight_decay=5e-4, nesterov=True, foreach=False
+        )
+        self.labels, self.views = labels, PillowViews(images)
+
+    def batches(self, size: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The first ``count`` batches."""
+        for number, views in enumerate(DataLoader(self.views, size)):
+            if number == count:
+                return
+            yield views
+
+    def pseudo_labels(self) -> None:
+        """Predictions on all images in one batch."""
+        with torch.no_grad():
+            for weak, _ in self.batches(IMAGES, 1):
+                self.model.eval()
+                self.model(weak).softmax(1).max(1)
+        self.model.train()
+
+    def gradient(self, loss: Tensor) -> None:
+        """Gradients of the loss, from zero."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        """Clip and step."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=False)
+        self.optimizer.step()
+
+    def client_steps(self, count: int) -> None:
+        """Sharpness-aware steps on batches of 32."""
+        labels = self.labels[:BATCH]
+        for weak, strong in self.batches(BATCH, count):
+            with torch.no_grad():
+                target = self.model(strong).softmax(1)
+                self.model(weak)
+            self.gradient(F.cross_entropy(self.model(strong), labels))
+            moves = self.ascend()
+            consistency = F.kl_div(self.model(strong).log_softmax(1), target, reduction="batchmean")
+            self.gradient(consistency)
+            for parameter, move in moves:
+                parameter.data.sub_(move)
+            loss = F.cross_entropy(self.model(strong), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.finish()
+            float(loss.detach())
+
+    def ascend(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Go to the worst weights nearby; what was added."""
+        scales = [((p.abs() + ETA).detach() if "weight" in n else 1.0, p) for n, p in self.model.named_parameters()]
+        norm = torch.stack([(scale * p.grad).norm() for scale, p in scales if p.grad is not None]).norm()
+        moves = [(p, scale * scale * p.grad * RHO / norm) for scale, p in scales if p.grad is not None]
+        for parameter, move in moves:
+            parameter.data.add_(move)
+        return moves
+
+    def server_steps(self, count: int) -> None:
+        """Supervised steps on batches of 10."""
+        for weak, _ in self.batches(SERVER_BATCH, count):
+            self.gradient(F.cross_entropy(self.model(weak), self.labels[:SERVER_BATCH]))
+            self.finish()
+
+    def forward(self, measure: bool) -> None:
+        """One batch of 2048 images: norm statistics, or predictions."""
+        self.model.train(measure)
+        with torch.no_grad():
+            for weak, _ in self.batches(NORM_BATCH, 1):
+                self.model(weak)
+        self.model.train()
+
+
+def released_pieces(number: int) -> Unit:
+    """Runs a piece of a round by name, the released way."""
+    rng = np.random.RandomState(0)
+    made = Released(rng.randint(0, 256, (NORM_BATCH, 32, 32, 3), np.uint8), torch.arange(NORM_BATCH) % 10)
+
+    def visit() -> None:
+        made.pseudo_labels()
+        made.client_steps(STEPS)
+
+    pieces: dict[str, Unit] = {
+        FIRST: visit,
+        FURTHER: partial(made.client_steps, STEPS),
+        "server": partial(made.server_steps, SERVER_STEPS),
+        "norm statistics": partial(made.forward, measure=True),
+        "test": partial(made.forward, measure=False),
+    }
+    return lambda name: pieces[name]()
+
+
+def engine_pieces(number: int, method: str, precision: str) -> Unit:
+    """The same in the engine, where every image passes every threshold."""
+    options: dict[str, Any] = {"scenario": "server", "num_labels": 40, "pipeline": "randaugment_uniform"}
+    data = Noise(4 * IMAGES + 40, num_clients=4, partition="iid", **options)
+    made = federation(method, data, "wrn28_2", precision, selection="fixed", threshold=0.0)
+    visit = made.visits(0)[0]
+
+    def epochs(count: int) -> None:
+        made.method.hparams["local_epochs"] = count
+        made.engine.client(visit, made.server, None)
+
+    pieces: dict[str, Unit] = {
+        FIRST: partial(epochs, 1),
+        FURTHER: partial(epochs, 2),
+        "server": lambda: made.engine.server(0, None, "server_step") and None,
+        "norm statistics": lambda: made.method.refresh_norm(data),
+        "test": lambda: made.evaluate() and None,
+    }
+    return lambda name: pieces[name]()
+
+
+def section(method: str) -> list[Section]:
+    """Pieces of a round, and the round that they make up at the paper's size."""
+    loops = {"released way": Processes(released_pieces, 1, keep=False, threads=cores())}
+    for precision in ("32-true", "bf16-mixed"):
+        loops[f"engine, {precision}"] = Processes(engine_pieces, 1, method, precision, threads=cores())
+    before = probe()
+    taken = interleaved({f"{loop}|{name}": partial(run, name) for name in PER_ROUND for loop, run in loops.items()})
+    rows, reference = [], dict[str, float]()
+    for loop, run in loops.items():
+        run.close()
+        own = {name: taken[f"{loop}|{name}"] for name in PER_ROUND}
+        if reference:  # the engine's further epoch came behind a first one
+            own[FURTHER] -= own[FIRST]
+        own["round (sum)"] = sum(count * own[name] for name, count in PER_ROUND.items())
+        reference = reference or own
+        rows += [[name, loop, value, reference[name] / value] for name, value in own.items()]
+    title = f"Round of `{method}` on WRN-28-2, {cores()} threads"
+    return [Section(title, ["piece", "loop", "seconds", "released way / this"], rows, NOTE, (before, probe()))]
