@@ -1,4 +1,4 @@
-"""Run one configuration, make a paper's tables, see how far they are, look at a partition."""
+"""Run one configuration, make a paper's tables, see how far they are, draw curves, look at a partition."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +84,11 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
         "fit": f"Run one configuration, or finish it. {DOTTED}",
         "table": "Run what the tables of a paper need and is missing, then write the tables.",
         "status": "Show the state of all runs of a paper's tables.",
+        "plot": "Draw columns of the records of runs against the round.",
         "describe": f"Print and draw how a data set is split over clients. {DOTTED}",
     }
     commands = {name: ArgumentParser(description=text, exit_on_error=False) for name, text in about.items()}
-    fit, table, status, describe = commands.values()
+    fit, table, status, plot, describe = commands.values()
 
     text = str | None
     fit.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
@@ -111,6 +112,10 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     table.add_argument("--readme", type=str, default="README.md", help="file whose marked blocks are updated")
     table.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
     status.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+
+    plot.add_argument("runs", nargs="+", help="folders below results/runs")
+    plot.add_argument("--columns", type=str, default="acc", help="keys of metrics.jsonl, e.g. acc,pseudo/selected")
+    plot.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix says the format")
 
     describe.add_argument("--data", type=text, help="name or dotted path of the data set")
     describe.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
@@ -189,6 +194,19 @@ def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
     return 0
 
 
+def _plot(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    _refuse(dotted, "plot")
+    from benchmark.plots import learning_curves
+    from benchmark.records import read_record, read_rows
+
+    rows = {}
+    for folder_ in map(Path, options.runs):
+        read_record(folder_)
+        rows[folder_.name] = read_rows(folder_)
+    print(f"wrote {learning_curves(rows, _listed(options.columns), options.out)}")
+    return 0
+
+
 def _describe(options: Namespace, dotted: dict[str, Any]) -> int:
     if _asked_help(dotted):
         return 0
@@ -232,5 +250,6 @@ COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {
     "fit": _fit,
     "table": _table,
     "status": _status,
+    "plot": _plot,
     "describe": _describe,
 }

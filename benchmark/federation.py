@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmark.aggregation import num_bytes
 from benchmark.engine import ClientState, ReferenceEngine
 from benchmark.errors import ConfigError, RunError
-from benchmark.metrics import classification_metrics, pseudo_label_shares
+from benchmark.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.schedule import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -100,7 +100,7 @@ class Federation:
             "round": number,
             **self.evaluate(),
             **{name: mean for name, mean in means.items() if mean is not None},
-            **_shares(means.get("pseudo/selected"), means.get("pseudo/correct")),
+            **_shares(means),
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
             "bytes_up": self.bytes_up,
@@ -251,10 +251,13 @@ def add_tally(total: Tally, tally: Tally) -> None:
             total[name] = [value, weight]
 
 
-def _shares(selected: Any, correct: Any) -> dict[str, float]:
-    if selected is None or correct is None:
-        return {}
-    return {f"pseudo/{name}": value for name, value in pseudo_label_shares(selected, correct).items()}
+def _shares(means: Mapping[str, Any]) -> dict[str, Any]:
+    shares: dict[str, Any] = {}
+    for suffix, derive in (("", pseudo_label_shares), ("_by_class", pseudo_label_classes)):
+        selected, correct = (means.get(f"pseudo/{name}{suffix}") for name in ("selected", "correct"))
+        if selected is not None and correct is not None:
+            shares |= derive(selected, correct)
+    return {f"pseudo/{name}": value for name, value in shares.items()}
 
 
 def _number(total: Tensor, weight: float) -> float | list[float] | None:

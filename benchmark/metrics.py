@@ -1,5 +1,9 @@
 """Scores of a classifier on a test set."""
 
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import (
@@ -29,6 +33,23 @@ def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
     if wrong > 0:
         shares["correct_per_wrong"] = correct / wrong
     return shares
+
+
+def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) -> dict[str, Any]:
+    """What follows from those shares by class (as labelled).
+
+    Args:
+        selected: images selected under each class / all images, ``[C]``.
+        correct: those among them that are right / all images, ``[C]``.
+
+    Returns:
+        ``accuracy_by_class`` = correct / selected, ``None`` where nothing was selected, and ``balance``: the entropy of
+        the selected classes over log C; 1 for equal shares, 0 for one class alone, left out if nothing was selected.
+    """
+    accuracy = [round(c / s, 6) if s else None for s, c in zip(selected, correct, strict=True)]
+    total = sum(selected)
+    entropy = -sum(s / total * log(s / total) for s in selected if s)
+    return {"accuracy_by_class": accuracy} | ({"balance": entropy / log(len(selected))} if total else {})
 
 
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:

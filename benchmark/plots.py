@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmark.errors import ConfigError
 from benchmark.records import Row
+
+PERCENT = ("acc", "auc", "precision", "recall")
 
 
 def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], path: str | Path) -> Path:
@@ -17,7 +21,8 @@ def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], p
     Args:
         runs: rows of ``metrics.jsonl`` (``records.read_rows``) by the name that the legend shows.
         columns: what to draw, e.g. ``acc`` or ``pseudo/selected``. A list per row (one value per class) gives one thin
-            line per entry. Rows without a column leave a gap; a run without it does not appear in the panel.
+            line per entry, in colours of their own where a single run is drawn. Rows without a column leave a gap; a
+            run without it does not appear in the panel.
         path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``).
 
     Raises:
@@ -35,8 +40,8 @@ def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], p
     for panel, column in zip(panels, columns, strict=True):
         for number, (name, rows) in enumerate(runs.items()):
             points = [(row["round"] + 1, row[column]) for row in rows if row.get(column) is not None]
-            _curves(panel, points, name, f"C{number}")
-        panel.set_ylabel(column)
+            _curves(panel, points, name, f"C{number}", by_class=len(runs) == 1)
+        panel.set_ylabel(f"{column} (%)" if column in PERCENT else column)
         panel.grid(alpha=0.3)
     panels[-1].set_xlabel("round")
     panels[0].legend(fontsize="small")
@@ -44,10 +49,19 @@ def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], p
     return Path(path)
 
 
-def _curves(panel: Any, points: Sequence[tuple[int, Any]], name: str, colour: str) -> None:
+def _curves(panel: Any, points: Sequence[tuple[int, Any]], name: str, colour: str, by_class: bool) -> None:
     if not points:
         return
     rounds, values = zip(*points, strict=True)
     many = isinstance(values[0], list)
-    lines = panel.plot(rounds, values, color=colour, linewidth=0.6 if many else 1.4)
-    lines[0].set_label(name)
+    shown = np.array(values, dtype=float)  # a class without a value in a round leaves a gap
+    lines = panel.plot(rounds, shown, linewidth=0.6 if many else 1.4)
+    for number, line in enumerate(lines):
+        if many and by_class:
+            line.set(color=colormaps["tab20"](number % 20), label=f"class {number}")
+        else:
+            line.set_color(colour)
+    if not (many and by_class):
+        lines[0].set_label(name)
+    elif len(lines) <= 20:
+        panel.legend(fontsize="xx-small", ncols=5)

@@ -167,6 +167,7 @@ def test_options_are_frozen():
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
         "status": suite,
+        "plot": {"--columns", "--out"},
         "describe": {"--data", "--data_dir", "--plot", "--export"},
     }  # fmt: skip
 
@@ -227,6 +228,17 @@ def test_status(here, fitted, capsys):
     out = capsys.readouterr().out
     assert "2 DONE, 2 FAILED, 2 MISSING" in out and record["run_id"] in out
     assert "1/A/low, 2/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
+
+
+def test_plot(here, fitted, capsys):
+    table("--seeds", "1")
+    runs = [str(path) for path in here.glob("results/runs/fedavg-*")]
+    assert main(["plot", *runs, "--columns", "acc", "--out", "curves.png"]) == 0
+    assert (here / "curves.png").stat().st_size > 1000
+    assert main(["plot", *runs, "--columns", "auc"]) == 2
+    assert main(["plot", "nowhere"]) == 2
+    errors = capsys.readouterr().err
+    assert "no run has a column 'auc'" in errors and "nowhere" in errors
 
 
 def test_a_real_table_from_nothing(here, monkeypatch):

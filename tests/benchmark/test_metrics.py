@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from benchmark.errors import DataError, RunError
-from benchmark.metrics import classification_metrics, pseudo_label_shares
+from benchmark.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -139,3 +139,12 @@ def test_pseudo_label_shares():
     assert shares == pytest.approx({"wrong": 0.3, "accuracy": 2 / 3, "correct_per_wrong": 2.0})
     assert pseudo_label_shares(0.5, 0.5) == {"wrong": 0.0, "accuracy": 1.0}
     assert pseudo_label_shares(0.0, 0.0) == {"wrong": 0.0}
+
+
+def test_pseudo_label_classes():
+    even = pseudo_label_classes([0.2, 0.2, 0.2, 0.2], [0.2, 0.1, 0.0, 0.05])
+    assert even == {"accuracy_by_class": [1.0, 0.5, 0.0, 0.25], "balance": pytest.approx(1.0)}
+    lone = pseudo_label_classes([0.0, 0.3], [0.0, 0.1])
+    assert lone == {"accuracy_by_class": [None, 0.333333], "balance": 0.0}
+    assert pseudo_label_classes([0.5, 0.5, 0.0, 0.0], [0.0] * 4)["balance"] == pytest.approx(0.5)
+    assert pseudo_label_classes([0.0, 0.0], [0.0, 0.0]) == {"accuracy_by_class": [None, None]}

@@ -49,3 +49,13 @@ def test_unknown_columns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column to draw"):
         plots.learning_curves(ROWS, [], tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_one_run_tells_classes_apart(tmp_path: Path, drawn: list[Any]) -> None:
+    """Colours and labels per class; a class without a value leaves a gap."""
+    rows = [{"round": r, "share": [0.1, None if r else 0.2]} for r in range(3)]
+    plots.learning_curves({"run": rows}, ["share"], tmp_path / "classes.png")
+    first, second = drawn[0].axes[0].lines
+    assert (first.get_label(), second.get_label()) == ("class 0", "class 1")
+    assert first.get_color() != second.get_color()
+    assert second.get_ydata()[0] == 0.2 and (second.get_ydata()[1:] != second.get_ydata()[1:]).all()
