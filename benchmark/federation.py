@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ class Federation:
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.callbacks = callbacks
         self.engine = ReferenceEngine(method, data, seed, rounds, fabric.autocast)
+        method.spread = self.spread
         self.server = method.tensors("shared", "server")
         self.clients: dict[int, ClientState] = {}
         self.server_state: ClientState | None = None
@@ -188,14 +189,18 @@ class Federation:
         """Metrics of the global model on the whole test set, its blocks sharded over ranks."""
         self.become_server()
         self.method.eval()
-        ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        blocks = self.data.test_blocks(self.method.eval_batch)
-        with self.engine.method.autocast():
-            mine = {i: self.method.predict(block()) for i, block in blocks if i % ranks == rank}
-        probabilities = {i: p for part in gather(self.fabric, mine) for i, p in part.items()}
+        with self.method.autocast():
+            blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
+            probabilities = self.spread(lambda block: self.method.predict(block()), blocks)
         self.method.train()
-        ordered = torch.cat([probabilities[i] for i in sorted(probabilities)])
-        return classification_metrics(ordered.cpu(), self.data.test_labels)
+        return classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
+
+    def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Results of all items, in order; every rank works on its share of them and gets the others' results."""
+        ranks, rank = self.fabric.world_size, self.fabric.global_rank
+        mine = {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
+        results = {i: result for part in gather(self.fabric, mine) for i, result in part.items()}
+        return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next round depends on."""

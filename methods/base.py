@@ -21,6 +21,7 @@ from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.batches import Batch, Stream
 from datamodules.schedule import Roster
 from methods.models.backbone import Backbone
+from methods.models.norm import Spread, serially
 from methods.ops import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
@@ -155,6 +156,9 @@ class FedMethod(L.LightningModule):
         if bad:
             given = ", ".join(f"{name} is {n}" for name, n in bad.items())
             raise ConfigError(f"{type(self).__name__}: {given}; it must be positive")
+        self.spread: Spread = (
+            serially  # how work that needs no client, such as norm statistics, is shared among processes
+        )
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
 

@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import cos, pi
 from typing import Any, ClassVar, Literal
 
@@ -158,10 +159,11 @@ class LabelsAtServer(ServerMomentum):
     def refresh_norm(self, data: FSSLDataModule) -> None:
         """Measure the statistics of static batch norm for this round's test and the next round's pseudo-labels."""
         with self.autocast():
-            reestimate(self.model, self.norm_batches(data), self.hparams["sbn_weighting"])
+            view = partial(data.take, "test")
+            reestimate(self.model, self.norm_batches(data), self.hparams["sbn_weighting"], view, self.spread)
 
     def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
-        """Test views of the images that the statistics come from (``sbn_*``)."""
+        """Positions of the images that the statistics come from (``sbn_*``), batch by batch."""
         h, clients = self.hparams, [data.client(k) for k in range(data.num_clients)]
         labelled, pool = torch.cat([data.server.labelled, *(c.labelled for c in clients)]), data.pool()
         if h["sbn_order"] == "dataset":
@@ -179,4 +181,4 @@ class LabelsAtServer(ServerMomentum):
         for index, block in parts:
             for part in torch.split(index, block):
                 if len(part):
-                    yield data.take("test", part)
+                    yield part

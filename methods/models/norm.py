@@ -9,8 +9,8 @@ The papers normalise in four ways, named by ``norm`` in the models that offer a 
 * ``group``: group normalisation (FedRGD).
 """
 
-from collections.abc import Iterable
-from typing import Literal, Self, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,13 @@ from benchmark.errors import ConfigError, RunError
 
 Norm = Literal["static", "batch", "running", "group"]
 Weighting = Literal["per_batch", "per_sample"]
+Spread = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+"""Applies a function to all items and returns the results in order."""
+
+
+def serially(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """One after the other."""
+    return [work(item) for item in items]
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -35,7 +42,12 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features, eps=eps, momentum=None)
         self.use_stored = False
-        self.share: float | None = None  # weight of the batch at hand in the statistics, while they are estimated
+        self.measures = False  # whether the statistics become those of the batch at hand
+
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """The stored mean and variance, [channels]."""
+        return self.get_buffer("running_mean"), self.get_buffer("running_var")
 
     def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; evaluation uses stored statistics if there are any."""
@@ -46,8 +58,8 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [B, C, H, W] per channel."""
         mean, var, weight, bias, eps = self.running_mean, self.running_var, self.weight, self.bias, self.eps
-        if self.share is not None:
-            return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=self.share, eps=eps)
+        if self.measures:
+            return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
         if self.use_stored:
             return F.batch_norm(x, mean, var, weight, bias, eps=eps)
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
@@ -75,7 +87,13 @@ def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
 
 
 @torch.no_grad()
-def reestimate(model: nn.Module, batches: Iterable[Tensor], weighting: Weighting = "per_batch") -> None:
+def reestimate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    weighting: Weighting = "per_batch",
+    view: Callable[[Any], Tensor] | None = None,
+    spread: Spread = serially,
+) -> None:
     """Measure the statistics of every ``StaticBatchNorm2d`` of ``model`` anew, forgetting the old ones.
 
     Mean and unbiased variance of each batch are averaged over the batches, with equal weights whatever their
@@ -86,8 +104,10 @@ def reestimate(model: nn.Module, batches: Iterable[Tensor], weighting: Weighting
 
     Args:
         model: changed in place, buffers only.
-        batches: inputs [B, channels, side, side] on the model's device.
+        batches: inputs [B, channels, side, side] on the model's device, or what ``view`` turns into them.
         weighting: how the batches are averaged.
+        view: makes the input of a batch, when its turn comes.
+        spread: applies a function to every batch, for instance sharing them among processes.
 
     Raises:
         RunError: there was no batch.
@@ -95,21 +115,28 @@ def reestimate(model: nn.Module, batches: Iterable[Tensor], weighting: Weighting
     layers = [layer for layer in model.modules() if isinstance(layer, StaticBatchNorm2d)]
     if not layers:
         return
-    training, seen, count = model.training, 0, 0
+    training = model.training
     model.eval()
     for layer in layers:
         layer.reset_running_stats()
+        layer.measures = True
+
+    def measure(batch: Any) -> tuple[int, list[Tensor]]:
+        x = view(batch) if view else batch
+        model(x)
+        return len(x), [buffer.clone() for layer in layers for buffer in layer.statistics]
+
+    found: list[tuple[int, list[Tensor]]] = []
     try:
-        for x in batches:
-            weight = len(x) if weighting == "per_sample" else 1
-            seen, count = seen + weight, count + 1
-            for layer in layers:
-                layer.share = weight / seen
-            model(x)
+        found = spread(measure, batches)
     finally:
         for layer in layers:
-            layer.share = None
-            layer.get_buffer("num_batches_tracked").fill_(count)
+            layer.measures = False
+            layer.get_buffer("num_batches_tracked").fill_(len(found))
         model.train(training)
-    if not count:
+    if not found:
         raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")
+    sizes = [size if weighting == "per_sample" else 1 for size, _ in found]
+    buffers = [buffer for layer in layers for buffer in layer.statistics]
+    for buffer, *measured in zip(buffers, *(values for _, values in found), strict=True):
+        buffer.copy_(sum(n * value for n, value in zip(sizes, measured, strict=True)) / sum(sizes))

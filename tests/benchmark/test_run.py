@@ -280,6 +280,17 @@ def test_two_processes_give_the_bits_of_one(tmp_path, reference):
 
 
 @pytest.mark.timeout(300)
+def test_two_processes_share_the_norm_statistics(tmp_path):
+    """A server that trains and measures batch-norm statistics, which the processes divide among themselves."""
+    small = {"depth": 10, "width": 1}
+    server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
+    short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 300, **server, **short}
+    one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
+    assert_same_run(two, one)
+
+
+@pytest.mark.timeout(300)
 def test_fabric_run_gives_the_same_record(tmp_path, reference):
     """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
     with socket.socket() as free:

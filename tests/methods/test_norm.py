@@ -49,6 +49,23 @@ def test_static_statistics_match_the_released_code(case):
     torch.testing.assert_close(probe, tensor(out["eval_logits_on_probe"]), rtol=1e-7, atol=1e-9)
 
 
+def test_static_statistics_do_not_depend_on_who_measures_a_batch():
+    """Measured out of turn, made from positions: the same bits."""
+    torch.manual_seed(0)
+    images = torch.randn(10, 2, 4, 4)
+    apart, alone = TwoLayers(), TwoLayers()
+    apart.load_state_dict(alone.state_dict())
+
+    def backwards(work, items):
+        return [work(item) for item in list(items)[::-1]][::-1]
+
+    positions = torch.arange(10).split(4)
+    reestimate(apart, positions, view=images.__getitem__, spread=backwards)
+    reestimate(alone, [images[p] for p in positions])
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, apart.state_dict()[name])
+
+
 def test_static_statistics_by_sample_are_those_of_equal_batches():
     torch.manual_seed(0)
     model, x = StaticBatchNorm2d(2).double(), torch.randn(6, 2, 3, 3, dtype=torch.float64) * 3 + 1
@@ -93,7 +110,7 @@ def test_reestimate_runs_the_rest_in_evaluation_mode_and_restores_the_mode():
     torch.testing.assert_close(model[1].running_mean, x.mean().view(1))
     with pytest.raises(RunError, match="no batch"):
         reestimate(model, [])
-    assert model[1].share is None
+    assert not model[1].measures
     reestimate(nn.Conv2d(1, 1, 1), [])
 
 
