@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any, Literal
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from benchmark.classes import KINDS, find_class, one_line, typed_args, without_default
-from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve
+from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve, run_id
 from benchmark.errors import BenchError, ConfigError
 from benchmark.files import load_yaml, read_value
-from benchmark.suite import Plan, Suite, load
+from benchmark.suite import Plan, PlannedRun, Suite, load
 
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
@@ -145,9 +146,15 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark import run
+    from benchmark.progress import Display
     from benchmark.records import read_record
 
-    path = run.fit(config)
+    shown = PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
+    with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
+        if display:
+            display.start(shown)
+        with display.ticking() if display else nullcontext():
+            path = run.fit(config)
     best = read_record(path)[{"best": "best", "last": "final"}.get(config.report, config.report)]
     scores = ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float))
     rank_zero_only(print)(f"{path}: {scores}")

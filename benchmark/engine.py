@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from benchmark import streams as random_streams
+from benchmark.aggregation import num_bytes
 from benchmark.errors import RunError
 from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, SiteData
@@ -106,6 +107,16 @@ class ReferenceEngine:
         method.precision = autocast
         self.initial = method.tensors("shared", "personal", "local", "server")
 
+    def kept_bytes(self) -> int:
+        """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
+        made = self.method.configure_optimizers()
+        optimizers = made if isinstance(made, (list, tuple)) else [made]
+        states = [[_state_of(g, p) for g in o.param_groups for p in g["params"]] for o in optimizers]
+        kept: list[Tensor] = [
+            value for own in self.method.kept_optimizers(states) for state in own for value in state.values()
+        ]
+        return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
+
     def client(
         self, visit: Visit, server: Mapping[str, Tensor], state: ClientState | None
     ) -> tuple[Upload | None, ClientState, dict[str, list[Any]], int]:
@@ -193,6 +204,12 @@ class _Presence:
                     f"{where}: the loss is not finite. The last checkpoint is intact; lower the learning rate, "
                     "or try --precision 32-true if this was mixed precision"
                 )
+
+
+def _state_of(group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Stands for the state of a parameter: Adam keeps two tensors of its shape, SGD with momentum one."""
+    slots = ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
+    return dict.fromkeys(slots, parameter)
 
 
 def _load_optimizers(optimizers: list[torch.optim.Optimizer], stored: list[list[dict[str, Any]]]) -> None:

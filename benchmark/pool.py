@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -88,28 +87,11 @@ def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcom
     outcomes: list[Outcome] = []
     for run in runs:
         display.start(run)
-        with _ticking(display):
+        with display.ticking():
             status, message = attempt(run.config, function)
         display.finish(run, status, message)
         outcomes.append(Outcome(run, status, message))
     return outcomes
-
-
-@contextmanager
-def _ticking(display: Display) -> Iterator[None]:
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.wait(POLL_S):
-            display.tick()
-
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 class _Worker:

@@ -1,7 +1,10 @@
 """What a person sees while many runs go on: an overall line and a line per run, or plain lines in a log."""
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +14,7 @@ from benchmark.config import folder
 from benchmark.records import read_rows
 from benchmark.suite import PlannedRun
 
-PLAIN_EVERY_S = 60.0
+PLAIN_EVERY_S, POLL_S = 60.0, 0.5
 
 
 class Display:
@@ -76,6 +79,23 @@ class Display:
                     f"  {label(run)}: round {row['round'] + 1} of {run.config.rounds}, {note}",
                     highlight=False,
                 )
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Look at the rows now and then, from a thread, for as long as the context lasts."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(POLL_S):
+                self.tick()
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def finish(self, run: PlannedRun, status: str, message: str) -> None:
         """A run has ended."""

@@ -178,6 +178,8 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 config.eval_every,
                 callbacks=[_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else [],
             )
+            if main:
+                print(f"{path}: {placement(config, federation)}", file=sys.stderr)
             saved = checkpoint.load(path / CHECKPOINT)
             if saved is not None:
                 federation.load_state_dict(saved)
@@ -194,6 +196,16 @@ def _run(fabric: Fabric, resolved: str) -> None:
             if main and isinstance(error, Exception):
                 run.fail(error, config)
             raise
+
+
+def placement(config: RunConfig, federation: Federation) -> str:
+    """Where a run takes place, and the memory that its clients' own states may grow to in every process."""
+    rt, clients = config.runtime, federation.data.num_clients
+    kept = federation.engine.kept_bytes() * clients / 1e9
+    return (
+        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}; "
+        f"what {clients} clients keep between visits takes up to {kept:.2g} GB"
+    )
 
 
 def facts(data: FSSLDataModule) -> Mapping[str, Any]:

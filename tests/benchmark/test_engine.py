@@ -239,6 +239,30 @@ class Modes(Plain):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", {"momentum": 0.9}),
+        ("fedavg", {"momentum": 0.0}),
+        ("fedavg", {"reset_momentum": True}),
+        ("fed_consist", {"warmup_rounds": 0}),
+        ("local_ssl", {"reset_momentum": False}),
+    ],
+)
+def test_what_clients_keep_is_foretold(name, options):
+    """The bytes shown before a run are those of the store after it."""
+    run = make_federation(name, rounds=1, **options)
+    foretold = run.engine.kept_bytes()
+    run_rows(run)
+    for state in run.clients.values():
+        kept = [
+            t for own in state.optimizers for s in own for t in s.values() if isinstance(t, torch.Tensor) and t.ndim
+        ]
+        every = [*state.tensors.values(), *kept]
+        assert foretold == sum(t.numel() * t.element_size() for t in every)
+    assert run.clients
+
+
 def test_modes():
     """Hooks start in training mode, ``client_start`` without gradients; training is in training mode."""
     run = federation(Modes, clients=6)
