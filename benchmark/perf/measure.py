@@ -106,9 +106,12 @@ class Processes:
     def __init__(self, make: Callable[..., Unit], count: int, *args: Any, keep: bool = True, threads: int = 1) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
+        self.processes = []
         for number in range(count):
             mine, theirs = context.Pipe()
-            context.Process(target=_serve, args=(theirs, threads, keep, make, number, *args), daemon=True).start()
+            process = context.Process(target=_serve, args=(theirs, threads, keep, make, number, *args), daemon=True)
+            process.start()
+            self.processes.append(process)
             self.pipes.append(mine)
         for pipe in self.pipes:
             pipe.recv()
@@ -120,9 +123,10 @@ class Processes:
         return [pipe.recv() for pipe in self.pipes]
 
     def close(self) -> None:
-        """End the processes."""
-        for pipe in self.pipes:
+        """End the processes, and wait until they are gone."""
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
+            process.join()
 
 
 def _serve(pipe: Connection, threads: int, keep: bool, make: Callable[..., Unit], *args: Any) -> None:
