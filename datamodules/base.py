@@ -158,6 +158,8 @@ class FSSLDataModule(L.LightningDataModule):
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         if not 0 <= self.partition_seed < 2**32:
             raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
+        if not 0 <= flip <= 1:
+            raise ConfigError(f"data.flip is {flip}; it is a probability, 0 to 1")
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.image_size = side or self.image_size

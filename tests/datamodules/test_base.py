@@ -279,3 +279,8 @@ def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
     data.setup()
     held = sorted(i for part in data.partition.labelled for i in part.tolist())
     assert held == [i for i, y in enumerate(digits.train_labels.tolist()) if y < (classes or 10)]
+
+
+def test_a_flip_is_a_probability():
+    with pytest.raises(ConfigError, match=r"data.flip is 1.5; it is a probability"):
+        Digits(flip=1.5)
