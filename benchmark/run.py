@@ -180,7 +180,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
             )
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
-            saved = checkpoint.load(path / CHECKPOINT)
+            saved = fabric.broadcast(checkpoint.load(path / CHECKPOINT) if main else None)
             if saved is not None:
                 federation.load_state_dict(saved)
             fabric.barrier()

@@ -273,7 +273,17 @@ def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exce
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_give_the_bits_of_one(tmp_path, reference):
+def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
+    """Although they take over from one process that was interrupted after a round."""
+    record = run._Recorder.on_round_end
+
+    def stop(self, federation, row):
+        record(self, federation, row)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run._Recorder, "on_round_end", stop)
+        fit(configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED))
     path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
