@@ -10,6 +10,7 @@ from benchmark.config import Runtime, from_yaml, run_id, to_yaml
 from benchmark.environment import ROOT
 from benchmark.errors import ConfigError
 from benchmark.suite import Suite, operands
+from methods import models
 
 PUBLISHED = ROOT / "results" / "paper" / "rscfed.csv"
 SCALES = ("quick", "lite", "paper")
@@ -303,3 +304,20 @@ def test_rscfed_published_values_repeat_consistently_between_tables(published):
             standard.setdefault((row["dataset"], row["metric"]), []).append(float(row["value"]))
     assert len(standard["SVHN", "acc"]) == 5
     assert all(max(values) - min(values) < 0.0501 for values in standard.values())
+
+
+@pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
+def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(paper):
+    """Real data sets, another network or fewer rounds, no comparison with published values."""
+    papers = suite.load(paper)
+    scale, plan = papers.scale("small"), papers.plan("small")
+    assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
+    assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
+    for row in papers.rows:
+        if row.minus is None and not row.pending:
+            ours, theirs = papers.config(row, "small"), papers.config(row, "paper")
+            if not row.dataset.startswith("AGNews"):
+                assert ours.data == theirs.data
+                assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
+            shape = {"in_features": 8} if ours.model == "linear" else {}
+            models.build(ours.model, 10, **shape, **ours.model_args)

@@ -83,7 +83,7 @@ def test_quick_runs_every_row_but_fedmatch(feddb: Suite, quick: Plan) -> None:
 
 def test_unknown_published_values_are_said_to_be_unknown(feddb: Suite, quick: Plan) -> None:
     tables = {t.number: t for t in render(feddb, quick, collect(quick), feddb.published())}
-    assert set(tables) == {"1", "2", "3", "4", "presets", "released"}
+    assert set(tables) == {"1", "2", "3", "4", "fashion", "presets", "released"}
     for number in "234":
         assert set(tables[number].frame["published"]) == {"not available to us"}
         assert "not available to us" in tables[number].markdown
