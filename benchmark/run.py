@@ -105,9 +105,9 @@ def placed(config: RunConfig) -> Runtime:
     """The runtime with ``auto`` replaced by what is faster here.
 
     On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
-    small networks; those of a million parameters or more are faster with threads (`docs/performance.md`), and a run of
-    a few seconds is not worth starting processes for. On GPUs a run takes one: several runs side by side use the
-    others.
+    small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
+    clients' states once. A run of a few seconds is not worth starting processes for. On GPUs a run takes one process:
+    several runs side by side use the others.
     """
     rt = config.runtime
     accelerator = rt.accelerator

@@ -18,7 +18,13 @@ from benchmark.perf.measure import Processes, Section, probe, seconds, threads
 from datamodules import split
 
 REPEATS = 3
-NETWORKS = {"small_cnn": 25_000, "resnet18": 2_000, "resnet9": 400, "wrn28_2": 400}  # network -> images per round
+SHAPES = (  # network, clients (None: one per core), images per round
+    ("small_cnn", 10, 50_000),
+    ("small_cnn", None, 25_000),
+    ("resnet18", None, 2_000),
+    ("resnet9", None, 400),
+    ("wrn28_2", None, 400),
+)
 ACTIVE, SHARE, WARM = 10, 20, 20
 
 
@@ -52,8 +58,8 @@ def layouts(method: str) -> list[Section]:
     choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
     before, rows = probe(), []
     with threads(n):
-        for model, images in {"10 clients x 5 000": 50_000, **NETWORKS}.items():
-            clients, network = (10, "small_cnn") if images == 50_000 else (n, model)
+        for network, fixed, images in SHAPES:
+            clients = fixed or n
             taken = [seconds_per_round(p, t, method, network, images, clients) for p, t in choices]
             rows.append([network, clients, images, *taken])
     headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]

@@ -6,6 +6,7 @@ weak view that nothing uses), works in NCHW and float32, loops over parameters, 
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,20 @@ class PillowViews(Dataset[tuple[Tensor, Tensor]]):
         return self.weak(self.images[i]), self.strong(self.images[i])
 
 
+class WeakViews(Dataset[Tensor]):
+    """The weak views alone."""
+
+    def __init__(self, views: PillowViews) -> None:
+        self.views = views
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def __getitem__(self, i: int) -> Tensor:
+        view: Tensor = self.views.weak(self.views.images[i])
+        return view
+
+
 class Released:
     """A client and a server as released codes write them."""
 
@@ -67,11 +82,12 @@ class Released:
         self.labels, self.views = labels, PillowViews(images)
 
     def batches(self, size: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The first ``count`` batches."""
-        for number, views in enumerate(DataLoader(self.views, size)):
-            if number == count:
-                return
-            yield views
+        """The first ``count`` batches of both views, and no more."""
+        return islice(DataLoader(self.views, size), count)
+
+    def weak_batches(self, size: int, count: int) -> Iterator[Tensor]:
+        """The first ``count`` batches of weak views alone."""
+        return islice(DataLoader(WeakViews(self.views), size), count)
 
     def pseudo_labels(self) -> None:
         """Predictions on all images in one batch."""
@@ -120,7 +136,7 @@ class Released:
 
     def server_steps(self, count: int) -> None:
         """Supervised steps on batches of 10."""
-        for weak, _ in self.batches(SERVER_BATCH, count):
+        for weak in self.weak_batches(SERVER_BATCH, count):
             self.gradient(F.cross_entropy(self.model(weak), self.labels[:SERVER_BATCH]))
             self.finish()
 
@@ -128,7 +144,7 @@ class Released:
         """One batch of 2048 images: norm statistics, or predictions."""
         self.model.train(measure)
         with torch.no_grad():
-            for weak, _ in self.batches(NORM_BATCH, 1):
+            for weak in self.weak_batches(NORM_BATCH, 1):
                 self.model(weak)
         self.model.train()
 

@@ -1,6 +1,7 @@
 """The measuring tools measure what they say; what they find is no test."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,22 +11,35 @@ from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, interleaved
 
 
-def sleeper(number: int, base: float):
-    """A unit that sleeps and tells who it is."""
+def meeting(number: int, folder: str):
+    """A unit that waits until the other process is there too, and tells who it is."""
 
-    def unit(extra: float = 0.0):
-        time.sleep(base + extra)
+    def unit(word: str):
+        (Path(folder) / f"{word}{number}").touch()
+        while len(list(Path(folder).glob(f"{word}*"))) < 2:
+            time.sleep(0.01)
         return number, torch.get_num_threads()
 
     return unit
 
 
-def test_processes_run_at_the_same_time_and_answer_in_order():
-    both = Processes(sleeper, 2, 0.2, threads=1)
-    start = time.perf_counter()
-    assert both(0.1) == [(0, 1), (1, 1)]
-    assert time.perf_counter() - start < 0.55  # one after the other: 0.6
+@pytest.mark.timeout(120)
+def test_processes_run_at_the_same_time_and_answer_in_order(tmp_path):
+    """One after the other, they would wait for ever."""
+    both = Processes(meeting, 2, str(tmp_path), threads=1)
+    assert both("first") == both("second") == [(0, 1), (1, 1)]
     both.close()
+
+
+def test_released_way_cuts_no_view_too_many():
+    """As many views as its batches hold, strong ones only where they are used."""
+    made = sharpness.Released(torch.zeros(8, 32, 32, 3, dtype=torch.uint8).numpy(), torch.arange(8))
+    cut = {"weak": 0, "strong": 0}
+    for name in cut:
+        view = getattr(made.views, name)
+        setattr(made.views, name, lambda x, name=name, view=view: cut.update({name: cut[name] + 1}) or view(x))
+    assert len(list(made.batches(2, 2))) == 2 and cut == {"weak": 4, "strong": 4}
+    assert len(list(made.weak_batches(3, 1))) == 1 and cut == {"weak": 7, "strong": 4}
 
 
 def test_interleaved_takes_turns_and_gives_medians():
