@@ -156,9 +156,7 @@ class FedMethod(L.LightningModule):
         if bad:
             given = ", ".join(f"{name} is {n}" for name, n in bad.items())
             raise ConfigError(f"{type(self).__name__}: {given}; it must be positive")
-        self.spread: Spread = (
-            serially  # how work that needs no client, such as norm statistics, is shared among processes
-        )
+        self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
 
