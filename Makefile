@@ -39,7 +39,7 @@ format: $(STAMP) ## mend style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing of a paper's tables and print them (PAPER=rscfed SCALE=quick JOBS= DATA_DIR=)
+bench-table1: $(STAMP) ## run what is missing of a paper's tables, write results/tables and README's block (PAPER=rscfed SCALE=quick JOBS= DATA_DIR=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 

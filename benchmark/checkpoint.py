@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,25 @@ MAGIC = b"fssl-bench checkpoint 1\n"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` atomically to ``path``; what was there stays beside it as ``<name>.previous``."""
+    """Write ``state`` atomically to ``path``; what was there stays beside it as ``<name>.previous``.
+
+    Raises:
+        OSError: it cannot be written, e.g. to a full disk; what was there is as it was, and no half file takes space.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     body = buffer.getbuffer()
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(MAGIC + hashlib.sha256(body).digest())
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            file.write(MAGIC + hashlib.sha256(body).digest())
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     if path.exists():
         os.replace(path, previous(path))
     os.replace(temporary, path)
@@ -56,6 +66,7 @@ def previous(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint and its predecessor, if any."""
+    """Delete a checkpoint and its predecessor, if any; in a read-only folder they stay, which does no harm."""
     for file in (path, previous(path), path.with_name(path.name + ".tmp")):
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink()

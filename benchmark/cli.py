@@ -33,8 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where this one stopped", file=sys.stderr)
+        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
 
 
@@ -105,21 +109,29 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
         )
         suite.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
     table.add_argument(
-        "--jobs", type=int | Literal["auto"], default="auto", help="runs at once; auto: one per GPU, or core"
+        "--jobs",
+        type=int | Literal["auto"],
+        default="auto",
+        help="runs at once (default: one per GPU, or core); "
+        "on the CPU they share the cores' threads, and other numbers of threads round differently",
     )
     table.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     table.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     table.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
-    table.add_argument("--readme", type=str, default="README.md", help="file whose marked blocks are updated")
+    table.add_argument(
+        "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
+    )
     table.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
     status.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
     plot.add_argument("runs", nargs="+", help="folders below results/runs")
     plot.add_argument("--columns", type=str, default="acc", help="keys of metrics.jsonl, e.g. acc,pseudo/selected")
+    plot.add_argument("--labels", type=text, help="names of the runs in the legend, one per run, e.g. a,b,c")
     plot.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix says the format")
 
     describe.add_argument("--data", type=text, help="name or dotted path of the data set")
     describe.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
+    describe.add_argument("--seed", type=int | None, help="of the run, which draws where data.partition_seed is null")
     describe.add_argument("--plot", type=text, help="PNG to draw clients and classes into")
     describe.add_argument("--export", type=text, help="save the partition, for --data.partition_file")
 
@@ -137,8 +149,8 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     if path := given.pop("config", None):
         try:
             values = load_yaml(Path(path).read_text(encoding="utf-8"), path)
-        except OSError as error:
-            raise ConfigError(f"--config {path}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
     config = resolve(from_dict(apply(values, {**given, **dotted})))
@@ -178,9 +190,12 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
         jobs = jobs if options.jobs == "auto" else options.jobs
         outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing)))
 
-    pages = tables.render(suite, plan, tables.collect(plan), suite.published())
+    whole = suite.plan(options.scale, runtime=runtime)
+    shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
+    pages = tables.render(suite, shown, tables.collect(shown), suite.published())
     results = Path(runtime.results_dir)
-    for path in tables.write(suite, plan.scale, pages, results, Path(options.readme)):
+    readme = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
+    for path in tables.write(suite, plan.scale, pages, results, Path(readme) if readme else None):
         print(f"wrote {path}")
     if outcomes:
         frames = {page.number: page.frame for page in pages}
@@ -203,13 +218,9 @@ def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _plot(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "plot")
-    from benchmark.plots import learning_curves
-    from benchmark.records import read_record, read_rows
+    from benchmark.plots import learning_curves, read_runs
 
-    rows = {}
-    for folder_ in map(Path, options.runs):
-        read_record(folder_)
-        rows[folder_.name] = read_rows(folder_)
+    rows = read_runs(options.runs, _listed(options.labels))
     print(f"wrote {learning_curves(rows, _listed(options.columns), options.out)}")
     return 0
 
@@ -220,7 +231,7 @@ def _describe(options: Namespace, dotted: dict[str, Any]) -> int:
     from benchmark.describe import describe
 
     spec = class_spec("data", apply({}, {"data": options.data, **dotted})["data"])
-    describe(spec, options.data_dir, options.plot, options.export)
+    describe(spec, options.data_dir, options.plot, options.export, options.seed)
     return 0
 
 

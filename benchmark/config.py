@@ -37,6 +37,9 @@ class Runtime:
         accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
+        engine: ``reference``: a process trains its clients one after the other; ``stacked``: side by side, as one
+            network with a further axis. The same up to rounding, and so not bit for bit.
+        stack: clients that the stacked engine trains at a time, at most.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.
         checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
@@ -48,10 +51,18 @@ class Runtime:
     accelerator: str = "auto"
     num_nodes: int = 1
     threads: int | Literal["auto"] = "auto"
+    engine: Literal["reference", "stacked"] = "reference"
+    stack: int = 16
     data_dir: str = "data"
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
+
+    def __post_init__(self) -> None:
+        least = {"devices": 1, "num_nodes": 1, "threads": 1, "stack": 1, "checkpoint_every_s": 0}
+        for name, n in least.items():
+            if getattr(self, name) != "auto" and getattr(self, name) < n:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {n}")
 
 
 @dataclass(frozen=True)

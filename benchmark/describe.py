@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from benchmark.classes import ClassSpec, build
+from benchmark.errors import ConfigError
+from benchmark.plots import writable
 
 Counts = NDArray[np.int64]
 
 LABELLED, UNLABELLED, ABSENT, INK = "#d1495b", "#9db4c0", "#f3f3f1", "#2b2d33"
 
 
-def describe(spec: ClassSpec, data_dir: str, plot: str | None = None, export: str | None = None) -> None:
+def describe(
+    spec: ClassSpec, data_dir: str, plot: str | None = None, export: str | None = None, seed: int | None = None
+) -> None:
     """Print a partition; optionally draw it and save it.
 
     Args:
@@ -23,8 +27,21 @@ def describe(spec: ClassSpec, data_dir: str, plot: str | None = None, export: st
         data_dir: where data sets lie.
         plot: PNG to write.
         export: file to save the partition to; ``--data.partition_file`` takes it.
+        seed: of the run, which draws the partition where ``partition_seed`` is null; default: that of a run.
+
+    Raises:
+        ConfigError: a file cannot be written, or ``seed`` would change nothing.
     """
-    data = build(spec, "data", data_dir=data_dir)
+    if plot:
+        writable(plot, "--plot")
+    if export:
+        writable(export, "--export", formats=())
+    data = build(spec, "data", data_dir=data_dir, **({} if seed is None else {"run_seed": seed}))
+    fixed = data.hparams["partition_seed"]
+    if seed is not None and fixed is not None:
+        raise ConfigError(
+            f"--seed {seed}: changes nothing, as data.partition_seed is {fixed}; add --data.partition_seed null"
+        )
     data.setup()
     labels, part = data.read().train_labels, data.partition
     labelled, unlabelled = (part.histogram(labels, data.num_classes, role) for role in ("labelled", "unlabelled"))
@@ -33,7 +50,7 @@ def describe(spec: ClassSpec, data_dir: str, plot: str | None = None, export: st
         held = np.bincount(labels[part.server], minlength=data.num_classes)
         labelled, unlabelled = np.vstack([held, labelled]), np.vstack([held * 0, unlabelled])
         names = ["server", *names]
-    title = f"{spec.name}: {part.num_clients} clients, {_how(data.hparams)}"
+    title = f"{spec.name}: {part.num_clients} clients, {_how(data)}"
     print(f"{title}\n")
     print(summary(names, labelled, unlabelled))
     print(f"\npartition hash {part.hash}")
@@ -152,9 +169,10 @@ def _ticks(axes: Any, names: Sequence[str], labelled: Counts, classes: Sequence[
     axes.tick_params(which="minor", length=0)
 
 
-def _how(options: Any) -> str:
+def _how(data: Any) -> str:
+    options = data.hparams
     if options["partition_file"]:
         return f"from {options['partition_file']}"
     split = "Dirichlet({beta:g})".format(**options) if options["partition"] == "dirichlet" else "iid"
     who = str(options["scenario"]).replace("_", " ")
-    return f"{split}, seed {options['partition_seed']}, labels at {who}"
+    return f"{split}, seed {data.partition_seed}, labels at {who}"

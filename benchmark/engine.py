@@ -1,7 +1,8 @@
 """The reference engine: one client after the other in the live module, ordinary autograd, ``torch.optim``."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,16 @@ from benchmark.aggregation import num_bytes
 from benchmark.errors import RunError
 from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, SiteData
-from datamodules.batches import Stream, epoch
+from datamodules.batches import Batch, Stream, epoch
 from methods.base import FedMethod, Upload, Visit
 
 EVAL_BLOCK = 256
+
+Tally = dict[str, list[Any]]
+"""Weighted sum and weight by name."""
+
+Outcome = tuple[Upload | None, Tally, int]
+"""What came of a visit: the upload, the tallies, the bytes that the client was sent."""
 
 
 class ClientState:
@@ -52,16 +59,26 @@ class LocalSite:
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
         _load_optimizers(optimizers, self.optimizers)
         taken = 0
+        for batch in self.batches(streams, epochs, steps, method.on_local_epoch_end):
+            method.local_step(batch, taken, made)
+            method.on_train_batch_end(None, batch, taken)
+            taken += 1
+        self.optimizers = _dump_optimizers(optimizers)
+        return taken
+
+    def batches(
+        self,
+        streams: Mapping[str, Stream],
+        epochs: int,
+        steps: int | None,
+        on_epoch_end: Callable[[int, int], None],
+    ) -> Iterator[Batch]:
+        """The batches of all local epochs; ``on_epoch_end(epoch, epochs)`` is called when those of one are used up."""
         for number in range(epochs):
             self._passes += 1
             generator = lambda purpose, n=self._passes: self.generator(f"{purpose}/{n}")  # noqa: E731
-            for batch in epoch(streams, self.engine.data, generator, steps):
-                method.local_step(batch, taken, made)
-                method.on_train_batch_end(None, batch, taken)
-                taken += 1
-            method.on_local_epoch_end(number, epochs)
-        self.optimizers = _dump_optimizers(optimizers)
-        return taken
+            yield from epoch(streams, self.engine.data, generator, steps)
+            on_epoch_end(number, epochs)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
@@ -117,9 +134,30 @@ class ReferenceEngine:
         ]
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
+    def visits(
+        self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
+    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
+        """Let clients take part, one after the other.
+
+        Args:
+            visits: of this process; a client may come several times.
+            server: the server's tensors at the beginning of the round.
+            kept: what the clients that took part before have kept.
+
+        Returns:
+            what came of the visits, by client and repeat, and what the clients keep now.
+        """
+        results: dict[tuple[int, int], Outcome] = {}
+        states: dict[int, ClientState] = {}
+        for visit in visits:
+            upload, state, tally, sent = self.client(visit, server, states.get(visit.client, kept.get(visit.client)))
+            results[visit.client, visit.repeat] = upload, tally, sent
+            states[visit.client] = state
+        return results, states
+
     def client(
         self, visit: Visit, server: Mapping[str, Tensor], state: ClientState | None
-    ) -> tuple[Upload | None, ClientState, dict[str, list[Any]], int]:
+    ) -> tuple[Upload | None, ClientState, Tally, int]:
         """Let one client take part.
 
         Returns:
@@ -128,24 +166,34 @@ class ReferenceEngine:
         Raises:
             RunError: the loss is not finite, or anything the method raises, with method, client and round.
         """
+        stay = self.arrive(visit, self.method.broadcast(server, visit), state)
+        with stay.presence:
+            stay.site.fit(stay.work, self.method.epochs(), self.method.steps())
+        return self.depart(stay)
+
+    def arrive(self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None) -> "Stay":
+        """The module becomes the client, takes up what it was sent and prepares what it will train on."""
         method = self.method
         site = LocalSite(self, self.data.client(visit.client), visit, state.optimizers if state else [])
-        sent = method.broadcast(server, visit)
         method.load_tensors(self.initial)
         method.load_tensors(sent)
         if state:
             method.load_tensors(state.tensors)
         method.train()
-        with self._at(site) as tally:
+        presence = _Presence(method, site)
+        with presence:
             with torch.no_grad():
                 method.client_start(visit.first)
             work = method.client_prepare(site)
             method.train()
-            site.fit(work, method.epochs(), method.steps())
-            upload = method.client_finish(site)
-        kept = method.kept_optimizers(site.optimizers)
-        size = sum(t.numel() * t.element_size() for t in sent.values())
-        return upload, ClientState(method.tensors("personal"), kept), tally, size
+        return Stay(site, presence, work, num_bytes(sent))
+
+    def depart(self, stay: "Stay") -> tuple[Upload | None, ClientState, Tally, int]:
+        """What the trained client leaves behind: see ``client``."""
+        with stay.presence:
+            upload = self.method.client_finish(stay.site)
+        kept = ClientState(self.method.tensors("personal"), self.method.kept_optimizers(stay.site.optimizers))
+        return upload, kept, stay.presence.tally, stay.sent
 
     def server(self, round: int, state: ClientState | None, hook: str) -> tuple[ClientState, dict[str, list[Any]]]:
         """Run the server's hook (``server_start`` or ``server_step``) on its labelled data."""
@@ -160,35 +208,47 @@ class ReferenceEngine:
             rounds=self.rounds,
         )
         site = LocalSite(self, data, visit, state.optimizers if state else [])
-        with self._at(site) as tally:
+        presence = _Presence(self.method, site)
+        with presence:
             self.method.train()
             getattr(self.method, hook)(site)
-        return ClientState({}, site.optimizers), tally
+        return ClientState({}, site.optimizers), presence.tally
 
-    def _at(self, site: LocalSite) -> "_Presence":
-        return _Presence(self.method, site)
+
+@dataclass
+class Stay:
+    """A client that has prepared its work: where it is, what it trains on, bytes it was sent."""
+
+    site: LocalSite
+    presence: "_Presence"
+    work: Mapping[str, Stream]
+    sent: int
 
 
 class _Presence:
-    """The method is at a site: collects tallies, and names the place in every error."""
+    """The method is at a site: collects tallies, and names the place in every error. It may leave and come back."""
 
     def __init__(self, method: FedMethod, site: LocalSite) -> None:
         self.method, self.site = method, site
+        self.tally: Tally = {}
+        self.devices = [site.engine.data.device] if site.engine.data.device.type == "cuda" else []
+        self.drawn: list[Tensor] = []  # states of torch's generators when it left
 
-    def __enter__(self) -> dict[str, list[Any]]:
+    def __enter__(self) -> None:
         method, visit = self.method, self.site.visit
-        method.visit = visit
-        devices = [self.site.engine.data.device] if self.site.engine.data.device.type == "cuda" else []
-        self.fork = torch.random.fork_rng(devices)
+        method.visit, method._tally = visit, self.tally
+        self.fork = torch.random.fork_rng(self.devices)
         self.fork.__enter__()
-        torch.manual_seed(
-            random_streams.derive_seed(self.site.engine.seed, "torch", visit.round, visit.client, visit.repeat)
-        )
-        self.tally: dict[str, list[Any]] = {}
-        method._tally = self.tally
-        return self.tally
+        if self.drawn:
+            torch.set_rng_state(self.drawn[0])
+            for device, state in zip(self.devices, self.drawn[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+        else:
+            place = visit.round, visit.client, visit.repeat
+            torch.manual_seed(random_streams.derive_seed(self.site.engine.seed, "torch", *place))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.drawn = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self.devices)]
         self.fork.__exit__(kind, error, trace)
         self.method._tally = None
         v = self.site.visit

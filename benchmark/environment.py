@@ -26,6 +26,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "gpus": torch.cuda.device_count(),
+        "tf32": torch.backends.cudnn.allow_tf32 and torch.cuda.is_available(),
     }
 
 

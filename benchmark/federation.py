@@ -12,14 +12,13 @@ from lightning import Fabric
 from torch import Tensor
 
 from benchmark.aggregation import num_bytes
-from benchmark.engine import ClientState, ReferenceEngine
+from benchmark.engine import ClientState, ReferenceEngine, Tally
 from benchmark.errors import ConfigError, RunError
 from benchmark.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.stacked import StackedEngine
 from datamodules.base import FSSLDataModule
 from datamodules.schedule import Roster
 from methods.base import FedMethod, Upload, Visit
-
-Tally = dict[str, list[Any]]
 
 
 class RoundCallback(Protocol):
@@ -42,6 +41,7 @@ class Federation:
         seed: run seed.
         eval_every: evaluate every so many rounds, and after the last.
         callbacks: called on every rank after each round.
+        stack: clients that a process trains side by side (``StackedEngine``); ``None``: one after the other.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class Federation:
         seed: int,
         eval_every: int = 1,
         callbacks: Sequence[RoundCallback] = (),
+        stack: int | None = None,
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.callbacks = callbacks
-        self.engine = ReferenceEngine(method, data, seed, rounds, fabric.autocast)
+        args = method, data, seed, rounds, fabric.autocast
+        self.engine = ReferenceEngine(*args) if stack is None else StackedEngine(*args, stack=stack)
         method.spread = self.spread
         self.server = method.tensors("shared", "server")
         self.clients: dict[int, ClientState] = {}
@@ -142,14 +144,8 @@ class Federation:
         Uploads come back in (client id, repeat) order, tallies are added in that order: the number of
         processes changes no bit.
         """
-        results: dict[tuple[int, int], tuple[Upload | None, Tally, int]] = {}
-        states: dict[int, ClientState] = {}
         mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
-        for visit in mine:
-            state = states.get(visit.client, self.clients.get(visit.client))
-            upload, kept, tally, down = self.engine.client(visit, self.server, state)
-            results[visit.client, visit.repeat] = upload, tally, down
-            states[visit.client] = kept
+        results, states = self.engine.visits(mine, self.server, self.clients)
         for their_results, their_states in gather(self.fabric, (results, states)):
             results |= their_results
             self.clients |= their_states
@@ -178,7 +174,10 @@ class Federation:
     def server_phase(self, number: int, hook: str, tally: Tally | None = None) -> None:
         """Let the server work on its own labels, then refresh static norm statistics."""
         self.become_server()
-        self.server_state, own = self.engine.server(number, self.server_state, hook)
+        state, own = self.engine.server(number, self.server_state, hook)
+        held = self.method.tensors("shared", "server"), state, own
+        server, self.server_state, own = from_first(self.fabric, held)  # devices may round differently
+        self.method.load_tensors(server)
         add_tally(tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()})
         with self.naming("refresh_norm", number):
             self.method.refresh_norm(self.data)
@@ -186,14 +185,15 @@ class Federation:
 
     @torch.inference_mode()
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the global model on the whole test set, its blocks sharded over ranks."""
+        """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks."""
         self.become_server()
         self.method.eval()
         with self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.method.predict(block()), blocks)
         self.method.train()
-        return classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
+        scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
+        return {name: round(score, 4) for name, score in scores.items()}
 
     def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Results of all items, in order; every rank works on its share of them and gets the others' results."""
@@ -245,6 +245,15 @@ def gather(fabric: Fabric, mine: Any) -> list[Any]:
     everyone: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(everyone, _to(mine, torch.device("cpu")))
     return [mine if r == fabric.global_rank else _to(x, fabric.device) for r, x in enumerate(everyone)]
+
+
+def from_first(fabric: Fabric, mine: Any) -> Any:
+    """What the first rank holds, on this rank's device."""
+    if fabric.world_size == 1:
+        return mine
+    held = [_to(mine, torch.device("cpu"))]
+    dist.broadcast_object_list(held, src=0)
+    return _to(held[0], fabric.device)
 
 
 def add_tally(total: Tally, tally: Tally) -> None:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from benchmark.errors import ConfigError
 def write_atomic(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` so that a reader, or a kill, sees the old or the new file whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:  # e.g. a full disk: no half file stays
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def finite(value: Any) -> Any:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 from benchmark.errors import RunError
 
 NAME = "run.lock"
+TRIES, PAUSE_S = 20, 0.01  # one who only looks (``locked``) is in the way for an instant
 
 
 class RunLocked(RunError):
@@ -26,11 +28,18 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         RunLocked: another living process holds it; the message names its pid and host.
+        RunError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if not _try(handle):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: a run cannot write there ({error.strerror}); make the folder writable or give "
+            "another --results_dir"
+        ) from None
+    try:
+        if not _acquire(handle):
             owner = holder(folder)
             raise RunLocked(
                 f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
@@ -48,11 +57,11 @@ def run_lock(folder: Path) -> Iterator[None]:
 def locked(folder: Path) -> bool:
     """Whether a living process (that this machine can see) holds the folder."""
     try:
-        handle = os.open(folder / NAME, os.O_RDWR)
-    except FileNotFoundError:
+        handle = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:  # there is none, or none that we may look at
         return False
     try:
-        return not _try(handle)
+        return not _try(handle, fcntl.LOCK_SH)  # shared: two who look at once do not see each other
     finally:
         os.close(handle)
 
@@ -61,13 +70,21 @@ def holder(folder: Path) -> dict[str, Any]:
     """``pid`` and ``host`` of the last holder; empty after an orderly release."""
     try:
         return dict(json.loads((folder / NAME).read_text()))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
 
 
-def _try(handle: int) -> bool:
+def _acquire(handle: int) -> bool:
+    for _ in range(TRIES):
+        if _try(handle, fcntl.LOCK_EX):
+            return True
+        time.sleep(PAUSE_S)
+    return False
+
+
+def _try(handle: int, kind: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (EAGAIN, EACCES):
             return False

@@ -53,7 +53,7 @@ def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) ->
 
 
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, AUC, precision and recall in percent (4 decimals), as the RSCFed tables report them.
+    """Accuracy, AUC, precision and recall in percent, as the RSCFed tables report them.
 
     * ``acc``: share of samples whose most probable class is right;
     * ``auc``: exact area under the one-vs-rest ROC curve, unweighted mean over the classes that occur in
@@ -97,4 +97,4 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
         "precision": multiclass_precision(predicted, labels, classes, average="macro", validate_args=False),
         "recall": multiclass_recall(predicted, labels, classes, average="macro", validate_args=False),
     }
-    return {name: round(100.0 * float(score), 4) for name, score in scores.items()}
+    return {name: 100.0 * float(score) for name, score in scores.items()}

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -62,8 +62,9 @@ def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, s
     except RunLocked as error:
         return "busy", str(error)
     except Exception as error:
-        if state(folder(config)) in ("missing", "stale"):
-            RunFolder(folder(config)).fail(error, config)
+        with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
+            if state(folder(config)) in ("missing", "stale"):
+                RunFolder(folder(config)).fail(error, config)
         known = isinstance(error, BenchError)
         return "failed", one_line(error if known else f"{type(error).__name__}: {error}")
     return "complete", ""
@@ -161,29 +162,34 @@ def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
     function = imported(fit)
+
+    def logged(config: RunConfig) -> Path:
+        with _output_to(folder(config) / LOG):
+            path: Path = function(config)
+            return path
+
     while True:
         try:
             config: RunConfig = pipe.recv()
         except EOFError:
             return
-        with _output_to(folder(config) / LOG):
-            result = attempt(config, function)
-        pipe.send(result)
+        pipe.send(attempt(config, logged))
 
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
     """Send stdout and stderr of this process, and of what it starts, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {number: os.dup(number) for number in (1, 2)}
     with open(path, "a", encoding="utf-8") as file:
+        kept = {number: os.dup(number) for number in (1, 2)}
         for number in kept:
             os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk
+                stream.flush()
         for number, old in kept.items():
             os.dup2(old, number)
             os.close(old)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmark.config import folder
+from benchmark.errors import BenchError
 from benchmark.records import read_rows
 from benchmark.suite import PlannedRun
 
@@ -64,9 +65,12 @@ class Display:
             self.tasks[run.id] = self.live.add_task(label(run), total=run.config.rounds, note="")
 
     def tick(self) -> None:
-        """Look at the rows of the runs that go on."""
+        """Look at the rows of the runs that go on; a run whose rows cannot be read is not spoken of."""
         for key, run in self.runs.items():
-            rows = read_rows(folder(run.config))
+            try:
+                rows = read_rows(folder(run.config))
+            except (BenchError, OSError):  # its own process says so
+                continue
             if not rows:
                 continue
             row = rows[-1]

@@ -27,6 +27,7 @@ FRESH_S = 900.0  # a run on a machine whose locks we cannot see counts as alive 
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what `benchmark.run` resumes from
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -181,15 +182,20 @@ class RunFolder:
         return self._record
 
     def fail(self, error: BaseException, config: RunConfig | None = None) -> None:
-        """Keep the traceback in the record; ``config`` opens it if the run failed before it was opened."""
+        """Keep the traceback in the record; ``config`` opens it if the run failed before it was opened.
+
+        Where nothing can be written (a full disk, a read-only folder) the record stays as it is: the caller has an
+        error to report that matters more.
+        """
         if not self._record and config is not None:
-            with suppress(RunError):  # what cannot be opened keeps the record it has
+            with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
                 self.open(config)
         if self._record:
             self._record["status"] = "failed"
             self._record["error"] = "".join(traceback.format_exception(error))
             self._record["rounds"]["done"] = self._last + 1
-            self._write()
+            with suppress(OSError):
+                self._write()
 
     def _write(self) -> None:
         self._written = time.monotonic()
@@ -202,7 +208,7 @@ class RunFolder:
     def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
         if before["run_id"] != run_id(config):
             raise RunError(f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder")
-        if not self.rows():
+        if not self.rows() and not any((self.path / name).exists() for name in CHECKPOINTS):
             return
         for key in ("partition_hash", "data_sha256"):
             if key in facts and before[key] is not None and before[key] != facts[key]:
@@ -239,7 +245,10 @@ def read_rows(path: Path) -> list[Row]:
         if number == len(lines):
             break
         try:
-            rows.append(dict(json.loads(line)))
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                raise ValueError
+            rows.append(row)
         except ValueError:
             if number == len(lines) - 1:
                 break
@@ -264,11 +273,14 @@ def read_record(path: Path) -> Record:
 
 def state(path: Path) -> str:
     """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed`` or ``complete``."""
+    known = (path / "record.json").exists()
+    if known and read_record(path)["status"] == "complete":
+        return "complete"
     if locked(path):
         return "running"
-    if not (path / "record.json").exists():
+    if not known:
         return "missing"
-    record = read_record(path)
+    record = read_record(path)  # once more: the run may have ended before we asked for the lock
     if record["status"] != "running":
         return str(record["status"])
     elsewhere = holder(path).get("host", socket.gethostname()) != socket.gethostname()

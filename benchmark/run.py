@@ -1,5 +1,6 @@
 """One run, from its configuration to its record: ``fit``. Also the script that ``fabric run`` launches."""
 
+import gc
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark import checkpoint
@@ -26,6 +28,7 @@ from benchmark.orphan import die_with_parent
 from benchmark.records import RunFolder, state
 from benchmark.wandb_mirror import Mirror, mirror_run
 from datamodules.base import FSSLDataModule
+from datamodules.partition import stored_hash
 from methods import models
 
 CHECKPOINT = "checkpoint.pt"
@@ -54,6 +57,9 @@ def fit(config: RunConfig) -> Path:
         if changed := differences(record["config"], config):
             raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
         if record["status"] == "complete":
+            split = config.data.init_args.get("partition_file")
+            if split and stored_hash(split) != record.get("partition_hash"):
+                raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
             checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
             return path
     if external:
@@ -68,6 +74,12 @@ def fit(config: RunConfig) -> Path:
     several = rt.devices != 1 or rt.num_nodes != 1
     spawned = several and "SLURM_NTASKS" not in os.environ
     strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
+    tasks = int(os.environ.get("SLURM_NTASKS", "0"))
+    if several and tasks and tasks != rt.devices * rt.num_nodes:
+        raise ConfigError(
+            f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
+            "give one task per device (--ntasks), or --devices 1"
+        )
     try:
         fabric = Fabric(
             accelerator=rt.accelerator,
@@ -76,7 +88,7 @@ def fit(config: RunConfig) -> Path:
             num_nodes=rt.num_nodes,
             precision=config.precision,  # type: ignore[arg-type]
         )
-    except (ValueError, RuntimeError) as refused:
+    except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
         raise ConfigError(f"{rt.devices} processes on {rt.accelerator} cannot be had: {one_line(refused)}") from None
     try:
         fabric.launch(_run, to_yaml(config))  # type: ignore[arg-type]
@@ -85,6 +97,9 @@ def fit(config: RunConfig) -> Path:
         if not isinstance(error, RunLocked) and state(path) == "stale":
             RunFolder(path).fail(error, config)
         raise error from exception
+    finally:
+        gc.collect()  # the federation and its data set refer to each other
+        torch.cuda.empty_cache()
     return path
 
 
@@ -117,7 +132,7 @@ def placed(config: RunConfig) -> Runtime:
     if devices == "auto":
         args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
         active = config.roster.get("participants") or args["num_clients"]
-        total = args["num_clients"]
+        total = max(args["num_clients"], 1)
         work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
         several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(config)
         devices = min(cores(), active) if several else 1
@@ -147,10 +162,17 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     data.setup()
     torch.manual_seed(config.seed)
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
-    model = models.build(config.model, data.num_classes, **shape, **config.model_args)
+    shape["in_channels"] = data.hparams.get("channels", 3)
+    model = models.build(config.model, data.num_classes, **(shape | config.model_args))
     known = {"model": model, "num_classes": data.num_classes}
     needed = without_default(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    needed_views = {view for stream in method.views.values() for view in stream.values()}
+    if missing := sorted(needed_views - set(data.views)):
+        raise ConfigError(
+            f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
+            f"{', '.join(data.views)}; choose another, e.g. --data.pipeline randaugment_uniform"
+        )
     return method.to(device=device, dtype=dtype), data
 
 
@@ -177,6 +199,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 config.seed,
                 config.eval_every,
                 callbacks=[_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else [],
+                stack=config.runtime.stack if config.runtime.engine == "stacked" else None,
             )
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
@@ -188,7 +211,7 @@ def _run(fabric: Fabric, resolved: str) -> None:
                 run.rewind(federation.round)
             federation.run()
             if main:
-                torch.save(federation.server, path / "weights.pt")
+                torch.save({name: value.cpu() for name, value in federation.server.items()}, path / "weights.pt")
                 mirror.record(run.finish())
                 checkpoint.remove(path / CHECKPOINT)
             fabric.barrier()
@@ -199,12 +222,17 @@ def _run(fabric: Fabric, resolved: str) -> None:
 
 
 def placement(config: RunConfig, federation: Federation) -> str:
-    """Where a run takes place, and the memory that its clients' own states may grow to in every process."""
+    """Where a run takes place, the memory that its clients' own states may grow to in every process, and a warning
+    where it never leaves its warm-up.
+    """
     rt, clients = config.runtime, federation.data.num_clients
     kept = federation.engine.kept_bytes() * clients / 1e9
+    engine = f", stacks of {rt.stack} clients" if rt.engine == "stacked" else ""
+    warmup = federation.method.hparams.get("warmup_rounds", 0)
+    all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
-        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}; "
-        f"what {clients} clients keep between visits takes up to {kept:.2g} GB"
+        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
+        f"what {clients} clients keep between visits takes up to {kept:.2g} GB{all_warm}"
     )
 
 

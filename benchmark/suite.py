@@ -66,7 +66,7 @@ class Table:
     title: str
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
-    unpublished: str = ""
+    unpublished: str = "none"
 
 
 @dataclass
@@ -121,6 +121,11 @@ class Suite:
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
+    def replaced(self) -> frozenset[str]:
+        """Columns that name what only the paper's protocol uses, such as its network."""
+        return frozenset(self.spec.get("replaced", ()))
+
+    @property
     def rows(self) -> list[Row]:
         """The rows of all tables."""
         return [row for table in self.tables for row in table.rows]
@@ -166,7 +171,7 @@ class Suite:
 
     def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
         """All runs of the suite at a scale, each once."""
-        seeds = tuple(seeds or self.scale(scale)["seeds"])
+        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
         plan = Plan(scale, {}, {}, seeds)
         for row in self.rows:
             if row.minus is not None or row.pending:
@@ -236,7 +241,9 @@ class Suite:
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        return Table(number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "")))
+        return Table(
+            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "none"))
+        )
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))

@@ -23,7 +23,7 @@ SAY = {
     "last_k_mean": "the mean of the last {k} rounds",
 }
 NUMBERS = ("ours", "ci95", "delta", *READING)
-LEFT = ("table", "dataset", "data", "method")
+LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = ("metric", "ours", "ci95", "n", "published", "spread", "delta", "status", *READING, "runs")
 
 
@@ -82,7 +82,7 @@ def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping
     return [_render(suite, plan, runs, published, table) for table in suite.tables]
 
 
-def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path) -> list[Path]:
+def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
     """Write ``tables/<paper>-<scale>.md`` and ``.csv`` and the marked blocks of ``readme``.
 
     The block ``table:<paper>-<scale>`` (see ``replace_block``) receives all tables, the block
@@ -97,7 +97,7 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
         results / "tables" / f"{name}.md": whole,
         results / "tables" / f"{name}.csv": Rendered("", frame, "").csv,
     }
-    if readme.exists():
+    if readme is not None and readme.exists():
         text = readme.read_text(encoding="utf-8")
         for block, body in [(name, whole), *((f"{name}-{t.number}", t.markdown) for t in tables)]:
             text = replace_block(text, f"table:{block}", body)
@@ -145,6 +145,8 @@ def judge(delta: float, band: float | None) -> str:
 
 def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
+    hidden = () if compare else suite.replaced
+    columns = list(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
     lines = []
     for row in table.rows:
         parts = operands(row, table.rows) if row.minus else (row,)
@@ -155,12 +157,13 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
             band = suite.band(row, metric, spread)
             head = {"table": table.number, "dataset": row.dataset}
             if not compare:
-                head["data"] = groups[0][0].config.data.name if groups else "-"
-            head |= {"method": row.method, **row.columns, "metric": metric}
+                ours = groups[0][0].config if groups else None
+                head |= {"data": ours.data.name if ours else "-", "network": ours.model if ours else "-"}
+            head |= {"method": row.method, **{c: row.columns[c] for c in columns if c in row.columns}, "metric": metric}
             line = _line(groups, runs, suite.report, metric, printed, band, compare)
             if spread:
                 line["spread"] = spread
-            if not printed and table.unpublished:
+            if not printed:
                 line["published"] = table.unpublished
             if row.pending:
                 line["status"] = "pending"
@@ -169,7 +172,6 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
     for name in NUMBERS:
         if name in frame:
             frame[name] = frame[name].astype("float64")
-    columns = list(dict.fromkeys(c for row in table.rows for c in row.columns))
     parts_of_page = (
         f"### Table {table.number}: {table.title}",
         _provenance(suite, plan, runs, table),
@@ -278,7 +280,7 @@ def _markdown(frame: pd.DataFrame, compare: bool, columns: list[str]) -> str:
     head += ["best", "last", "last-k mean"]
     body, before = [], None
     for line in frame.to_dict("records"):
-        data = line["dataset"] if compare else f"{line['data']} (as {line['dataset']})"
+        data = line["dataset"] if compare else f"{line['data']} (as {line['dataset']}), {line['network']}"
         keys = [data, line["method"], *[_text(line.get(c)) for c in columns]]
         shown = [""] * len(keys) if keys == before else ["" if before and data == before[0] else data, *keys[1:]]
         before = keys

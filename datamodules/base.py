@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from benchmark import streams as random_streams
-from benchmark.errors import ConfigError
+from benchmark.errors import ConfigError, DataError
 from datamodules import partition as P
 from datamodules import pipelines
 from datamodules.augment import Geometry, View
@@ -275,7 +275,12 @@ class FSSLDataModule(L.LightningDataModule):
     def _partition(self, labels: np.ndarray) -> Partition:
         h = self.hparams
         if h["partition_file"]:
-            return Partition.load(h["partition_file"], len(labels))
+            made = Partition.load(h["partition_file"], len(labels))
+            if made.num_clients != h["num_clients"]:
+                raise DataError(
+                    f"{h['partition_file']} has {made.num_clients} clients; give --data.num_clients {made.num_clients}"
+                )
+            return made
         rng = np.random.RandomState(self.partition_seed)
         n, split = h["num_clients"], self._split(h["partition"])
         if h["scenario"] == "partial_clients":

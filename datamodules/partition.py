@@ -165,9 +165,21 @@ class Partition:
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"cannot use the partition file {path}: {type(error).__name__}: {error}. "
-                "Delete it to have the partition drawn again, or bring an intact copy"
+                "Bring an intact copy, or save it again with `describe --export` or Partition.save"
             ) from error
         return partition
+
+
+def stored_hash(path: str | os.PathLike[str]) -> str:
+    """The hash that a saved partition says it has.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        return str(json.loads(Path(path).read_text(encoding="utf-8"))["hash"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
 
 
 def labels_at_partial_clients(

@@ -149,16 +149,30 @@ class FedMethod(L.LightningModule):
         self.model = cast(Backbone, model)
         self.visit = Visit()
         self.eval_batch = eval_batch or self.eval_batch
-        counts = {"batch_size": batch_size, "min_batch": min_batch, "eval_batch": self.eval_batch}
-        bad: dict[str, float] = {name: n for name, n in counts.items() if n < 1}
-        if clip_norm is not None and not clip_norm > 0:
-            bad["clip_norm (null for none)"] = clip_norm
-        if bad:
-            given = ", ".join(f"{name} is {n}" for name, n in bad.items())
-            raise ConfigError(f"{type(self).__name__}: {given}; it must be positive")
+        self.require(
+            lr=lr is None or lr >= 0,
+            momentum=0 <= momentum < 1,
+            weight_decay=weight_decay >= 0,
+            clip_norm=clip_norm is None or clip_norm > 0,
+            batch_size=batch_size >= 1,
+            min_batch=1 <= min_batch <= max(batch_size, 2),
+            eval_batch=self.eval_batch >= 1,
+        )
+        counts = {n: v for n, v in self.hparams.items() if n.endswith(("_rounds", "_epochs", "_steps")) and v}
+        self.require(**{name: value > 0 for name, value in counts.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
+
+    def require(self, **allowed: bool) -> None:
+        """Refuse arguments of the constructor whose value is not allowed, by name.
+
+        Raises:
+            ConfigError: names those arguments, their values and the method.
+        """
+        wrong = ", ".join(f"{name}={self.hparams[name]}" for name, fits in allowed.items() if not fits)
+        if wrong:
+            raise ConfigError(f"{type(self).__name__}: {wrong} is out of range; its docstring says what it stands for")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""

@@ -4,10 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.errors import ConfigError
+
 
 def class_share(counts: Tensor) -> Tensor:
     """Shares of the classes, scaled so that their mean is 0.1 for any number of classes, ``[C]`` (Eq. 13)."""
-    return counts / counts.sum() * len(counts) / 10.0
+    return counts / counts.sum() * (len(counts) / 10)
 
 
 def balanced_thresholds(counts: Tensor, tau: float = 0.84, tau_h: float = 0.95) -> Tensor:
@@ -26,7 +28,12 @@ def tail_classes(counts: Tensor, beta: float = 0.3, rule: str = "share") -> Tens
     """Classes with less than ``beta / C`` of the images, bool ``[C]`` (released code).
 
     With ``paper_scaled`` the scaled share is held against ``beta / C``, which Eq. 15 read literally says.
+
+    Raises:
+        ConfigError: ``beta`` is negative.
     """
+    if beta < 0:
+        raise ConfigError(f"tail_beta={beta}: tail classes have less than this part of an equal share; 0 is none")
     share = class_share(counts)
     return share < (beta / 10.0 if rule == "share" else beta / len(counts))
 

@@ -56,6 +56,11 @@ class FedConsist(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        self.require(
+            lr_unlabelled=lr_unlabelled >= 0,
+            temperature=temperature > 0,
+            ema_decay=0 <= ema_decay <= 1,
+        )
         self.teacher = copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("teacher_step", torch.zeros(()))
         ops.share_weights([1.0], [True], labelled_weight_mode)
@@ -69,8 +74,9 @@ class FedConsist(FedMethod):
         return float(self.hparams["lr"] if self.visit.labelled else self.hparams["lr_unlabelled"])
 
     def client_start(self, first: bool) -> None:
-        """The teacher is born from the first global model the client receives."""
-        if first and self.hparams["teacher_init"] == "current":
+        """The teacher is born from the first global model that the client receives after the warm-up."""
+        born = self.visit.round >= self.hparams["warmup_rounds"] and not self.teacher_step
+        if born and self.hparams["teacher_init"] == "current":
             self.teacher.load_state_dict(self.model.state_dict())
 
     def streams(self, data: SiteData) -> dict[str, Stream]:

@@ -96,8 +96,8 @@ class FedDure(LocalSSL):
         **base: Any,
     ) -> None:
         super().__init__(model, objective=variant, **base)
-        h = self.hparams
-        h.update(creg_lr=h["lr"] if creg_lr is None else creg_lr)
+        (h := self.hparams).update(creg_lr=self.hparams["lr"] if creg_lr is None else creg_lr)
+        self.require(creg_d_clip=creg_d_clip is None or creg_d_clip >= 0)
         self.creg = copy.deepcopy(model) if creg_enabled else None
         self.freg = meta.WeightNet(num_classes, freg_hidden, freg_input == "softmax") if h["freg_enabled"] else None
 

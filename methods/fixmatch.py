@@ -75,7 +75,13 @@ class FixMatch(LabelsAtServer):
         **base: Any,
     ) -> None:
         super().__init__(model, batch_size=batch_size, **base)
+        self.require(
+            pl_batch=pl_batch >= 1,
+            labelled_batch_size=labelled_batch_size is None or labelled_batch_size >= 1,
+            labelled_only_batch=labelled_only_batch is None or labelled_only_batch >= 1,
+        )
         self.trains = True
+        self.site: Site | None = None
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Both streams; the labelled one may have batches of its own size."""
@@ -83,6 +89,8 @@ class FixMatch(LabelsAtServer):
         for name, own in (("unlabelled", None), ("labelled", self.hparams["labelled_batch_size"])):
             if name in streams:
                 streams[name].batch_size = self.step_size(len(streams[name]), own)
+        if "unlabelled" in streams:
+            streams["unlabelled"].fields = {"index": data.unlabelled}
         return streams
 
     def step_size(self, images: int, own: int | None = None) -> int:
@@ -91,6 +99,7 @@ class FixMatch(LabelsAtServer):
 
     def client_prepare(self, client: Site) -> Mapping[str, Stream]:
         """Pseudo-label all images at once, unless that happens at every step."""
+        self.site = client
         streams, index = self.streams(client.data), client.data.unlabelled
         if self.hparams["pl_time"] == "round_start" and len(index):
             made = self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
@@ -159,6 +168,8 @@ class FixMatch(LabelsAtServer):
             return loss * samples["share"].mean() if "share" in samples else loss
         with torch.no_grad():
             labels, keep = self.select(self.debiased(self.predict(samples["weak"])))
+        if self.site is not None:
+            self.site.report_pseudo_labels(samples["index"], labels, keep, per_class=True)
         losses = F.cross_entropy(self(samples["strong"]), labels, reduction="none") * keep
         if self.hparams["unsup_norm"] == "confident":
             return losses.sum() / keep.sum().clamp(min=1)

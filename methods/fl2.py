@@ -79,6 +79,8 @@ class FL2(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
+        self.require(rho=rho >= 0, eta=eta >= 0)
+        self.require(pl_time=self.hparams["pl_time"] == "round_start", unsup_norm=self.hparams["unsup_norm"] != "all")
         if cs_grad == "original" and (kl_target == "weak" or sam_mode):
             raise ConfigError("cs_grad=original differentiates at W: it needs kl_target=strong and no sam_mode")
         self.uses_oracle = sacr_mask == "correct"
@@ -104,8 +106,8 @@ class FL2(FixMatch):
         self.log("tau", self.tau)
         high = keep if h["sacr_mask"] == "all" else probabilities.amax(dim=1) >= h["threshold"]
         if h["sacr_mask"] == "correct":
-            high = client.oracle(index, labels)
-        fields = {"y": labels, "high": high & keep}
+            high = client.oracle(index, labels) & keep
+        fields = {"y": labels, "high": high}
         if h["client_batches"] == "masked":
             fields["keep"] = keep
         else:
@@ -114,18 +116,18 @@ class FL2(FixMatch):
         return {"unlabelled": self.fixed(index, views, **fields)}
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """L_a alone: mean cross-entropy over the batch."""
+        """L_a alone: mean cross-entropy over the selected samples of the batch."""
         if "keep" not in samples:
             return super().unlabelled_loss(samples)
         losses = F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none")
-        return (losses * samples["keep"]).mean()
+        return masked_mean(losses, samples["keep"])
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
         """A step with the consistency term on pseudo-labels, an ordinary one elsewhere."""
         if not self.hparams["sacr"] or "high" not in batch.get("unlabelled", {}):
             return super().local_step(batch, batch_idx, optimizer)
         for parameter, gradient in self.sacr_gradients(batch).items():
-            parameter.grad = gradient
+            ops.set_gradient(parameter, gradient)
         self.clip(self.model.parameters())
         optimizer.step()
 
@@ -138,7 +140,8 @@ class FL2(FixMatch):
         losses = F.cross_entropy(logits, y, reduction="none")
         nearby = self.displaced(parameters, gradients(masked_mean(losses, high), parameters, retain_graph=True))
         counts = samples.get("keep", torch.ones_like(high))
-        loss = h["lambda_u"] * (losses * (counts & ~high if h["sam_mode"] == "replace" else counts)).mean()
+        used = losses * (counts & ~high if h["sam_mode"] == "replace" else counts)
+        loss = h["lambda_u"] * used.sum() / counts.sum().clamp_min(1)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self.logits_at(None, batch["labelled"]["x"]), batch["labelled"]["y"])
         if h["cs_grad"] == "original":
@@ -153,7 +156,7 @@ class FL2(FixMatch):
                 target = logits if h["kl_target"] == "strong" else self.logits_at(None, samples["weak"])
             consistency = self.consistency(samples, target, self.logits_at(leaves, images))
             pulled = gradients(h["w_cs"] * consistency, leaves)
-            total = {name: own[name] + pulled[name] for name in own}
+            total = own | {name: own[name] + slope if name in own else slope for name, slope in pulled.items()}
         self.log("loss", (loss + h["w_cs"] * consistency).detach())
         self.log("loss_cs", consistency.detach())
         return {parameters[name]: gradient for name, gradient in total.items()}
@@ -171,7 +174,7 @@ class FL2(FixMatch):
             return {name: value.clone() for name, value in at.items()}
         asam = h["perturbation"] == "asam"
         eps = perturb.asam(at, slopes, h["rho"], h["eta"]) if asam else perturb.sam(at, slopes, h["rho"])
-        return {name: value + eps[name] for name, value in at.items()}
+        return {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
 
     def consistency(self, samples: Mapping[str, Tensor], target: Tensor, logits: Tensor) -> Tensor:
         """L_cs: KL(target || prediction) over the masked samples (Eq. 13), or their cross-entropy (``sam_mode``)."""
@@ -209,7 +212,8 @@ def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         tau, a scalar, and the thresholds ``[C]``.
     """
-    tau, mean = probabilities.amax(dim=1).mean(), probabilities.mean(dim=0)
+    confidence, mean = probabilities.amax(dim=1), probabilities.mean(dim=0)
+    tau = confidence.mean().clamp(max=confidence.max())  # a mean of equal numbers may round above them
     return tau, tau * (mean / mean.max())
 
 
@@ -217,7 +221,7 @@ def lsaa_weights(taus: Sequence[float]) -> list[float]:
     """LSAA: ``(1 - tau_k) / sum (1 - tau_j)`` (Eq. 15); uniform if every tau is 1 (released code: 0 / 0)."""
     doubts = [max(1.0 - tau, 0.0) for tau in taus]
     total = sum(doubts)
-    return [doubt / total for doubt in doubts] if total > 0 else [1.0 / len(taus)] * len(taus)
+    return [1.0 / len(taus)] * len(taus) if total == 0 else [doubt / total for doubt in doubts]
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -226,6 +230,6 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def gradients(loss: Tensor, at: Mapping[str, Tensor], retain_graph: bool = False) -> dict[str, Tensor]:
-    """Gradient of the loss with respect to tensors by name."""
-    found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph)
-    return dict(zip(at, found, strict=True))
+    """Gradient of the loss with respect to tensors by name; those that it does not depend on have none."""
+    found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph, allow_unused=True)
+    return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}

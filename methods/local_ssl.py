@@ -89,6 +89,13 @@ class LocalSSL(FedMethod):
         super().__init__(model, **base)
         if objective not in self.presets:
             raise ConfigError(f"objective {objective!r} is unknown; choose one of {', '.join(self.presets)}")
+        self.require(
+            prox_mu=prox_mu >= 0,
+            temperature=temperature > 0,
+            unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1,
+            unsup_ramp=(unsup_ramp or 0) >= 0,
+            steps_per_visit=lr_schedule != "release" if steps_per_visit is None else steps_per_visit >= 1,
+        )
         preset = {**self.shared_preset, **self.presets[objective]}
         self.hparams.update({name: v for name, v in preset.items() if self.hparams[name] is None})
         self.views = {"labelled": {"x": labelled_view}, "unlabelled": {"weak": "weak", "strong": "strong"}}

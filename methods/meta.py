@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from benchmark.errors import RunError
+from methods.ops import set_gradient
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
@@ -125,6 +126,6 @@ def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
     """One step of the optimiser with these gradients, one per parameter."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        set_gradient(parameter, gradient)
     optimizer.step()
     optimizer.zero_grad()

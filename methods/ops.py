@@ -35,9 +35,8 @@ def ema_decay(step: Tensor, decay: float, ramp: bool = True) -> Tensor:
 @torch.no_grad()
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor) -> None:
     """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
-    targets = list(teacher)
-    share = (1.0 - decay).to(targets[0].dtype)
-    torch._foreach_lerp_(targets, [s.detach() for s in student], share)  # type: ignore[call-overload]
+    for target, source in zip(teacher, student, strict=True):
+        target.copy_(target.lerp(source.detach(), (1.0 - decay).to(target.dtype)))
 
 
 def exponential_ramp(step: float, length: float) -> float:
@@ -71,7 +70,8 @@ def relation_loss(target: Tensor, relation: Tensor, rows: Tensor | None = None) 
         relation: matrix Q that carries the gradient.
         rows: bool ``[C]``, rows that count; all of them by default.
     """
-    p, q = target.clamp_min(1e-12), relation.clamp_min(1e-12)
+    tiny = torch.finfo(relation.dtype).tiny
+    p, q = target.clamp_min(tiny), relation.clamp_min(tiny)
     terms = 0.5 * (p - q) * (p.log() - q.log())
     return (terms if rows is None else terms * rows[:, None]).sum() / len(target)
 
@@ -125,6 +125,13 @@ def entropy_gate(rule: float | str, num_classes: int) -> float:
 
 
 @torch.no_grad()
+def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Let the next optimiser step follow ``gradient``, in the memory format of the parameter as fused steps need it."""
+    same = gradient.stride() == parameter.stride()
+    parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
+
+
+@torch.no_grad()
 def residual_connection(
     reference: nn.Module, model: nn.Module, index: int, alpha: float, every: int, first: bool = True
 ) -> None:
@@ -164,9 +171,9 @@ def pseudo_labels(
 
 
 def weighted_loss(losses: Tensor, weights: Tensor, norm: Literal["none", "sum"] = "none") -> Tensor:
-    """Mean over the samples of weight times loss, ``[B]`` each; ``norm="sum"``: over the sum of the weights."""
-    total = (weights * losses).sum()
-    return total / (len(losses) if norm == "none" else weights.sum().clamp_min(1e-12))
+    """Mean over the samples of weight times loss, ``[B]`` each; ``norm="sum"``: over the sum of the weights, if any."""
+    total, parts = (weights * losses).sum(), weights.sum()
+    return total / (len(losses) if norm == "none" else torch.where(parts > 0, parts, 1.0))
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

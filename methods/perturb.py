@@ -47,6 +47,8 @@ def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = 0.01)
 
 
 def _along(steps: list[Tensor], slopes: list[Tensor], rho: float, guard: float) -> list[Tensor]:
+    if not slopes:
+        return []
     norms = torch.stack([torch.linalg.vector_norm(slope) for slope in slopes])
     factor = rho / (torch.linalg.vector_norm(norms) + guard)
     return [step * factor for step in steps]

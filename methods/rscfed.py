@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmark.aggregation import State, tensor_distance, weighted_mean
 from benchmark.errors import ConfigError
 from datamodules.schedule import Roster
-from methods.base import Upload
+from methods.base import FedMethod, Upload
 from methods.fed_consist import FedConsist
 from methods.ops import share_weights
 
@@ -50,8 +50,8 @@ class RSCFed(FedConsist):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        if labelled_weight_mode not in ("once", "squared") and not labelled_weight_mode.startswith("share:"):
-            raise ConfigError(f"labelled_weight_mode {labelled_weight_mode!r}: write once, squared or share:<0..1>")
+        self.require(subsets=subsets >= 1, subset_size=subset_size >= 1, labelled_multiplier=labelled_multiplier > 0)
+        consensus_weights([self.tensors("shared")], [1.0], [True], 0.0, mode=labelled_weight_mode)
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws."""
@@ -66,7 +66,9 @@ class RSCFed(FedConsist):
         return self.drawn if h["retrain_repeated"] else [sorted(set().union(*self.drawn))]
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Sub-consensus per subset, then their plain mean."""
+        """Sub-consensus per subset, then their plain mean; FedAvg in the warm-up."""
+        if uploads[0].visit.round < self.hparams["warmup_rounds"]:
+            return FedMethod.aggregate(self, uploads)
         found = {(u.visit.client, u.visit.cohort): u for u in uploads}
         chosen = [[found.get((c, m), found.get((c, 0))) for c in sorted(s)] for m, s in enumerate(self.drawn)]
         present = [[u for u in subset if u is not None] for subset in chosen]
@@ -115,14 +117,24 @@ def consensus_weights(
             subset average (the cleaned-up release); ``"share:x"``: labelled clients together weigh x.
         distance: see ``tensor_distance``.
         skip: tensors that do not count in the distance.
+
+    Raises:
+        ConfigError: an unknown mode, or a client without images.
     """
-    factor = [multiplier if has and not mode.startswith("share") else 1.0 for has in labelled]
+    shared = mode.startswith("share:")
+    if not shared and mode not in ("once", "squared"):
+        raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
+    if min(sizes) <= 0:
+        raise ConfigError(f"clients of sizes {list(sizes)}: the distance is divided by the number of images")
+    factor = [multiplier if has and not shared else 1.0 for has in labelled]
     prior = [n * f if mode == "squared" else n for n, f in zip(sizes, factor, strict=True)]
     centre = weighted_mean(states, prior)
     distances = [tensor_distance(s, centre, skip=skip, total=distance) for s in states]
     exponents = [beta * d / n for d, n in zip(distances, sizes, strict=True)]
-    nearest = min(exponents)
-    weights = [p * exp(nearest - e) * f for p, e, f in zip(prior, exponents, factor, strict=True)]
-    if mode.startswith("share:"):
+    kinds = [shared and has for has in labelled]  # what cancels when the kind's weights are divided by their sum
+    nearest = {kind: min(e for e, own in zip(exponents, kinds, strict=True) if own == kind) for kind in kinds}
+    closeness = [exp(nearest[kind] - e) for e, kind in zip(exponents, kinds, strict=True)]
+    weights = [p * c * f for p, c, f in zip(prior, closeness, factor, strict=True)]
+    if shared:
         weights = share_weights(weights, labelled, mode)
     return [w / sum(weights) for w in weights]

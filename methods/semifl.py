@@ -43,6 +43,7 @@ class SemiFL(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, empty_client=empty_client, batch_size=batch_size, **base)
+        self.require(mix_alpha=mix_alpha > 0)
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
         """The fix set and, drawn with replacement, a mix set of the same size."""

@@ -3,8 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.errors import ConfigError
 from datamodules.schedule import Roster
-from methods.base import Batch
+from methods.base import Batch, Site
 from methods.serverside import LabelsAtServer
 
 
@@ -21,6 +22,12 @@ class ServerOnly(LabelsAtServer):
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Nobody takes part."""
         return [[]]
+
+    def server_step(self, server: Site) -> None:
+        """As in every method with labels at the server; here it must have some."""
+        if not len(server.data.labelled):
+            raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
+        super().server_step(server)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross-entropy."""

@@ -70,6 +70,7 @@ class ServerMomentum(FedMethod, ABC):
         super().__init__(
             model, momentum=momentum, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base
         )
+        self.require(server_momentum=0 <= server_momentum < 1)
         self.velocity = copy.deepcopy(model).requires_grad_(False)
         for value in self.velocity.parameters():
             value.zero_()
@@ -135,6 +136,12 @@ class LabelsAtServer(ServerMomentum):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        self.require(
+            server_batch_size=server_batch_size >= 1,
+            server_pretrain=server_pretrain >= 0,
+            sbn_batch=sbn_batch >= 1,
+            sbn_labelled_batch=sbn_labelled_batch is None or sbn_labelled_batch >= 1,
+        )
         self.active: list[int] | None = None
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:

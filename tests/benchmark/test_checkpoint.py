@@ -1,6 +1,8 @@
 """Checkpoints: whatever is killed or damaged, what is loaded was saved whole."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,6 +124,30 @@ def test_the_file_is_complete_before_it_gets_its_name(path, monkeypatch):
     assert order == [("fsync", path.stat().st_size), ("replace", path)]
 
 
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = open
+
+    def on_a_full_disk(*args):
+        file = opened(*args, buffering=0)
+        wrapped = type("Full", (), {"__enter__": lambda self: self, "__exit__": lambda *_: file.close()})()
+        wrapped.write, wrapped.flush, wrapped.fileno = full, file.flush, file.fileno
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        if call == "fsync":
+            patch.setattr(os, "fsync", full)
+        else:
+            patch.setattr("builtins.open", on_a_full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(two, STATES[2])
+    assert sorted(p.name for p in two.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]
+    assert equal(checkpoint.load(two), 1)
+
+
 def test_tensors_are_saved_by_value_and_load_on_the_cpu(path):
     weights = torch.arange(6.0)
     checkpoint.save(path, {"view": weights[2:4]})
@@ -136,3 +162,12 @@ def test_remove(two):
     checkpoint.remove(two)
     checkpoint.remove(two)
     assert list(two.parent.iterdir()) == [other]
+
+
+def test_in_a_read_only_folder_checkpoints_stay(two, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    checkpoint.remove(two)
+    assert equal(checkpoint.load(two), 1)

@@ -160,15 +160,15 @@ def test_options_are_frozen():
         for name, command in commands.items()
     }
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
-    where = {"--accelerator", "--data_dir", "--checkpoint_every_s", "--wandb"}
+    where = {"--accelerator", "--engine", "--stack", "--data_dir", "--checkpoint_every_s", "--wandb"}
     assert names == {
         "fit": {"--config", "--method", "--data", "--model", "--rounds", "--seed", "--scale", "--eval_every",
                 "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads", "--results_dir"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
         "status": suite,
-        "plot": {"--columns", "--out"},
-        "describe": {"--data", "--data_dir", "--plot", "--export"},
+        "plot": {"--columns", "--labels", "--out"},
+        "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
     }  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
         path.write_text(path.read_text().replace('"momentum": 0.9', '"momentum": 0.5'))
     assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
     assert table("--seeds", "1", "--methods", "mid") == 0
-    assert "**1 of 2 runs complete**" in (here / "results/tables/toy-quick.md").read_text()
+    assert "**1 of 4 runs complete**" in (here / "results/tables/toy-quick.md").read_text()
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
 
 
@@ -257,8 +257,11 @@ def test_describe_draws_exports_and_imports(here, capsys):
     saved = Partition.load("part.json", 1437)
     assert saved.hash in out and saved.num_clients == 4 and "1437" in out
     assert (here / "part.png").read_bytes().startswith(b"\x89PNG") and (here / "part.png").stat().st_size > 10_000
-    assert main(["describe", "--data", "digits", "--data.partition_file", "part.json"]) == 0
+    again = ["describe", "--data", "digits", "--data.partition_file", "part.json"]
+    assert main([*again, "--data.num_clients", "4"]) == 0
     assert saved.hash in capsys.readouterr().out
+    assert main(again) == 2
+    assert "part.json has 4 clients; give --data.num_clients 4" in capsys.readouterr().err
 
 
 def test_describe_shows_the_labels_of_a_server_and_of_many_clients(here, capsys):

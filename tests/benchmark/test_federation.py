@@ -278,7 +278,7 @@ def test_ten_thousand_clients_of_whom_ten_take_part(tmp_path):
     pairs = tuple(np.arange(2 * k, 2 * k + 2) for k in range(10_000))
     file = tmp_path / "partition.json"
     Partition(labelled=pairs, unlabelled=(empty,) * 10_000, server=empty, pool=empty).save(file)
-    data = Specks(partition_file=str(file))
+    data = Specks(partition_file=str(file), num_clients=10_000)
     data.setup()
     torch.manual_seed(0)
     method = Everybody(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)))

@@ -49,7 +49,7 @@ def test_released_numbers():
     scores = classification_metrics(probs, labels)
     expected = {name: 100 * value for name, value in data["outputs"].items()}
     expected["acc"] = expected.pop("accuracy")
-    assert scores == pytest.approx(expected, rel=data["tolerance"]["rtol"], abs=6e-5)  # 4 decimals are kept
+    assert scores == pytest.approx(expected, rel=data["tolerance"]["rtol"])
     assert 4 not in probs.argmax(1)
 
 

@@ -23,7 +23,7 @@ from benchmark.suite import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
-import os, signal
+import os, signal, time
 from benchmark import classes, records
 from benchmark.classes import Kind
 from benchmark.config import folder
@@ -48,6 +48,10 @@ def fit(config):
             raise ZeroDivisionError("seed 666")
         if config.seed == 667:
             raise RunError("a known problem")
+        if config.seed == 700:
+            (run.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
+            time.sleep(1.5)  # for longer than the parent waits between two looks
+            run.rows()
         if config.seed == 999:
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
@@ -136,6 +140,48 @@ def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     assert attempt(run.config, fails) == ("failed", "no data")
     assert state(folder(run.config)) == "failed"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of `Display.ticking`
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
+    runs = planned(tmp_path, 1, 700, 2, 3)
+    outcomes = run_all(runs, jobs, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "complete", 700: "failed", 2: "complete", 3: "complete"}
+    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
+    assert "line 1 is damaged; delete the folder" in message
+
+
+def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
+    runs = planned(tmp_path, 1, 2, 3)
+    (folder(runs[0].config) / LOG).mkdir(parents=True)
+    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "failed", 2: "complete", 3: "complete"}
+    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
+    assert message.startswith("IsADirectoryError") and LOG in message
+
+
+def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake, monkeypatch):
+    def fails(config):
+        raise RunError("no data")
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    (run,) = planned(tmp_path, 1)
+    monkeypatch.setattr(RunFolder, "fail", full)
+    assert attempt(run.config, fails) == ("failed", "no data")
+
+
+def test_attempt_leaves_a_record_that_cannot_be_read(tmp_path, fake):
+    def fails(config):
+        raise RunError("no data")
+
+    (run,) = planned(tmp_path, 1)
+    folder(run.config).mkdir(parents=True)
+    (folder(run.config) / "record.json").write_text("{")
+    assert attempt(run.config, fails) == ("failed", "no data")
+    assert (folder(run.config) / "record.json").read_text() == "{"
 
 
 def test_attempt_never_touches_a_complete_record(tmp_path, fake):

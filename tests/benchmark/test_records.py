@@ -1,18 +1,23 @@
 """Run folders: what is on disk after every step, kills and resumes, readings, byte equality, locks."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from benchmark import records
+from benchmark import checkpoint, records, run
 from benchmark.classes import ClassSpec
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.errors import RunError
+from benchmark.files import write_atomic
 from benchmark.lock import RunLocked, holder, locked, run_lock
 from benchmark.records import RunFolder, read_record, readings, state, validate, without_clock
 
@@ -125,6 +130,21 @@ def test_resume_refuses_another_run_and_other_data(tmp_path):
         RunFolder(tmp_path).open(other, FACTS)
 
 
+@pytest.mark.parametrize("name", records.CHECKPOINTS)
+def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp_path, name):
+    """With ``eval_every`` large, a run may be far on before its first row."""
+    RunFolder(tmp_path).open(CONFIG, FACTS)
+    (tmp_path / name).write_bytes(b"state of the method")
+    with pytest.raises(RunError, match=r"cannot resume, data_sha256 was \{'f': 'cd'\} and is now \{\}; bring the old"):
+        RunFolder(tmp_path).open(CONFIG, {**FACTS, "data_sha256": {}})
+    RunFolder(tmp_path).open(CONFIG, FACTS)
+
+
+def test_the_checkpoints_are_those_that_a_run_resumes_from(tmp_path):
+    path = tmp_path / run.CHECKPOINT
+    assert (path.name, checkpoint.previous(path).name) == records.CHECKPOINTS
+
+
 def test_rows_only_go_forward(tmp_path):
     folder = RunFolder(tmp_path)
     folder.open(CONFIG, FACTS)
@@ -135,8 +155,9 @@ def test_rows_only_go_forward(tmp_path):
         folder.finish()
 
 
-def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
+@pytest.mark.parametrize("line", ['{"rou', "5", '{"acc": 1.0}'])
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0}}\n{line}\n{{"round": 2}}\n')
     with pytest.raises(RunError, match="line 2 is damaged"):
         RunFolder(tmp_path).rows()
 
@@ -261,6 +282,107 @@ def test_state(tmp_path):
     assert state(tmp_path) == "failed"
     whole_run(tmp_path / "whole")
     assert state(tmp_path / "whole") == "complete"
+
+
+@contextmanager
+def flocked(folder, kind):
+    """Someone else's lock: of a run (exclusive) or of one who only looks (shared)."""
+    handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, kind)
+        yield
+    finally:
+        os.close(handle)
+
+
+def test_those_who_only_look_do_not_see_each_other(tmp_path):
+    with flocked(tmp_path, fcntl.LOCK_SH):
+        assert not locked(tmp_path)
+    with flocked(tmp_path, fcntl.LOCK_EX):
+        assert locked(tmp_path)
+
+
+def test_a_complete_record_is_complete_whoever_has_the_lock(tmp_path):
+    whole_run(tmp_path)
+    with flocked(tmp_path, fcntl.LOCK_EX):
+        assert state(tmp_path) == "complete"
+
+
+def test_a_run_that_ends_while_one_asks_is_not_stale(tmp_path, monkeypatch):
+    run_ = RunFolder(tmp_path)
+    run_.open(CONFIG, FACTS)
+    run_.append(row(3))
+    monkeypatch.setattr(records, "locked", lambda path: bool(run_.finish()) and False)
+    assert state(tmp_path) == "complete"
+
+
+def test_one_who_looks_does_not_keep_a_run_from_starting(tmp_path):
+    looking = flocked(tmp_path, fcntl.LOCK_SH)
+    looking.__enter__()
+    timer = threading.Timer(0.05, looking.__exit__, (None, None, None))
+    timer.start()
+    with run_lock(tmp_path):
+        assert locked(tmp_path)
+    timer.join()
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """As on a read-only file system; permissions would not do, the tests may run as root."""
+    real = os.open
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def opened(path, flags, *more, **kwargs):
+        return refuse() if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else real(path, flags, *more, **kwargs)
+
+    def set_up():
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(records, "write_atomic", refuse)
+
+    return set_up
+
+
+def test_a_read_only_folder_can_be_looked_at(tmp_path, read_only):
+    RunFolder(tmp_path).open(CONFIG, FACTS)
+    (tmp_path / "run.lock").touch()
+    with flocked(tmp_path, fcntl.LOCK_EX):
+        read_only()
+        assert state(tmp_path) == "running"
+    assert state(tmp_path) == "stale" and holder(tmp_path) == {}
+    with pytest.raises(RunError, match=r"a run cannot write there.*Read-only.*give another --results_dir"):
+        run_lock(tmp_path).__enter__()
+
+
+def test_a_lock_that_may_not_be_read_counts_as_free(tmp_path, monkeypatch):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "run.lock").touch()
+    monkeypatch.setattr(os, "open", denied)
+    assert not locked(tmp_path)
+
+
+def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
+    known = RunFolder(tmp_path)
+    known.open(CONFIG, FACTS)
+    before = (tmp_path / "record.json").read_bytes()
+    read_only()
+    known.fail(ValueError("x"))
+    RunFolder(tmp_path).fail(ValueError("x"), CONFIG)
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_atomic(tmp_path / "record.json", "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(tmp_path / "record.json", "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("record.json", "old")]
 
 
 def test_an_unlocked_folder(tmp_path):

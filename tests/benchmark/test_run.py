@@ -22,6 +22,7 @@ from benchmark.errors import BenchError, ConfigError, DataError, RunError
 from benchmark.lock import RunLocked, locked, run_lock
 from benchmark.records import RunFolder, read_record, read_rows, state, validate, without_clock
 from benchmark.run import fit, placed
+from datamodules.digits import Digits
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 8
@@ -177,12 +178,14 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
         ({"model": "small_cn"}, ConfigError, "small_cnn"),
         ({"model_args__depth": 3}, ConfigError, "unknown option depth"),
         ({"method__lr": "fast"}, ConfigError, "lr"),
-        ({"method__batch_size": 0}, ConfigError, "batch_size is 0; it must be positive"),
-        ({"method__clip_norm": -1.0}, ConfigError, r"clip_norm \(null for none\) is -1.0; it must be positive"),
+        ({"method__batch_size": 0}, ConfigError, "batch_size=0.* is out of range"),
+        ({"method__clip_norm": -1.0}, ConfigError, r"clip_norm=-1.0 is out of range"),
         ({"seed": -1}, ConfigError, "seed is -1; it must be 0 to"),
         ({"data__partition_seed": -1}, ConfigError, "partition_seed is -1; NumPy takes 0 to"),
-        ({"runtime__devices": 0}, ConfigError, "devices=0"),
-        ({"runtime__num_nodes": 0}, ConfigError, "processes on cpu cannot be had: .*num_nodes"),
+        ({"runtime__devices": 0}, ConfigError, "devices is 0; it must be at least 1"),
+        ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0; it must be at least 1"),
+        ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
+        ({"data__num_clients": 0}, DataError, "over 0 clients: take at least one"),
         ({"runtime__accelerator": "gpux"}, ConfigError, "invalid accelerator name"),
     ],
 )
@@ -385,6 +388,34 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
 # --- a method of one's own
 
 
+DRIFTING = """
+import torch
+import torch.distributed as dist
+
+from methods.server_only import ServerOnly
+
+
+class Drifting(ServerOnly):
+    \"""Its server's training rounds a little differently in every process, as on GPUs.\"""
+
+    def server_step(self, server):
+        super().server_step(server)
+        with torch.no_grad():
+            self.model.conv1.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch):
+    """Where devices round differently, they would otherwise evaluate, and send out, different global models."""
+    (tmp_path / "drift.py").write_text(DRIFTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = {"method": "drift.Drifting", "data__scenario": "server", "data__num_labels": 20, "rounds": 2}
+    one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
+    assert_same_run(two, one)
+
+
 FEDPROX = '''
 import copy
 
@@ -440,3 +471,37 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
         fit(configuration(tmp_path, **own))
     with pytest.raises(ConfigError, match="unknown method argument 'model'"):
         fit(configuration(tmp_path, **own, method__mu=0.1, method__model="mine"))
+
+
+def test_a_changed_split_is_not_taken_for_the_old_one(tmp_path):
+    """A complete run whose partition file was replaced says so instead of showing the old numbers."""
+    file, splits = tmp_path / "split.json", []
+    for seed in (1, 2):
+        data = Digits(num_clients=4, partition_seed=seed)
+        data.setup()
+        splits.append(data.partition)
+    splits[0].save(file)
+    options = {**SHORT, "data__partition_file": str(file), "data__num_clients": 4}
+    fit(configuration(tmp_path, **options))
+    fit(configuration(tmp_path, **options))
+    splits[1].save(file)
+    with pytest.raises(ConfigError, match=r"split\.json has changed since"):
+        fit(configuration(tmp_path, **options))
+
+
+def test_a_view_that_the_pipeline_lacks_is_missed_before_the_first_round(tmp_path):
+    """Also where the method would ask for it only after some rounds."""
+    with pytest.raises(ConfigError, match=r"SemiFL needs the view 'strong'.*--data\.pipeline"):
+        fit(configuration(tmp_path, method="semifl"))
+
+
+def test_grey_images_reach_networks_of_one_channel(tmp_path):
+    """``data.channels`` sets the network's first layer, too."""
+    path = fit(configuration(tmp_path, **SHORT, data__channels=1))
+    assert torch.load(path / "weights.pt")["model.conv1.weight"].shape[1] == 1
+
+
+def test_a_warm_up_that_never_ends_is_said(tmp_path, capsys):
+    """The line at the start of a run warns."""
+    fit(configuration(tmp_path, method="cbafed", rounds=1))
+    assert "ALL 1 rounds lie within the warm-up of 501" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_all_rows_but_the_pending_ones_run(suite: Suite, scale: str) -> None:
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
     if scale == "paper":
         assert plan.seeds == (0, 1, 2)
-        assert len(plan.runs) == 297
+        assert len(plan.runs) == 309
 
 
 def test_protocol(suite: Suite) -> None:
@@ -99,7 +99,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[id(r)][0] for r in suite.rows if not r.pending}) == 99
+    assert len({plan.of_row[id(r)][0] for r in suite.rows if not r.pending}) == 103
 
 
 def test_bands_are_the_data_sets(suite: Suite) -> None:

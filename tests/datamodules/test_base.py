@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmark.classes import KINDS, find_class, known_names
-from benchmark.errors import ConfigError, RunError
+from benchmark.errors import ConfigError, DataError, RunError
 from benchmark.streams import generator
 from datamodules import sources
 from datamodules.base import FSSLDataModule, Oracle
@@ -132,9 +132,11 @@ def test_a_partition_can_be_taken_along(tmp_path):
     data = make_data()
     file = tmp_path / "partition.json"
     data.partition.save(file)
-    taken = make_data(partition_file=str(file), num_clients=3, partition_seed=5)
+    taken = make_data(partition_file=str(file), num_clients=6, partition_seed=5)
     assert taken.partition.hash == data.partition.hash
     assert taken.num_clients == 6
+    with pytest.raises(DataError, match=r"6 clients; give --data\.num_clients 6"):
+        make_data(partition_file=str(file), num_clients=3)
 
 
 def test_the_partition_follows_its_seed_or_that_of_the_run():

@@ -379,7 +379,9 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     path = tmp_path / "broken.json"
     small().save(path)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Delete it"):
+    with pytest.raises(
+        DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Bring an intact copy"
+    ):
         Partition.load(path, 120)
 
 

@@ -87,13 +87,7 @@ def test_dirichlet_without_shuffles_reproduces_the_released_lists(case):
     rng = Replay(case["shares"])
     parts = unshuffled(case["labels"], case["num_clients"], 0.1, rng, min_size=1)
     assert rng.used == case["draws_used"]
-    if case["name"].startswith("torch_seed0_delta0.1"):
-        # torch's float32 sum of the shares is one bit off NumPy's: one class's last cut moves by one sample
-        assert [len(ours) - len(theirs) for ours, theirs in zip(parts, case["parts"], strict=True)] == [0] * 6 + [1, -1]
-        assert lists(parts)[:6] == case["parts"][:6]
-        assert set(case["parts"][6]) < set(parts[6].tolist())
-    else:
-        assert lists(parts) == case["parts"]
+    assert lists(parts) == case["parts"]
 
 
 def test_split_primitives_reproduce_the_released_lists():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.engine import LocalSite
-from benchmark.errors import RunError
+from benchmark.errors import ConfigError, RunError
 from benchmark.federation import Federation
 from datamodules.base import SiteData
 from datamodules.batches import epoch
@@ -207,6 +207,22 @@ def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() ->
     for name in [n for n in ends["rounds"] if n.startswith("model.")]:
         torch.testing.assert_close(ends["rounds"][name], ends["local_then_avg"][name], rtol=1e-9, atol=1e-12)
     assert not torch.allclose(ends["rounds"]["model.head.weight"], unmixed["model.head.weight"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"warmup_rounds": -1},
+        {"labelled_epochs": -1},
+        {"tail_beta": -1.0},
+        {"res_client_alpha": -0.1},
+        {"res_skip": 0},
+    ],
+)
+def test_impossible_numbers_are_refused(bad: dict[str, Any]) -> None:
+    """Negative counts, or weights outside [0, 1]."""
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        make_method("cbafed", **bad)
 
 
 def test_warmup_is_fedavg_plus() -> None:

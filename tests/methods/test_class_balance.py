@@ -29,12 +29,23 @@ def test_released_thresholds(case: dict[str, Any]) -> None:
     else:
         counts = torch.tensor(given["counts"]).float()
     share = class_share(counts)
-    torch.testing.assert_close(share, torch.tensor(out["p_tilde"]), rtol=0, atol=1e-6)
-    assert float(share.std()) == pytest.approx(out["std"], abs=1e-6)
+    assert torch.equal(share, torch.tensor(out["p_tilde"]))
+    assert float(share.std()) == pytest.approx(out["std"], abs=1e-9)
     found = balanced_thresholds(counts, given["tau"], given["tau_h"])
-    torch.testing.assert_close(found, torch.tensor(out["thresholds"]), rtol=0, atol=1e-6)
+    assert torch.equal(found, torch.tensor(out["thresholds"]))
     tail = tail_classes(counts, beta=10 * given["tail_cut"])
     assert tail.nonzero()[:, 0].tolist() == out["tail_classes"]
+
+
+@pytest.mark.parametrize("classes", [5, 10, 20])
+def test_a_class_at_the_border_is_no_tail(classes: int) -> None:
+    """Exactly 0.3 / C of the images is not less than that."""
+    counts = torch.full((classes,), 970 / (classes - 1))
+    counts[0] = 1000 * 0.3 / classes
+    counts[1] += 1000 - counts.sum()
+    assert not tail_classes(counts).any()
+    counts[0] -= 1
+    assert tail_classes(counts).nonzero()[:, 0].tolist() == [0]
 
 
 def test_worked_example() -> None:

@@ -1,12 +1,13 @@
 """Fed-Consist: the mean-teacher client against the released one, and the switches of its sheet."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from federations import make_federation, run_rows
+from federations import few_data, make_federation, run_rows
 from golden_files import load
 from methods.base import Visit
 from methods.fed_consist import FedConsist
@@ -112,11 +113,23 @@ def test_initial_teacher() -> None:
         method = federation.method
         method.load_tensors(federation.engine.initial)
         method.load_tensors(federation.server)
+        method.visit = Visit(round=1, labelled=False)
         method.client_start(first=True)
         equal = all(
             torch.equal(t, m) for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
         )
         assert equal is same
+
+
+def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> None:
+    """Its teacher is the global model after the warm-up, not the untrained one that it received first."""
+    federation = make_federation("fed_consist", data=few_data(3), rounds=3, warmup_rounds=2)
+    federation.run_round(0)
+    federation.run_round(1)
+    visit = replace(federation.visits(2)[0], first=False)
+    federation.engine.arrive(visit, federation.method.broadcast(federation.server, visit), federation.clients[0])
+    for name, value in federation.method.teacher.state_dict().items():
+        assert torch.equal(value, federation.server[f"model.{name}"])
 
 
 def test_warmup_trains_labelled_clients_only() -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.engine import LocalSite
-from federations import make_data, make_federation, make_method
+from federations import make_data, make_federation, make_method, run_rows
 from methods.base import Visit
 from methods.fixmatch import FixMatch
 
@@ -50,6 +50,15 @@ def test_joint_batches_add_up() -> None:
     torch.testing.assert_close(single.training_step({"labelled": both["labelled"]}, 0), labelled)
     unlabelled = single.training_step({"unlabelled": both["unlabelled"]}, 0)
     torch.testing.assert_close(double.training_step(both, 0), labelled + 2.0 * unlabelled)
+
+
+def test_labels_of_every_step_are_reported() -> None:
+    """Rows say how many of all labels given were used, and how many of these were right."""
+    federation = make_federation("fixmatch", pl_time="every_step", threshold=0.0, local_epochs=1, rounds=1)
+    row = run_rows(federation)[0]
+    assert row["pseudo/selected"] == 1.0
+    assert 0 < row["pseudo/correct"] == row["pseudo/right"] < 1
+    assert sum(row["pseudo/selected_by_class"]) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("pl_time", ["round_start", "every_step"])

@@ -14,7 +14,7 @@ from federations import make_data, make_federation, make_method, run_rows
 from golden_files import load
 from methods import models, perturb
 from methods.base import Visit
-from methods.fl2 import FL2, adaptive_thresholds, masked_mean
+from methods.fl2 import FL2, adaptive_thresholds, lsaa_weights, masked_mean
 
 GOLDEN = load("fl2/cat_thresholds")
 TOLERANCE = {"rtol": GOLDEN["rtol"], "atol": GOLDEN["atol"]}
@@ -138,6 +138,25 @@ def test_two_steps_with_clipping_and_nesterov() -> None:
     torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
 
 
+@pytest.mark.parametrize("sacr", [True, False])
+def test_masked_batches_average_over_the_selected(sacr: bool) -> None:
+    """Two of eight samples kept: L_a is their mean (Eq. 10), not a quarter of it."""
+    method, samples = method_and_batch(8, high=0, sacr=sacr, client_batches="masked")
+    keep = torch.arange(8) < 2
+    wanted = slopes(method, F.cross_entropy(method(samples["strong"][:8])[keep], samples["y"][keep]))
+    batch = {"unlabelled": samples | {"keep": keep}}
+    found = list(method.sacr_gradients(batch).values()) if sacr else slopes(method, method.training_step(batch, 0))
+    torch.testing.assert_close(found, wanted, **EXACT)
+
+
+def test_a_parameter_that_the_loss_does_not_reach_stays_where_it_is() -> None:
+    """It has no gradient, no perturbation and no part in the norm."""
+    method, samples = method_and_batch()
+    wanted = step(method, samples)
+    method.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    torch.testing.assert_close(step(method, samples), wanted, **EXACT)
+
+
 def test_without_confident_samples_it_is_plain() -> None:
     """H = 0: nothing is perturbed, nothing is NaN, the gradient is that of L_a."""
     method, samples = method_and_batch(high=0)
@@ -206,6 +225,30 @@ def test_gradient_at_the_original_weights() -> None:
     torch.testing.assert_close(found, expected, **EXACT)
     with pytest.raises(ConfigError, match="cs_grad=original"):
         make_method("fl2", cs_grad="original", sam_mode="add")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 3, 6, 7, 100, 499])
+def test_equal_predictions_are_all_selected(n: int, dtype: torch.dtype) -> None:
+    """At least one sample reaches its threshold, also where the mean of equal numbers rounds above them."""
+    for row in ([0.4, 0.35, 0.25], [0.1] * 10, [0.7, 0.2, 0.1], [0.9, 0.1]):
+        probabilities = torch.tensor([row] * n, dtype=dtype)
+        tau, thresholds = adaptive_thresholds(probabilities)
+        assert float(tau) <= row[0] + 1e-6
+        assert bool((probabilities.amax(dim=1) >= thresholds[0]).all())
+
+
+def test_a_confidence_that_is_no_number_is_not_hidden() -> None:
+    """Uniform weights stand for clients that are all sure, not for NaN."""
+    assert lsaa_weights([1.0, 1.0]) == [0.5, 0.5]
+    assert all(w != w for w in lsaa_weights([float("nan"), 0.5]))
+
+
+@pytest.mark.parametrize("bad", [{"pl_time": "every_step"}, {"unsup_norm": "all"}, {"rho": -1.0}, {"sbn_batch": 0}])
+def test_arguments_that_would_switch_parts_off_are_refused(bad: dict[str, Any]) -> None:
+    """Inherited ones included."""
+    with pytest.raises(ConfigError, match=r"pl_time=every_step|unsup_norm=all|rho=-1|sbn_batch=0"):
+        make_method("fl2", **bad)
 
 
 def test_masked_mean() -> None:

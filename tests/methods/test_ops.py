@@ -111,6 +111,18 @@ def test_released_relation_matrices() -> None:
     close(ops.relation_matrix(ten["logits"], ten["labels"]), ten["matrix"], RELATION)
 
 
+@pytest.mark.parametrize("gap", [40.0, 60.0, 120.0])
+def test_relation_loss_of_saturated_rows(gap: float) -> None:
+    """A row that is nearly one class keeps its divergence, and its gradient, in closed form."""
+    logits = torch.tensor([[gap, 0.0, 0.0], [0.0, gap / 2, 0.0]], requires_grad=True)
+    relation = ops.relation_matrix(logits, torch.tensor([0, 1]))
+    loss = ops.relation_loss(torch.full((3, 3), 1 / 3), relation)
+    # symmetric KL of a uniform row and softmax(a, 0, 0): (a / 2) (softmax's first entry - 1 / 3)
+    rows = [a / 2 * (torch.softmax(torch.tensor([a, 0.0, 0.0]), 0)[0] - 1 / 3) for a in (gap / 2, gap / 4, 0.0)]
+    assert float(loss) == pytest.approx(float(sum(rows)) / 3, rel=1e-4)
+    assert float(torch.autograd.grad(loss, logits)[0][0].abs().sum()) > 0.05
+
+
 def test_relation_matrix_laws() -> None:
     """Rows are distributions, an absent class is uniform, the order of samples does not matter, gates take out."""
     logits, labels = noise(12, 4), torch.tensor([0, 1, 3] * 4)

@@ -9,7 +9,7 @@ import torch
 from benchmark.aggregation import tensor_distance, weighted_mean
 from benchmark.errors import ConfigError
 from datamodules.schedule import Roster
-from federations import make_federation, make_method
+from federations import few_data, make_federation, make_method
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.rscfed import consensus_weights
@@ -75,6 +75,39 @@ def test_huge_distances_do_not_underflow() -> None:
     weights = consensus_weights(far, [1.0] * 3, [False] * 3, 1e6)
     assert sum(weights) == pytest.approx(1.0)
     assert max(weights) == pytest.approx(1.0)
+
+
+def test_shares_survive_distances_that_underflow() -> None:
+    """However far the labelled client lies from the others, it weighs its share."""
+    models = [{"w": torch.full((4,), value)} for value in (0.0, 0.1, 50.0)]
+    weights = consensus_weights(models, [500.0, 500.0, 10.0], [False, False, True], 100.0, mode="share:0.5")
+    assert weights[2] == pytest.approx(0.5)
+    assert sum(weights) == pytest.approx(1.0)
+
+
+def test_the_warmup_averages_by_size() -> None:
+    """With several labelled clients and a huge beta, warm-up rounds are those of FedAvg."""
+    data = few_data(4, labelled=3)
+    ours = make_federation("rscfed", data=data, rounds=2, warmup_rounds=2, dma_beta_labelled=1e4)
+    plain = make_federation("fed_consist", data=data, rounds=2, warmup_rounds=2, labelled_weight_mode="plain")
+    for federation in (ours, plain):
+        federation.run_round(0)
+        federation.run_round(1)
+    model = {name: value for name, value in plain.server.items() if name.startswith("model.")}
+    assert all(torch.equal(ours.server[name], value) for name, value in model.items())
+
+
+@pytest.mark.parametrize("bad", [{"subsets": 0}, {"subset_size": 0}, {"labelled_multiplier": 0.0}])
+def test_impossible_numbers_are_refused(bad: dict[str, Any]) -> None:
+    """No subset, an empty one, or a factor that is not positive."""
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        make_method("rscfed", **bad)
+
+
+def test_a_client_without_images_is_refused() -> None:
+    """The exponent divides by the number of images."""
+    with pytest.raises(ConfigError, match="divided by the number of images"):
+        consensus_weights(states(), [1.0, 0.0, 1.0, 1.0, 1.0], [False] * 5, 1.0)
 
 
 def test_counters_can_be_left_out_of_the_distance() -> None:
