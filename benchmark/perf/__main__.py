@@ -9,7 +9,7 @@ import torch
 
 from benchmark.allocator import keep_memory
 from benchmark.environment import code_version
-from benchmark.perf import augmentation, epochs, memory, profiles, rounds, sharpness
+from benchmark.perf import augmentation, engines, epochs, memory, profiles, rounds, sharpness
 from benchmark.perf.measure import Section, machine
 
 SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
@@ -17,6 +17,7 @@ SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "sharpness": (sharpness.section, 1),
     "layouts": (rounds.layouts, 1),
     "scaling": (rounds.scaling, 1),
+    "engines": (engines.section, 1),
     "augmentation": (augmentation.section, 0),
     "memory": (memory.section, 0),
     "profiles": (profiles.section, 2),

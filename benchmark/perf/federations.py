@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from lightning import Fabric
 
 from benchmark.classes import KINDS, find_class
@@ -45,6 +46,7 @@ def federation(
     precision: Any = "32-true",
     participants: int | None = None,
     fabric: Fabric | None = None,
+    stack: int | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of many rounds that is evaluated after the last one only; it sets the data up.
@@ -56,13 +58,15 @@ def federation(
         precision: as in Fabric.
         participants: clients per round; default: all.
         fabric: a launched Fabric; default: one process on the CPU.
+        stack: clients that train side by side; default: the reference engine.
         options: arguments of the method.
     """
     if fabric is None:
         fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
         fabric.launch()
+    data.place(fabric.device, torch.float32)
     data.setup()
     network = models.build(model, data.num_classes, image_size=data.image_size)
     made = find_class(method, KINDS["method"])(network, **options)
     roster = data.roster(0, participants)
-    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000)
+    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, stack=stack)
