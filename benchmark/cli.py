@@ -159,8 +159,9 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
 
     from benchmark import run
     from benchmark.progress import Display
-    from benchmark.records import read_record
+    from benchmark.records import read_record, state
 
+    before = state(folder(config))
     shown = PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
     with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
         if display:
@@ -169,7 +170,7 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
             path = run.fit(config)
     best = read_record(path)[{"best": "best", "last": "final"}.get(config.report, config.report)]
     scores = ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float))
-    rank_zero_only(print)(f"{path}: {scores}")
+    rank_zero_only(print)(f"{path}: {scores}{' (was complete, nothing was run)' if before == 'complete' else ''}")
     return 0
 
 

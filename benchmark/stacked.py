@@ -23,6 +23,7 @@ from methods.base import FedMethod, Visit
 
 Tensors = dict[str, Tensor]
 
+REMEDY = "use engine=reference"
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 3e-2}
 """How far the losses of a first stacked step may lie from those of the clients alone, relative to them."""
 
@@ -40,7 +41,7 @@ class StackedEngine(ReferenceEngine):
 
     def __init__(self, method: FedMethod, *args: Any, stack: int = 16) -> None:
         if reason := unstackable(method):
-            raise ConfigError(f"engine=stacked: {type(method).__name__} {reason}; use engine=reference")
+            raise ConfigError(f"engine=stacked: {type(method).__name__} {reason}; {REMEDY}")
         if stack < 1:
             raise ConfigError(f"stack={stack}: at least one client trains at a time")
         self.spare, self.arguments, self.stack = copy.deepcopy(method), args, stack
@@ -94,6 +95,8 @@ class Stack:
         self.tensors = _stacked([_tensors(method) for method in self.methods])
         names = {id(tensor): name for name, tensor in _tensors(self.lead).items()}
         self.groups = [g | {"params": [names[id(p)] for p in g["params"]]} for g in _sgd(self.lead).param_groups]
+        if any(_settings(method) != _settings(self.lead) for method in self.methods):
+            raise RunError(f"{type(self.lead).__name__}: clients of one kind train at different rates; {REMEDY}")
         self.trained = [name for group in self.groups for name in group["params"]]
         self.moved: list[set[str]] = [set() for _ in stays]
         self.momentum = _stacked([self.momenta(row, stay) for row, stay in enumerate(stays)])
@@ -144,7 +147,8 @@ class Stack:
         with _rows(self.tensors, rows) as tensors, _rows(self.momentum, rows) as momentum:
             leaves = {name: tensors[name].detach().requires_grad_() for name in self.trained}
             losses, logs = self.mapped(tensors | leaves, batch, number)
-            self.compare(rows, batches, losses)
+            if not number:
+                self.compare(rows, batches, losses)
             found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
             gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
             self.clip(list(gradients.values()))
@@ -176,7 +180,7 @@ class Stack:
             if "vmap" not in str(error):
                 raise
             raise RunError(
-                f"{type(self.lead).__name__}: training_step cannot be stacked: {one_line(error)} Use engine=reference"
+                f"{type(self.lead).__name__}: training_step cannot be stacked; {REMEDY}. {one_line(error)}"
             ) from error
 
     def objective(self, tensors: Tensors, batch: Batch, number: int) -> tuple[Tensor, Tensors]:
@@ -210,7 +214,8 @@ class Stack:
             if name not in self.totals:
                 self.totals[name] = values.new_zeros(len(self.stays), *values.shape[1:])
                 self.weights[name] = [0.0] * len(self.stays)
-            self.totals[name][rows] += values
+            with _rows(self.totals, rows) as totals:
+                totals[name] += values
             for row in rows:
                 self.weights[name][row] += self.tallied[name]
 
@@ -234,7 +239,7 @@ class Stack:
                 raise RunError(
                     f"{type(method).__name__}, client {visit.client}, round {visit.round}: the loss of its first step "
                     f"is {float(own):g} alone and {loss:g} in a stack of {len(rows)} clients; training_step depends on "
-                    "more than registered tensors and the batch. Use engine=reference"
+                    f"more than registered tensors and the batch; {REMEDY}"
                 )
 
 
@@ -266,6 +271,10 @@ def unstackable(method: FedMethod) -> str:
 def _sgd(method: FedMethod) -> torch.optim.SGD:
     made: torch.optim.SGD = method.configure_optimizers()
     return made
+
+
+def _settings(method: FedMethod) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in _sgd(method).param_groups]
 
 
 def _tensors(method: FedMethod) -> Tensors:

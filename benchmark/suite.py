@@ -220,6 +220,9 @@ class Suite:
             for key in plan.of_row[id(row)].values():
                 if not only or any(fnmatch(row.name, p) or key.startswith(p) for p in only):
                     chosen[key] = plan.runs[key]
+        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
+        if not chosen and waiting:
+            raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
             raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
         return list(chosen.values())

@@ -1,5 +1,6 @@
 """The stacked engine against the reference engine, in double precision, and what it refuses."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -151,8 +152,6 @@ def test_networks_on_feature_vectors() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.model(x.flatten(1).unfold(1, 256, 256).mean(dim=2))
 
-    import copy
-
     one, side, rows, others = both(lambda: Sums(copy.deepcopy(network)), lambda: few_data(6))
     assert_alike(rows, others, "rows")
     assert_alike(one.server, side.server, "server")
@@ -166,6 +165,13 @@ class Counting(FedAvg):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * (1.0 + self.visit.client)
+
+
+class Uneven(FedAvg):
+    """Its clients learn at rates of their own."""
+
+    def learning_rate(self) -> float:
+        return 0.01 * (1 + self.visit.client)
 
 
 class Noisy(FedAvg):
@@ -184,7 +190,12 @@ class Reading(FedAvg):
 
 @pytest.mark.parametrize(
     ("cls", "why"),
-    [(Counting, "depends on more than registered tensors"), (Noisy, "random"), (Reading, "cannot be stacked")],
+    [
+        (Uneven, "different rates"),
+        (Counting, "depends on more than registered tensors"),
+        (Noisy, "random"),
+        (Reading, "cannot be stacked"),
+    ],
 )
 def test_steps_that_cannot_be_stacked_are_named(cls: type[FedAvg], why: str) -> None:
     """With the way out."""

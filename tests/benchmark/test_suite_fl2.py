@@ -6,6 +6,7 @@ import pytest
 
 from benchmark import suite
 from benchmark.config import RunConfig
+from benchmark.errors import ConfigError
 from benchmark.suite import Suite
 
 PRETRAIN = {"CIFAR10-10": 10, "CIFAR10-40": 10, "SVHN-40": 102, "SVHN-250": 16, "CIFAR100-100": 10, "CIFAR100-400": 10}
@@ -112,3 +113,10 @@ def test_ag_news_trains_a_linear_classifier_for_20_rounds(fl2: Suite) -> None:
                 assert (args["mix"], args["batch_size"], args["server_pretrain"]) == (False, 10, 0)
             else:
                 assert (args["rho"], args["batch_size"], args["server_pretrain"]) == (0.1, 32, 10)
+
+
+def test_a_pending_method_says_so(fl2: Suite) -> None:
+    """Asking for its rows alone names them and the reason, not all rows that exist."""
+    plan = fl2.plan("quick")
+    with pytest.raises(ConfigError, match=r"pending: 1/CIFAR10-10/fedcon \(FedCon\)"):
+        fl2.select(plan, methods=["fedcon"])
