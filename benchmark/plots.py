@@ -28,7 +28,7 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, l
     """Rows of runs by label.
 
     Args:
-        folders: of the runs, e.g. ``results/runs/fedavg-digits-2e5e5d9e7d``.
+        folders: of the runs, e.g. ``results/runs/<run>``.
         labels: a name per run; by default the method and what tells its runs apart (``default_labels``).
 
     Raises:

@@ -155,7 +155,7 @@ class FedMethod(L.LightningModule):
             weight_decay=weight_decay >= 0,
             clip_norm=clip_norm is None or clip_norm > 0,
             batch_size=batch_size >= 1,
-            min_batch=1 <= min_batch <= max(batch_size, 2),
+            min_batch=1 <= min_batch <= batch_size,
             eval_batch=self.eval_batch >= 1,
         )
         counts = {n: v for n, v in self.hparams.items() if n.endswith(("_rounds", "_epochs", "_steps")) and v}

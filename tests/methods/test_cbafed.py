@@ -217,6 +217,7 @@ def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() ->
         {"tail_beta": -1.0},
         {"res_client_alpha": -0.1},
         {"res_skip": 0},
+        {"min_batch": 65},
     ],
 )
 def test_impossible_numbers_are_refused(bad: dict[str, Any]) -> None:
