@@ -35,8 +35,9 @@ def ema_decay(step: Tensor, decay: float, ramp: bool = True) -> Tensor:
 @torch.no_grad()
 def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor) -> None:
     """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
+    share = 1.0 - decay
     for target, source in zip(teacher, student, strict=True):
-        target.copy_(target.lerp(source.detach(), (1.0 - decay).to(target.dtype)))
+        target.copy_(target.lerp(source.detach(), share.to(target.dtype)))
 
 
 def exponential_ramp(step: float, length: float) -> float:
