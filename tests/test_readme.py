@@ -1,4 +1,4 @@
-"""The README does what it says: its example is a method, its commands parse, its links and options exist."""
+"""README and docs do what they say: the example is a method, commands parse, links and options exist."""
 
 import re
 import runpy
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from benchmark import cli
+from benchmark.classes import KINDS, find_class, known_names
 from benchmark.suite import load
+from datamodules.sources import CLASS_COUNTS
 from federations import make_federation, run_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,10 +83,23 @@ def test_make_targets_exist() -> None:
 
 def test_links_and_suites_exist() -> None:
     """Relative links lead somewhere, and the suites of the table can be loaded."""
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        if "://" not in link:
-            assert (ROOT / link).exists(), link
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert "://" in link or (page.parent / link).exists(), (page.name, link)
     named = re.findall(r"^\|[^|]+\|[^|]+\| `(\w+)` \|", README, flags=re.M)
     assert named
     for paper in named:
         assert load(paper).rows
+
+
+def test_data_cards_name_every_data_set() -> None:
+    """The table of ``docs/data.md`` has all data sets, with the sizes that their classes have."""
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), flags=re.M)
+    assert {name for name, _ in rows} == set(known_names(KINDS["data"]))
+    for name, cells in rows:
+        kind = find_class(name, KINDS["data"])
+        train, test, classes, seen, _ = (cell.strip().replace(" ", "") for cell in cells.split("|"))
+        assert (int(train), int(classes)) == (kind.train_size, kind.num_classes), name
+        if name in CLASS_COUNTS:
+            assert tuple(sum(counts) for counts in CLASS_COUNTS[name]) == (int(train), int(test))
+        assert seen == (f"{kind.image_size}×{kind.image_size}" if kind.mean else "featurevectors")
