@@ -43,11 +43,10 @@ def describe(
             f"--seed {seed}: changes nothing, as data.partition_seed is {fixed}; add --data.partition_seed null"
         )
     data.setup()
-    labels, part = data.read().train_labels, data.partition
-    labelled, unlabelled = (part.histogram(labels, data.num_classes, role) for role in ("labelled", "unlabelled"))
+    part, labelled, unlabelled = data.partition, data.class_counts("labelled"), data.class_counts("unlabelled")
     names = [f"{k}" for k in range(part.num_clients)]
     if len(part.server):
-        held = np.bincount(labels[part.server], minlength=data.num_classes)
+        held = np.bincount(data.server.labels, minlength=data.num_classes)
         labelled, unlabelled = np.vstack([held, labelled]), np.vstack([held * 0, unlabelled])
         names = ["server", *names]
     title = f"{spec.name}: {part.num_clients} clients, {_how(data)}"
@@ -55,7 +54,7 @@ def describe(
     print(summary(names, labelled, unlabelled))
     print(f"\npartition hash {part.hash}")
     if export:
-        part.save(export)
+        data.export(export)
         print(f"saved {export}")
     if plot:
         draw(names, labelled, unlabelled, list(data.class_names), title, Path(plot))

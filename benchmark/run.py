@@ -240,7 +240,7 @@ def facts(data: FSSLDataModule) -> Mapping[str, Any]:
     """What a record says about the data: hashes of what was read and of the partition, labelled class counts, and
     what the data set adds (``provenance``).
     """
-    held = [row for row in data.histogram.tolist() if any(row)]
+    held = [row for row in data.class_counts("labelled").tolist() if any(row)]
     known = {"partition_hash": data.partition.hash, "data_sha256": data.sha256, "labelled_histogram": held}
     return {**known, **data.provenance}
 

@@ -189,7 +189,6 @@ class FSSLDataModule(L.LightningDataModule):
         self.test_labels = torch.from_numpy(arrays.test_labels)
         self.partition = self._partition(arrays.train_labels)
         self.partition.validate(len(arrays.train_labels))
-        self.histogram = self.partition.histogram(arrays.train_labels, self.num_classes, "labelled")
         self._labels = torch.from_numpy(arrays.train_labels)
         self._ready = True
         self._place()
@@ -213,6 +212,14 @@ class FSSLDataModule(L.LightningDataModule):
     def num_clients(self) -> int:
         """Registered clients."""
         return self.partition.num_clients
+
+    def class_counts(self, role: P.Role) -> P.Positions:
+        """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
+        return self.partition.histogram(self._labels.cpu(), self.num_classes, role)
+
+    def export(self, path: str) -> None:
+        """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
+        self.partition.save(path, self._labels.cpu())
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
@@ -275,7 +282,7 @@ class FSSLDataModule(L.LightningDataModule):
     def _partition(self, labels: np.ndarray) -> Partition:
         h = self.hparams
         if h["partition_file"]:
-            made = Partition.load(h["partition_file"], len(labels))
+            made = Partition.load(h["partition_file"], labels)
             if made.num_clients != h["num_clients"]:
                 raise DataError(
                     f"{h['partition_file']} has {made.num_clients} clients; give --data.num_clients {made.num_clients}"

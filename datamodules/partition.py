@@ -132,11 +132,15 @@ class Partition:
                 counts[k] += np.bincount(labels[unlabelled], minlength=num_classes)
         return counts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not."""
+    def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
+        """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not.
+
+        With the train set's ``labels`` [N] it can be loaded for that data set, in that order, only.
+        """
         content = {
             "format": _FORMAT,
             "hash": self.hash,
+            **({} if labels is None else {"labels": _digest(labels)}),
             "labelled": [part.tolist() for part in self.labelled],
             "unlabelled": [part.tolist() for part in self.unlabelled],
             "server": self.server.tolist(),
@@ -148,8 +152,8 @@ class Partition:
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], num_samples: int) -> "Partition":
-        """Read a saved partition, check its hash, and `validate` it against ``num_samples``.
+    def load(cls, path: str | os.PathLike[str], labels: ArrayLike) -> "Partition":
+        """Read a saved partition, check its hash, and `validate` it against the train set's ``labels`` [N].
 
         Raises:
             DataError: the file is missing or damaged, or the partition was made for another data set.
@@ -161,13 +165,20 @@ class Partition:
             partition = cls(*(content[field] for field in ("labelled", "unlabelled", "server", "pool")))
             if partition.hash != content["hash"]:
                 raise DataError("its content does not match its hash")
-            partition.validate(num_samples)
+            partition.validate(len(np.asarray(labels)))
+            if content.get("labels", _digest(labels)) != _digest(labels):
+                raise DataError("it was made for another data set, or for a copy in another order: labels differ")
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"cannot use the partition file {path}: {type(error).__name__}: {error}. "
                 "Bring an intact copy, or save it again with `describe --export` or Partition.save"
             ) from error
         return partition
+
+
+def _digest(labels: ArrayLike) -> str:
+    """SHA-256 of labels as little-endian int64."""
+    return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()
 
 
 def stored_hash(path: str | os.PathLike[str]) -> str:

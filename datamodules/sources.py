@@ -206,9 +206,8 @@ _CACHE = Layout(("{name}.npz",), _read_cache)
 
 
 def sha256_of(file: Path) -> str:
-    """Digest of a file in hexadecimal digits; of a folder of images, that of their names."""
-    """Digest of a file's bytes, as hexadecimal digits; of a folder, of the names of the files in it."""
-    if file.is_dir():  # of a folder of images: their names, in order
+    """SHA-256 in hexadecimal digits: of a file's bytes, or of the sorted names of the images in a folder."""
+    if file.is_dir():
         names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
         return hashlib.sha256("\n".join(names).encode()).hexdigest()
     with file.open("rb") as stream:

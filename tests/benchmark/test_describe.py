@@ -8,6 +8,8 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import RunConfig
 from datamodules.partition import Partition
+from datamodules.sources import digits
+from federations import make_data
 
 DIGITS = ["describe", "--data", "digits"]
 OF_THE_RUN = [*DIGITS, "--data.partition_seed", "null"]
@@ -51,4 +53,12 @@ def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) 
 def test_an_export_may_have_any_name(tmp_path: Path, capsys: Any) -> None:
     """Its suffix says nothing."""
     assert main([*DIGITS, "--export", str(tmp_path / "part")]) == 0
-    assert Partition.load(tmp_path / "part", 1437).hash == first_and_hash(capsys)[1]
+    assert Partition.load(tmp_path / "part", digits().train_labels).hash == first_and_hash(capsys)[1]
+
+
+def test_a_new_split_shows_its_own_images(capsys: Any) -> None:
+    """Class counts belong to the training images that the run would have, not to the published ones."""
+    assert main([*DIGITS, "--data.split", "random80", "--data.num_clients", "3", "--data.partition", "iid"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [[int(n) for n in row[4:]] for row in rows if row[:1] in (["0"], ["1"], ["2"])]
+    assert shown == make_data(split="random80", num_clients=3).class_counts("all").tolist()

@@ -139,6 +139,15 @@ def test_a_partition_can_be_taken_along(tmp_path):
         make_data(partition_file=str(file), num_clients=3)
 
 
+def test_an_exported_partition_knows_its_images(tmp_path):
+    """As many images in another order are another data set."""
+    data, file = make_data(), str(tmp_path / "partition.json")
+    data.export(file)
+    assert make_data(partition_file=file).partition.hash == data.partition.hash
+    with pytest.raises(DataError, match=r"partition\.json: DataError: .* a copy in another order: labels differ"):
+        make_data(partition_file=file, split="random80")
+
+
 def test_the_partition_follows_its_seed_or_that_of_the_run():
     seeds = ({"partition_seed": 4}, {"partition_seed": None, "run_seed": 4}, {"partition_seed": 5})
     fixed, follows, other = (make_data(**args).partition.hash for args in seeds)

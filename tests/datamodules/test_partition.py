@@ -346,7 +346,7 @@ def test_saved_partitions_come_back_and_have_equal_bytes(tmp_path):
     small().save(tmp_path / "one.json")
     small().save(tmp_path / "two.json")
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    loaded = Partition.load(tmp_path / "one.json", 120)
+    loaded = Partition.load(tmp_path / "one.json", small_labels)
     assert loaded.hash == small().hash
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.json", "two.json"]
 
@@ -356,7 +356,7 @@ def test_a_partition_file_of_another_data_set_is_refused(tmp_path):
     with pytest.raises(
         DataError, match=r"one.json: DataError: the partition was made for another data set: .*60 samples"
     ):
-        Partition.load(tmp_path / "one.json", 60)
+        Partition.load(tmp_path / "one.json", small_labels[:60])
 
 
 @pytest.mark.parametrize(
@@ -382,12 +382,12 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     with pytest.raises(
         DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Bring an intact copy"
     ):
-        Partition.load(path, 120)
+        Partition.load(path, small_labels)
 
 
 def test_a_missing_partition_file(tmp_path):
     with pytest.raises(DataError, match=r"cannot use the partition file .*none.json: FileNotFoundError"):
-        Partition.load(tmp_path / "none.json", 10)
+        Partition.load(tmp_path / "none.json", small_labels)
 
 
 @pytest.mark.parametrize(
