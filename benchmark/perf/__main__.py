@@ -5,12 +5,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from benchmark.allocator import keep_memory
-from benchmark.environment import code_version
 from benchmark.perf import augmentation, engines, epochs, memory, profiles, rounds, sharpness
-from benchmark.perf.measure import Section, machine
+from benchmark.perf.measure import Section, merged
 
 SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "epochs": (epochs.section, 1),
@@ -28,7 +25,7 @@ def main() -> int:
     """Print the chosen tables, and write them to a file if asked; nothing here is a test."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}; methods follow after colons")
-    parser.add_argument("--write", type=Path, help="Markdown file for the tables")
+    parser.add_argument("--write", type=Path, help="Markdown file for the tables; sections of other titles stay in it")
     arguments = parser.parse_args()
     keep_memory()
     done = []
@@ -40,9 +37,8 @@ def main() -> int:
             print(section.text(), flush=True)
             done.append(section)
     if arguments.write:
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-        head = f"# Speed\n\nMeasured by `make perf` on {machine()}; GPU: {gpu}; code {code_version()}.\n"
-        arguments.write.write_text("\n".join([head, *(s.text(markdown=True) for s in done)]))
+        before = arguments.write.read_text(encoding="utf-8") if arguments.write.exists() else ""
+        arguments.write.write_text(merged(before, done), encoding="utf-8")
     return 0
 
 

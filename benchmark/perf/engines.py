@@ -62,4 +62,5 @@ def section(method: str) -> list[Section]:
             one, side = (taken[name] for name in engines)
             rows.append([network.rpartition(".")[2], batch, 1000 * one, 1000 * side, one / side])
     headers = ["network", "batch", "reference, ms", "stacked, ms", "reference / stacked"]
-    return [Section(f"Engines, visits of `{method}`", headers, rows, NOTE, (before, probe()))]
+    where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return [Section(f"Engines, visits of `{method}`{where}", headers, rows, NOTE, (before, probe()))]

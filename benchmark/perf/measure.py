@@ -13,11 +13,18 @@ import torch
 from tabulate import tabulate
 
 from benchmark.allocator import keep_memory
-from benchmark.environment import cores, cpu_model
+from benchmark.environment import code_version, cores, cpu_model
 from benchmark.orphan import die_with_parent
 
 Unit = Callable[..., Any]
 REPEATS = 3
+HEAD = "## "
+INTRODUCTION = """# Speed
+
+Measured by `make perf`, which measures everything anew; a section names its machine, its code version, and the rate of
+a matrix product before and after it (on a quiet machine they are equal).
+
+"""
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,22 @@ class Section:
         style = "github" if markdown else "simple"
         table = tabulate(cells, self.headers, tablefmt=style, disable_numparse=True)
         speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
-        title = f"## {self.title}" if markdown else self.title
-        return f"{title}\n\n{table}\n\n{self.note} ({speed})\n"
+        title = f"{HEAD}{self.title}" if markdown else self.title
+        return f"{title}\n\n{table}\n\n{self.note} ({speed}; {machine()})\n"
 
 
 def machine() -> str:
-    """What the measurements were made on."""
-    return f"{cpu_model()}, {cores()} cores, torch {torch.__version__}"
+    """What is measured, and on what."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
+
+
+def merged(page: str, sections: Sequence[Section]) -> str:
+    """``page`` with these sections in the place of those of the same title, new ones at its end; the others stay."""
+    parts = {part.partition("\n")[0]: part for part in page.split(HEAD)[1:]}
+    for section in sections:
+        parts[section.title] = section.text(markdown=True).removeprefix(HEAD)
+    return HEAD.join([INTRODUCTION, *(part.strip("\n") + "\n\n" for part in parts.values())]).strip("\n") + "\n"
 
 
 def probe() -> float:

@@ -8,7 +8,7 @@ import torch
 
 from benchmark.perf import epochs, loops, sharpness
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, interleaved
+from benchmark.perf.measure import Processes, Section, interleaved, merged
 
 
 def meeting(number: int, folder: str):
@@ -52,6 +52,19 @@ def test_interleaved_takes_turns_and_gives_medians():
 def test_section_shows_three_significant_digits():
     text = Section("T", ["name", "x"], [["a", 1234.5678], ["b", 0.012345]], "note", (1.0, 2.0)).text(markdown=True)
     assert text.startswith("## T\n") and "1,235" in text and "0.0123" in text and "probe 1 -> 2" in text
+
+
+def test_a_page_keeps_what_was_not_measured_anew():
+    """Sections are replaced by title, and measuring twice changes nothing."""
+
+    def page(before, **values):
+        return merged(before, [Section(title, ["x"], [[value]], "note", (1.0, 1.0)) for title, value in values.items()])
+
+    both = page("", A="old a", B="old b")
+    assert page("", A="old a", B="old b") == page(both) == both
+    again = page(both, A="new a", C="new c")
+    assert [line for line in again.splitlines() if line.startswith("#")] == ["# Speed", "## A", "## B", "## C"]
+    assert "new a" in again and "old a" not in again and again.index("old b") < again.index("new c")
 
 
 def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
