@@ -62,7 +62,7 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             continue
         if not given:
             value = next(arguments, "")
-        if not value:
+        if not value or (not given and value.startswith("--")):
             raise ConfigError(f"--{name} needs a value")
         dotted[name] = value if head in KINDS else read_value(value)
     return rest, dotted

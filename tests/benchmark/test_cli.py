@@ -120,6 +120,7 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
         (["fit", "--rounds", "many"], 'Parser key "rounds"'),
         (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
         (["fit", "--method.lr"], "--method.lr needs a value"),
+        (["fit", "--method.lr", "--rounds", "3"], "--method.lr needs a value"),
         (["table", "--paper", "rscfet"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
         (["table", "--paper", "toy.yaml", "--scale", "papr"], "unknown scale 'papr'"),
         (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
