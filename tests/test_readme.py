@@ -1,5 +1,6 @@
 """README and docs do what they say: the example is a method, commands parse, links and options exist."""
 
+import inspect
 import re
 import runpy
 import shlex
@@ -13,6 +14,7 @@ from benchmark.classes import KINDS, find_class, known_names
 from benchmark.suite import load
 from datamodules.sources import CLASS_COUNTS
 from federations import make_federation, run_rows
+from methods.base import FedMethod
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,34 +25,45 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The README's method, importable as a user's own module."""
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    (tmp_path / "readme_example.py").write_text(code)
+@pytest.fixture(params=[("README.md", "MyMethod", 36), ("docs/add-a-method.md", "OwnTeacher", 80)], ids=lambda p: p[1])
+def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A page's method, importable as a user's own module."""
+    page, name, lines = request.param
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
+    assert len(code.splitlines()) <= lines
+    module = f"example_{name.lower()}"
+    (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    return "readme_example.MyMethod"
+    return f"{module}.{name}"
 
 
-def test_example_is_about_thirty_lines_and_trains(example: str) -> None:
+def test_example_trains(example: str) -> None:
     """It runs three rounds on digits through the real loop."""
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(code.splitlines()) <= 36
     rows = run_rows(make_federation(example))
     assert len(rows) == 3
     assert rows[-1]["participants"] == 6
 
 
 def test_example_keeps_the_contract(example: str, pytestconfig: pytest.Config) -> None:
-    """The checks that the README promises pass for it."""
+    """The checks that the pages promise pass for it."""
     contract = runpy.run_path(str(ROOT / "tests/contract/test_contract.py"))
     for name in (
         "test_a_run_is_finite_and_learns_something",
+        "test_resume_is_exact",
         "test_hidden_labels_are_not_read",
         "test_clients_with_one_image_or_none",
         "test_docstring_names_its_sources",
     ):
         contract[name](example)
+
+
+def test_hooks_of_the_tutorial_exist() -> None:
+    """Each is a method of the base class, with the arguments that the page gives it."""
+    page = (ROOT / "docs/add-a-method.md").read_text(encoding="utf-8")
+    hooks = re.findall(r"^\|[^|]+\| `(\w+)\(([^)]*)\)` \|", page, flags=re.M)
+    assert len(hooks) >= 13
+    for name, arguments in hooks:
+        assert list(inspect.signature(getattr(FedMethod, name)).parameters)[1:] == arguments.split(", "), name
 
 
 def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
