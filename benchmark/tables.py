@@ -147,6 +147,7 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
     columns = list(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
+    of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in table.rows if not (r.minus or r.pending)}
     lines = []
     for row in table.rows:
         parts = operands(row, table.rows) if row.minus else (row,)
@@ -157,8 +158,8 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
             band = suite.band(row, metric, spread)
             head = {"table": table.number, "dataset": row.dataset}
             if not compare:
-                ours = groups[0][0].config if groups else None
-                head |= {"data": ours.data.name if ours else "-", "network": ours.model if ours else "-"}
+                config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
+                head |= {"data": config.data.name, "network": config.model} if config else {"data": "-", "network": "-"}
             head |= {"method": row.method, **{c: row.columns[c] for c in columns if c in row.columns}, "metric": metric}
             line = _line(groups, runs, suite.report, metric, printed, band, compare)
             if spread:
