@@ -44,7 +44,7 @@ bench-table1: $(STAMP) ## run what is missing of a paper's tables, write results
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
-	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg scaling:fedavg engines:fedavg augmentation memory \
+	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg scaling:fedavg engines:fedavg agreement augmentation memory \
 		profiles:fed_consist:fl2 --write docs/performance.md
 
 clean: ## remove caches and build products; .venv, data and results stay

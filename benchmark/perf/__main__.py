@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmark.allocator import keep_memory
-from benchmark.perf import augmentation, engines, epochs, memory, profiles, rounds, sharpness
+from benchmark.perf import agreement, augmentation, engines, epochs, memory, profiles, rounds, sharpness
 from benchmark.perf.measure import Section, merged
 
 SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "layouts": (rounds.layouts, 1),
     "scaling": (rounds.scaling, 1),
     "engines": (engines.section, 1),
+    "agreement": (agreement.section, 0),
     "augmentation": (augmentation.section, 0),
     "memory": (memory.section, 0),
     "profiles": (profiles.section, 2),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.perf import epochs, loops, sharpness
+from benchmark.perf import agreement, epochs, loops, sharpness
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, interleaved, merged
 
@@ -120,3 +120,12 @@ def test_epoch_units_visit_the_client_they_say(labelled, monkeypatch):
     loop, released = epochs.bare(labelled)
     loop()
     released()
+
+
+def test_agreement_is_that_of_rounding(monkeypatch):
+    """In double precision 1e-9 at most, in single precision more; a refused method has no number."""
+    monkeypatch.setattr(agreement, "known_names", lambda kind: ["fedavg", "local_ssl"])
+    (made,) = agreement.section()
+    averaged, refused = (row[1:3] for row in made.rows)
+    assert 0 < averaged[0] < 1e-9 < averaged[1] < 1e-3
+    assert refused == ["-", "-"]
