@@ -98,9 +98,11 @@ class Federation:
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
+        warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         means = {name: _number(total, weight) for name, (total, weight) in sorted(tally.items())}
         return {
             "round": number,
+            **warmup,
             **self.evaluate(),
             **{name: mean for name, mean in means.items() if mean is not None},
             **_shares(means),

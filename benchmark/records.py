@@ -219,13 +219,14 @@ class RunFolder:
 
 
 def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
-    """``final``, ``best`` (round of highest ``acc``, the earliest of equals) and ``last_k_mean``.
+    """``final``, ``best`` (round of highest ``acc`` after the warm-up, the earliest of equals) and ``last_k_mean``.
 
     The metrics are the float entries of a row. ``last_k_mean`` averages the rows among the last ``last_k``
     rounds, each metric over the rows that have it.
     """
     final, last = rows[-1], rows[-1]["round"]
-    best = max(rows, key=lambda row: (row["acc"] if row["acc"] is not None else float("-inf"), -row["round"]))
+    own = [row for row in rows if not row.get("warmup")] or rows
+    best = max(own, key=lambda row: (row["acc"] if row["acc"] is not None else float("-inf"), -row["round"]))
     recent = [_metrics(row) for row in rows if row["round"] > last - last_k]
     names = dict.fromkeys(name for row in recent for name in row)
     means = {name: _mean([row[name] for row in recent if name in row]) for name in names}

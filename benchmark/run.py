@@ -144,9 +144,11 @@ def placed(config: RunConfig) -> Runtime:
 
 
 def _is_small(config: RunConfig) -> bool:
-    classes = getattr(find_class(config.data.class_path, KINDS["data"]), "num_classes", 10)
+    cls = find_class(config.data.class_path, KINDS["data"])
+    shape = {"image_size": config.data.init_args.get("side") or getattr(cls, "image_size", 32)}
     try:
-        return models.num_parameters(config.model, classes, **config.model_args) < WORTH_THREADS
+        parameters = models.num_parameters(config.model, getattr(cls, "num_classes", 10), **(shape | config.model_args))
+        return parameters < WORTH_THREADS
     except ConfigError:  # it does not take images; feature vectors come with small networks
         return True
 

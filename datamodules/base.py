@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from benchmark import streams as random_streams
+from benchmark.classes import check_switches
 from benchmark.errors import ConfigError, DataError
 from datamodules import partition as P
 from datamodules import pipelines
@@ -155,6 +156,7 @@ class FSSLDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         if not 0 <= self.partition_seed < 2**32:
             raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
@@ -260,18 +262,20 @@ class FSSLDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams."""
         sites = [*self._clients, self._server]
-        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in ("labelled", "labels", "unlabelled")))
+        fields = ("labelled", "labels", "unlabelled", *(("revealed",) if self._server.revealed is not None else ()))
+        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in fields))
         streams = cast(Any, self.trainer).lightning_module.streams(data)
         return DataLoader(
             _Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None
         )
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Test views ``x`` and labels ``y`` in batches of 256, for a plain ``Trainer``."""
+        """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``, for a plain ``Trainer``."""
+        size = cast(Any, self.trainer).lightning_module.eval_batch
 
         def batches(number: int) -> Iterator[Batch]:
-            for i, block in self.test_blocks(256):
-                yield {"test": {"x": block(), "y": self.test_labels[i * 256 : (i + 1) * 256]}}
+            for i, block in self.test_blocks(size):
+                yield {"test": {"x": block(), "y": self.test_labels[i * size : (i + 1) * size]}}
 
         return DataLoader(_Batches(batches), batch_size=None)
 

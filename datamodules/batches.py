@@ -54,6 +54,11 @@ class Stream:
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def usable(self) -> bool:
+        """Whether a pass gives any batch: not for a stream without images, or with fewer than ``min_batch``."""
+        return min(len(self), self.batch_size) >= max(self.min_batch, 1)
+
 
 def _walk(
     stream: Stream, data: TakesViews, order: torch.Generator, augment: torch.Generator
@@ -85,7 +90,7 @@ def epoch(
     """One pass: a batch from each stream per step, until ``steps`` or the shortest stream that does not cycle.
 
     Args:
-        streams: stream name -> stream; empty streams, and those below their ``min_batch``, are left out.
+        streams: stream name -> stream; those that are not ``usable`` are left out.
         data: cuts the views.
         generator: gives the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on
             the device of the data).
@@ -94,7 +99,7 @@ def epoch(
     Raises:
         ConfigError: every stream cycles and no number of steps is given.
     """
-    live = {name: s for name, s in streams.items() if min(len(s), s.batch_size) >= max(s.min_batch, 1)}
+    live = {name: s for name, s in streams.items() if s.usable}
     if not live:
         return
     if steps is None and all(s.cycle for s in live.values()):

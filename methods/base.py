@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.aggregation import weighted_mean
+from benchmark.classes import check_switches
 from benchmark.errors import ConfigError
 from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, Scenario, SiteData
@@ -146,6 +147,7 @@ class FedMethod(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["model"])
+        check_switches(type(self), self.hparams)
         self.model = cast(Backbone, model)
         self.visit = Visit()
         self.eval_batch = eval_batch or self.eval_batch
@@ -298,6 +300,10 @@ class FedMethod(L.LightningModule):
 
     def server_step(self, server: Site) -> None:
         """Called after aggregation; the server may train on its own labels through ``server.fit``."""
+
+    def is_warmup(self, round: int) -> bool:
+        """Whether the model after this round is still another method's: a run's best round is not among them."""
+        return False
 
     def refresh_norm(self, data: FSSLDataModule) -> None:
         """Re-estimate batch-norm statistics after the server's step, where a method keeps static ones."""

@@ -23,7 +23,8 @@ class CBAFed(LabelledClients):
     images once per visit (Eqs. 4, 14), keeps the confident ones and those whose second class is rare (tail discovery,
     Eqs. 15, 16), and trains on them; a labelled client trains with the residual connection over its epochs. The server
     weighs by the images that were used (Eq. 20), connects over rounds (Eq. 21), and derives the next round's
-    thresholds from the class counts (Eqs. 6-13, 19).
+    thresholds from the class counts (Eqs. 6-13, 19). Until labelled clients have taken part (``warmup_rounds=0``), all
+    classes count as equally frequent.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -34,7 +35,7 @@ class CBAFed(LabelledClients):
     | ``cba_tau``, ``cba_tau_h`` | "usually 0.95" | 0.84; 0.90 (SVHN, ISIC), 0.95 | 0.84, 0.95 |
     | ``pl_threshold`` | adaptive | adaptive | ``None``: adaptive; a number: one for all classes |
     | ``pl_set`` | fixed | fixed | ``fixed``; Fig. 3: ``rebuilt`` before each epoch, ``batch`` by batch |
-    | ``pl_view`` | the image | a weak view, trained on as it is | ``weak``; ``clean``: fresh views to train on |
+    | ``pl_view`` | the image | a weak view, trained on as it is | ``weak``; ``clean``: fresh views; not for ``batch`` |
     | ``tail_enabled`` | yes | yes (off for SVHN, ISIC in a comment) | true |
     | ``tail_rule``, ``tail_beta`` | scaled share < beta / C | scaled share < 0.03 | ``share`` (``paper_scaled``), 0.3 |
     | ``res_client_alpha``, ``res_skip`` | not in the text | 0.8, 5 | 0.8, 5 |
@@ -78,6 +79,11 @@ class CBAFed(LabelledClients):
         **base: Any,
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
+        self.require(
+            lr_unlabelled=lr_unlabelled >= 0,
+            res_server_alpha=0 <= res_server_alpha <= 1,
+            pl_view=pl_view == "weak" or pl_set != "batch",
+        )
         ops.share_weights([1.0], [True], labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
         self.previous = copy.deepcopy(self.reference)
@@ -96,7 +102,11 @@ class CBAFed(LabelledClients):
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Labelled clients during warm-up, then everybody."""
-        return super().plan(round, roster) if round < self.hparams["warmup_rounds"] else [roster.sample(round)]
+        return super().plan(round, roster) if self.is_warmup(round) else [roster.sample(round)]
+
+    def is_warmup(self, round: int) -> bool:
+        """FedAvg(+) on the labelled clients."""
+        return round < int(self.hparams["warmup_rounds"])
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model, the thresholds and the tail classes."""
@@ -108,7 +118,7 @@ class CBAFed(LabelledClients):
 
     def connects_epochs(self) -> bool:
         """Whether the present visit is a labelled client's with the residual connection over its epochs."""
-        warming = self.visit.round < self.hparams["warmup_rounds"] and self.hparams["warmup_mode"] == "rounds"
+        warming = self.is_warmup(self.visit.round) and self.hparams["warmup_mode"] == "rounds"
         return self.visit.labelled and not warming
 
     def epochs(self) -> int:

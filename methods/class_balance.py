@@ -30,10 +30,12 @@ def tail_classes(counts: Tensor, beta: float = 0.3, rule: str = "share") -> Tens
     With ``paper_scaled`` the scaled share is held against ``beta / C``, which Eq. 15 read literally says.
 
     Raises:
-        ConfigError: ``beta`` is negative.
+        ConfigError: ``beta`` is negative, or the rule unknown.
     """
     if beta < 0:
         raise ConfigError(f"tail_beta={beta}: tail classes have less than this part of an equal share; 0 is none")
+    if rule not in ("share", "paper_scaled"):
+        raise ConfigError(f"tail_rule {rule!r} is unknown; choose share or paper_scaled")
     share = class_share(counts)
     return share < (beta / 10.0 if rule == "share" else beta / len(counts))
 
@@ -49,7 +51,7 @@ def assign(probabilities: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Ten
     confidence, first = probabilities.max(dim=1)
     second = probabilities.scatter(1, first[:, None], 0.0).argmax(dim=1)
     confident = confidence > thresholds[first]
-    rescued = tail[second] & ~confident
+    rescued = tail[second] & (confidence <= thresholds[first])
     return torch.where(rescued, second, first), confident, rescued
 
 

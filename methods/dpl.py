@@ -6,6 +6,8 @@ alike, and nowhere else: never inside a loss, never at test time.
 
 from torch import Tensor
 
+from methods.ops import wide
+
 
 def app_u(probabilities: Tensor) -> Tensor:
     """APP-U: the average predicted probabilities ``[C]`` of a client's unlabelled images (FedDB, Sec. 3).
@@ -13,7 +15,7 @@ def app_u(probabilities: Tensor) -> Tensor:
     Args:
         probabilities: ``[B, C]``; all images count, also those that no threshold will pass.
     """
-    return probabilities.mean(dim=0)
+    return wide(probabilities).mean(dim=0)
 
 
 def debias(probabilities: Tensor, eps: float = 0.0, prior: Tensor | None = None) -> Tensor:
@@ -24,11 +26,11 @@ def debias(probabilities: Tensor, eps: float = 0.0, prior: Tensor | None = None)
     ``eps``). One sample, or equal samples, become uniform.
 
     Args:
-        probabilities: ``[B, C]``, float32 or wider.
+        probabilities: ``[B, C]``; half precision is widened to float32.
         eps: smallest average that is divided by.
         prior: averages ``[C]``; default: those of ``probabilities`` themselves, the APP-U.
     """
-    ratios = probabilities / (app_u(probabilities) if prior is None else prior).clamp_min(eps)
+    ratios = wide(probabilities) / (app_u(probabilities) if prior is None else prior).clamp_min(eps)
     return ratios / ratios.sum(dim=1, keepdim=True)
 
 

@@ -59,17 +59,18 @@ class FedDB(FixMatch):
         super().__init__(
             model, dpl=dpl, full_batch=full_batch, labelled_only_batch=labelled_only_batch, pl_batch=pl_batch, **base
         )
-        self.require(pl_time=dma == "off" or self.hparams["pl_time"] == "round_start")
+        self.require(pl_time=dma == "off" or self.hparams["pl_time"] == "round_start", gamma=0 <= gamma <= 1)
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
         self.beta: Tensor | None = None
 
     def client_prepare(self, client: Site) -> Mapping[str, Stream]:
         """FixMatch's streams, and weak views of the images that the APP-U follows."""
         streams = dict(super().client_prepare(client))
-        everyone = self.hparams["appu_momentum_on"] == "all" and len(client.data.unlabelled)
-        if self.hparams["dma"] != "off" and self.trains and (everyone or len(streams.get("unlabelled", ()))):
-            index = client.data.unlabelled if everyone else streams["unlabelled"].index
-            streams["app_u"] = Stream(index, self.step_size(len(index)), {"weak": "weak"}, cycle=True)
+        if self.hparams["dma"] != "off" and self.trains:
+            confident = self.hparams["appu_momentum_on"] == "confident" and "unlabelled" in streams
+            index = streams["unlabelled"].index if confident else client.data.unlabelled
+            streams["app_u"] = self.fixed(index, {"weak": "weak"})
+            streams["app_u"].cycle = True
         return streams
 
     def probabilities(self, client: Site, index: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class FedDure(LocalSSL):
     ) -> None:
         super().__init__(model, objective=variant, **base)
         (h := self.hparams).update(creg_lr=self.hparams["lr"] if creg_lr is None else creg_lr)
-        self.require(creg_d_clip=creg_d_clip is None or creg_d_clip >= 0)
+        self.require(creg_d_clip=creg_d_clip is None or creg_d_clip >= 0, creg_wait=creg_wait >= 0)
         self.creg = copy.deepcopy(model) if creg_enabled else None
         self.freg = meta.WeightNet(num_classes, freg_hidden, freg_input == "softmax") if h["freg_enabled"] else None
 
@@ -113,17 +113,20 @@ class FedDure(LocalSSL):
         """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
         h, made = self.hparams, [super().configure_optimizers()]
         if self.creg is not None:
-            made.append(self.make_optimizer(self.creg.parameters(), h["creg_lr"], h["optimizer"]))
+            learning = (p for p in self.creg.parameters() if p.requires_grad)
+            made.append(self.make_optimizer(learning, h["creg_lr"], h["optimizer"]))
         if self.freg is not None:
             made.append(self.make_optimizer(self.freg.parameters(), h["freg_lr"], h["freg_optimizer"]))
         return made
 
     def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
-        """That of F-reg may survive alone."""
-        kept = super().kept_optimizers(states)
-        if kept or self.freg is None or self.hparams["freg_persist"] != "params+opt":
-            return kept
-        return [[dict[str, Any]() for _ in own] for own in states[:-1]] + states[-1:]
+        """That of F-reg as ``freg_persist`` says; none of C-reg, which starts anew."""
+        keep = [not self.hparams["reset_momentum"], *([False] if self.creg is not None else [])]
+        if self.freg is not None:
+            keep.append(self.hparams["freg_persist"] == "params+opt")
+        fresh = ([dict[str, Any]() for _ in own] for own in states)
+        kept = [own if stays else new for own, new, stays in zip(states, fresh, keep, strict=False)]
+        return kept if any(keep) else []
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
         """One joint step; the regulators rest in supervised steps, and where a client has one kind of images only."""
@@ -142,6 +145,10 @@ class FedDure(LocalSSL):
         self.clip(self.model.parameters())
         optimizer[0].step()
         self.log("loss", loss)
+
+    def unused_views(self, batch: Batch) -> set[str]:
+        """The regulators see all views."""
+        return super().unused_views(batch) if self.supervised else set()
 
     def regulate(
         self, batch: Batch, out: Mapping[str, Tensor], optimizers: Sequence[Optimizer], step: int
@@ -174,7 +181,8 @@ class FedDure(LocalSSL):
             loss = pseudo_loss(logits, h["creg_weighted"])
         old = self.creg_loss(creg, labelled)
         self.set_rate(optimizers[1], step, h["creg_wait"])
-        meta.step_along(optimizers[1], torch.autograd.grad(loss, list(creg.parameters())))
+        learning = [p for p in creg.parameters() if p.requires_grad]
+        meta.step_along(optimizers[1], torch.autograd.grad(loss, learning, materialize_grads=True))
         new = self.creg_loss(creg, labelled)
         d = old - new if h["creg_sign"] == "old_minus_new" else new - old
         return d if h["creg_d_clip"] is None else d.clamp(-h["creg_d_clip"], h["creg_d_clip"])

@@ -30,8 +30,8 @@ class FedIRM(FedConsist):
     | ``skip_absent`` classes | not given | uniform rows | false |
     | aggregation | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
-    Dropout sits only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of
-    the gradient pass.
+    ``lambda_u`` and ``temperature`` of ``FedConsist`` have no part in it. Dropout sits only in the head
+    (``head_dropout`` of the network), so the stochastic passes reuse the features of the gradient pass.
     """
 
     relation: Tensor
@@ -70,9 +70,16 @@ class FedIRM(FedConsist):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""
+        loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
-            return self.labelled_step(batch["labelled"])
-        views, h = batch["unlabelled"], self.hparams
+            loss = loss + self.labelled_step(batch["labelled"])
+        if "unlabelled" in batch:
+            loss = loss + self.unlabelled_step(batch["unlabelled"])
+        return loss
+
+    def unlabelled_step(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Consistency with the teacher and with the labelled clients' relations, both ramped."""
+        h = self.hparams
         features = self.model.features(views["student"])
         logits = ops.wide(self.model.head(features))
         probabilities = logits.softmax(dim=1)
@@ -85,7 +92,8 @@ class FedIRM(FedConsist):
             present = F.one_hot(pseudo, logits.shape[1]).mul(keep[:, None]).sum(dim=0) > 0
         relation = ops.relation_matrix(logits, pseudo, keep)
         matching = ops.relation_loss(self.relation, relation, present if h["skip_absent"] else None)
-        consistency = ops.squared_error(probabilities, teacher, h["batch_size"])
+        fixed = h["mse_reduction"] == "fixed_batch"
+        consistency = ops.squared_error(probabilities, teacher, h["batch_size"] if fixed else len(probabilities))
         ramp = ops.exponential_ramp(self.visit.round - h["ramp_offset"], h["ramp_length"])
         weight = float(h["loss_weight"]) * ramp
         loss: Tensor = weight * (consistency + matching * keep.any())

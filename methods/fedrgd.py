@@ -61,6 +61,7 @@ class FedRGD(FixMatch):
             server_momentum=server_momentum,
             **base,
         )
+        self.require(num_groups=num_groups >= 1)
         if group_state == "slots" and server_momentum:
             raise ConfigError(
                 f"server_momentum={server_momentum} with group_state=slots: the server sends several models, none of "

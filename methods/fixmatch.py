@@ -76,7 +76,9 @@ class FixMatch(LabelsAtServer):
     ) -> None:
         super().__init__(model, batch_size=batch_size, **base)
         self.require(
+            lambda_u=lambda_u >= 0,
             pl_batch=pl_batch >= 1,
+            dpl_eps=dpl_eps >= 0,
             labelled_batch_size=labelled_batch_size is None or labelled_batch_size >= 1,
             labelled_only_batch=labelled_only_batch is None or labelled_only_batch >= 1,
         )
@@ -105,13 +107,13 @@ class FixMatch(LabelsAtServer):
             made = self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
             streams = {**streams, **made}
             if "labelled" in streams:
-                streams["labelled"].cycle = len(made["unlabelled"]) > 0
-        if not len(streams.get("unlabelled", ())):
+                streams["labelled"].cycle = made["unlabelled"].usable
+        if "unlabelled" not in streams or not streams["unlabelled"].usable:
             if self.hparams["empty_client"] == "drop_unconfident":
                 streams = {}
             elif "labelled" in streams and self.hparams["labelled_only_batch"]:
                 streams["labelled"].batch_size = self.hparams["labelled_only_batch"]
-        self.trains = any(len(stream) for stream in streams.values())
+        self.trains = any(stream.usable for stream in streams.values())
         return streams
 
     @torch.no_grad()

@@ -94,10 +94,10 @@ class LocalSSL(FedMethod):
             temperature=temperature > 0,
             unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1,
             unsup_ramp=(unsup_ramp or 0) >= 0,
-            steps_per_visit=lr_schedule != "release" if steps_per_visit is None else steps_per_visit >= 1,
         )
         preset = {**self.shared_preset, **self.presets[objective]}
-        self.hparams.update({name: v for name, v in preset.items() if self.hparams[name] is None})
+        (h := self.hparams).update({name: v for name, v in preset.items() if h[name] is None})
+        self.require(steps_per_visit=h["lr_schedule"] != "release" if steps_per_visit is None else steps_per_visit >= 1)
         self.views = {"labelled": {"x": labelled_view}, "unlabelled": {"weak": "weak", "strong": "strong"}}
         self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
         self.supervised = False
@@ -176,10 +176,15 @@ class LocalSSL(FedMethod):
         if self.hparams["forward_local"] == "joint":
             logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
             return dict(zip(views, logits, strict=True))
-        if self.supervised or self.hparams["unsup_weight"] == 0:
-            unused = {"strong"} if "y" in batch.get("unlabelled", {}) else {"weak", "strong"}
-            views = {name: view for name, view in views.items() if name not in unused} or views
-        return {name: self(view) for name, view in views.items()}
+        unused = self.unused_views(batch)
+        needed = {name: view for name, view in views.items() if name not in unused} or views
+        return {name: self(view) for name, view in needed.items()}
+
+    def unused_views(self, batch: Batch) -> set[str]:
+        """Views of unlabelled images that no term of this step's loss needs."""
+        if self.hparams["unsup_weight"] and not self.supervised:
+            return set()
+        return {"strong"} if "y" in batch.get("unlabelled", {}) else {"weak", "strong"}
 
     def local_loss(self, batch: Batch, out: Mapping[str, Tensor], step: int) -> Tensor:
         """Supervised, consistency and proximal terms."""
@@ -208,5 +213,5 @@ class LocalSSL(FedMethod):
         soft = h["unsup_targets"] == "soft"
         targets, certain = ops.pseudo_labels(out["weak"], h["threshold"], h["temperature"], soft)
         self.tally("pseudo/certain", certain.float().mean())
-        losses = F.cross_entropy(out["strong"], targets.to(out["strong"].dtype) if soft else targets, reduction="none")
+        losses = F.cross_entropy(ops.wide(out["strong"]), targets, reduction="none")
         return losses, certain.to(losses.dtype)

@@ -1,7 +1,8 @@
 """Differentiable look-ahead: how a model after one gradient step depends on what weighted that step.
 
 With ``ahead(w) = phi - lr * grad_phi inner(net(u; phi), w)``, the meta-gradient is ``d/dw outer(net(x; ahead(w)))``.
-Both forms below are exact. Neither changes a parameter or a buffer of the network.
+Both forms below are exact for networks without random layers; with dropout, the two passes of the first one draw
+different masks. Neither changes a parameter or a buffer of the network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +103,10 @@ FORMS = {"jvp": meta_gradient, "double_backward": meta_gradient_by_double_backwa
 
 
 class WeightNet(nn.Sequential):
-    """Logits ``[N, num_classes]``, or their softmax, to one weight in (0, 1) per image, ``[N]``."""
+    """Logits ``[N, num_classes]``, or their softmax, to one weight in (0, 1) per image, ``[N]``.
+
+    Computes in its parameters' own precision: neighbouring weights differ by less than bfloat16 can tell apart.
+    """
 
     def __init__(self, num_classes: int, hidden: int, softmax: bool = True) -> None:
         super().__init__(nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
@@ -110,10 +114,12 @@ class WeightNet(nn.Sequential):
 
     def forward(self, logits: Tensor) -> Tensor:
         """See the class."""
-        x = logits.softmax(dim=1) if self.softmax else logits
-        for layer in self:
-            x = layer(x)
-        return x.squeeze(1)
+        with torch.autocast(logits.device.type, enabled=False):
+            x = logits.to(next(self.parameters()).dtype)
+            x = x.softmax(dim=1) if self.softmax else x
+            for layer in self:
+                x = layer(x)
+            return x.squeeze(1)
 
     def reset_parameters(self) -> None:
         """Draw torch's default initialisation again."""

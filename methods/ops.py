@@ -26,22 +26,24 @@ def squared_error(student: Tensor, target: Tensor, divisor: float) -> Tensor:
     return (student - target).square().sum() / divisor
 
 
-def ema_decay(step: Tensor, decay: float, ramp: bool = True) -> Tensor:
-    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``: the first update copies the student."""
-    ramped = 1.0 - 1.0 / (step + 1.0)
+def ema_decay(step: Tensor | float, decay: float, ramp: bool = True) -> Tensor:
+    """``min(1 - 1/(step + 1), decay)`` for the 0-based ``step``, in float64: the first update copies the student."""
+    ramped = 1.0 - 1.0 / (torch.as_tensor(step, dtype=torch.float64) + 1.0)
     return torch.clamp(ramped, max=decay) if ramp else torch.full_like(ramped, decay)
 
 
 @torch.no_grad()
-def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor) -> None:
+def ema_update(teacher: Iterable[Tensor], student: Iterable[Tensor], decay: Tensor | float) -> None:
     """``teacher <- decay * teacher + (1 - decay) * student`` in place, parameter by parameter."""
-    share = 1.0 - decay
+    share = torch.as_tensor(1.0 - decay)
     for target, source in zip(teacher, student, strict=True):
         target.copy_(target.lerp(source.detach(), share.to(target.dtype)))
 
 
 def exponential_ramp(step: float, length: float) -> float:
-    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up."""
+    """``exp(-5 (1 - min(step, length) / length)^2)``, the usual consistency ramp-up; 1 for a ramp of length 0."""
+    if length <= 0:
+        return 1.0
     return exp(-5.0 * (1.0 - min(max(step, 0.0), length) / length) ** 2)
 
 
@@ -56,6 +58,7 @@ def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, 
 
     A class without a sample gives a uniform row (released code).
     """
+    logits = wide(logits)
     members = torch.nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
     if keep is not None:
         members = members * keep.to(logits.dtype)[:, None]
@@ -95,7 +98,7 @@ def share_weights(
         labelled: which clients hold labels.
         mode: ``"share:x"``: the labelled clients together weigh x, split by size, the others 1 - x;
             ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
-        unlabelled_split: how unlabelled clients divide their part.
+        unlabelled_split: how unlabelled clients divide their part of ``"share:x"``.
 
     Where only one kind of client is present, the sizes are the weights.
 
@@ -166,7 +169,7 @@ def pseudo_labels(
         the most probable classes, int64 ``[B]`` (``soft``: probabilities at ``temperature``, ``[B, C]``), and which
         samples have a largest probability, at temperature 1, of ``threshold`` or more, bool ``[B]``.
     """
-    logits = logits.detach()
+    logits = wide(logits.detach())
     confidence, hard = logits.softmax(dim=1).max(dim=1)
     return (logits / temperature).softmax(dim=1) if soft else hard, confidence >= threshold
 

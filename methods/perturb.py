@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from methods.ops import wide
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -49,6 +51,6 @@ def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = 0.01)
 def _along(steps: list[Tensor], slopes: list[Tensor], rho: float, guard: float) -> list[Tensor]:
     if not slopes:
         return []
-    norms = torch.stack([torch.linalg.vector_norm(slope) for slope in slopes])
+    norms = torch.stack([torch.linalg.vector_norm(wide(slope)) for slope in slopes])
     factor = rho / (torch.linalg.vector_norm(norms) + guard)
-    return [step * factor for step in steps]
+    return [(wide(step) * factor).to(step.dtype) for step in steps]

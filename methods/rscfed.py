@@ -56,10 +56,9 @@ class RSCFed(FedConsist):
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws."""
         warmup, h = self.hparams["warmup_rounds"], self.hparams
+        self.drawn = roster.subsets(max(round - warmup, 0), h["subsets"], h["subset_size"])
         if round < warmup:
-            self.drawn = super().plan(round, roster)
-            return self.drawn
-        self.drawn = roster.subsets(round - warmup, h["subsets"], h["subset_size"])
+            return super().plan(round, roster)
         if h["force_labelled"]:
             held = set(roster.labelled)
             self.drawn = [s if held & set(s) else [*s[:-1], roster.labelled[0]] for s in self.drawn]
@@ -69,10 +68,11 @@ class RSCFed(FedConsist):
         """Sub-consensus per subset, then their plain mean; FedAvg in the warm-up."""
         if uploads[0].visit.round < self.hparams["warmup_rounds"]:
             return FedMethod.aggregate(self, uploads)
-        found = {(u.visit.client, u.visit.cohort): u for u in uploads}
-        chosen = [[found.get((c, m), found.get((c, 0))) for c in sorted(s)] for m, s in enumerate(self.drawn)]
-        present = [[u for u in subset if u is not None] for subset in chosen]
-        consensus = [self.consensus(subset) for subset in present if subset]
+        if self.hparams["retrain_repeated"]:
+            subsets = [[u for u in uploads if u.visit.cohort == m] for m in sorted({u.visit.cohort for u in uploads})]
+        else:
+            subsets = [[u for u in uploads if u.visit.client in drawn] for drawn in self.drawn]
+        consensus = [self.consensus(subset) for subset in subsets if subset]
         self.load_tensors(weighted_mean(consensus, [1.0] * len(consensus)))
 
     def consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:

@@ -43,7 +43,12 @@ class SemiFL(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, empty_client=empty_client, batch_size=batch_size, **base)
-        self.require(mix_alpha=mix_alpha > 0)
+        h = self.hparams
+        self.require(
+            mix_alpha=mix_alpha > 0,
+            pl_time=not mix or h["pl_time"] == "round_start",
+            unsup_norm=not mix or h["unsup_norm"] != "all",
+        )
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
         """The fix set and, drawn with replacement, a mix set of the same size."""

@@ -34,9 +34,9 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 
     In training mode it normalises with the batch and leaves its buffers alone. In evaluation mode it
     normalises with ``running_mean`` and ``running_var`` if they have been estimated, else with the batch.
-    Whether they have been is read from the buffer ``num_batches_tracked`` at each call of ``train()`` or
-    ``eval()``: it travels with checkpoints and broadcasts, and a forward pass never has to ask the device. So
-    load state first, then switch.
+    Whether they have been is read from the buffer ``num_batches_tracked`` at each call of ``train()``,
+    ``eval()`` or ``load_state_dict()``: it travels with checkpoints and broadcasts, and a forward pass never
+    has to ask the device. Who copies into the buffers themselves switches afterwards.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
@@ -54,6 +54,10 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         super().train(mode)
         self.use_stored = not mode and bool(self.num_batches_tracked)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [B, C, H, W] per channel."""

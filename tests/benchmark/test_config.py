@@ -4,11 +4,12 @@ import hashlib
 import json
 import textwrap
 from dataclasses import fields, replace
+from typing import Any, Literal
 
 import pytest
 
 from benchmark import classes
-from benchmark.classes import ClassSpec, Kind, build, known_names
+from benchmark.classes import ClassSpec, Kind, build, check_switches, known_names, switches
 from benchmark.config import (
     RunConfig,
     Runtime,
@@ -271,3 +272,25 @@ def test_yaml_values_are_read_as_people_mean_them(text, value):
 def test_yaml_that_is_no_mapping(text):
     with pytest.raises(ConfigError, match=r"^some\.yaml: "):
         load_yaml(text, "some.yaml")
+
+
+class Switches:
+    """Arguments as constructors have them."""
+
+    def __init__(self, rule: Literal["a", "b"] = "a", gate: float | Literal["auto"] = "auto", free: str = "x") -> None:
+        pass
+
+
+class Narrower(Switches):
+    """A subclass that allows less, and ``None``."""
+
+    def __init__(self, rule: Literal["a"] | None = None, **base: Any) -> None:
+        super().__init__(**base)
+
+
+def test_switches_of_constructors():
+    assert switches(Switches) == {"rule": ("a", "b")}
+    assert switches(Narrower) == {"rule": ("a", None)}
+    check_switches(Narrower, {"rule": None, "gate": 3.0, "free": "anything"})
+    with pytest.raises(ConfigError, match="Narrower: rule='b' is unknown; choose one of a, None"):
+        check_switches(Narrower, {"rule": "b"})

@@ -383,6 +383,8 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=10, runtime__threads=5) == (1, 5)
     assert where(rounds=4_000, model="wrn28_2") == (1, 8)
     assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
+    assert where(rounds=4_000, data__side=224) == (1, 8)
+    assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
 
 
 # --- a method of one's own

@@ -31,7 +31,7 @@ def test_every_published_value_has_a_row(fl2: Suite) -> None:
     rows = {row.key("acc") for row in fl2.rows}
     assert len(published) == 72 + 5 + 8
     assert published <= rows
-    assert {key[0] for key in rows - published} == {"ablation", "fig4", "presets", "labels"}
+    assert {key[0] for key in rows - published} == {"ablation", "fig4", "presets", "pretraining", "labels"}
 
 
 def test_published_values(fl2: Suite) -> None:

@@ -284,6 +284,27 @@ def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
+    """The upper bound trains on them; batches of the test matter to networks that normalise with them."""
+    options = {"num_labels": 60, "hidden_labels": "revealed", "pipeline": "randaugment_levels_cutout"}
+    data, fields, sizes = few_data(6, scenario="all_clients", **options), set(), []
+
+    class Listens(find_class("local_ssl", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            fields.update(batch["unlabelled"])
+
+        def test_step(self, batch, batch_idx):
+            sizes.append(len(batch["test"]["y"]))
+
+    method = make_method(Listens, objective="supervised", eval_batch=40)
+    run = trainer(max_epochs=1, limit_train_batches=2)
+    run.fit(method, datamodule=data)
+    run.test(method, datamodule=data, verbose=False)
+    assert "y" in fields
+    assert sizes == [40, 40, 10]
+
+
 @pytest.mark.parametrize("classes", [None, 4])
 def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
     data = Digits(num_clients=4, labelled_clients=4, split_classes=classes)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from benchmark.engine import LocalSite
 from benchmark.errors import ConfigError, RunError
 from benchmark.federation import Federation
+from benchmark.records import readings
 from datamodules.base import SiteData
 from datamodules.batches import epoch
 from datamodules.digits import Digits
@@ -19,6 +20,7 @@ from federations import make_data, make_federation, make_method, plain_fabric, r
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.cbafed import CBAFed
+from methods.class_balance import assign
 from methods.ops import share_weights
 
 SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
@@ -461,3 +463,27 @@ def default() -> dict[str, Tensor]:
 def test_every_switch_changes_the_model(switch: dict[str, Any], default: dict[str, Tensor]) -> None:
     """Four rounds end elsewhere."""
     assert not same(after(4, **switch), default)
+
+
+def test_rounds_of_the_warm_up_cannot_be_the_best() -> None:
+    """Their model is FedAvg's; the rows say so, and ``best`` leaves them out."""
+    rows = run_rows(make_federation("cbafed", rounds=3, warmup_rounds=2))
+    assert [row.get("warmup", False) for row in rows] == [True, True, False]
+    assert readings(rows, 1)["best"]["round"] == 2
+    assert readings(rows[:2], 1)["best"]["round"] < 2
+
+
+def test_a_sample_without_a_number_for_confidence_is_dropped() -> None:
+    """NaN is neither above nor below a threshold, as released."""
+    p = torch.tensor([[float("nan")] * 3, [0.5, 0.3, 0.2]])
+    _, confident, rescued = assign(p, torch.full((3,), 0.9), torch.ones(3, dtype=torch.bool))
+    assert confident.tolist() == [False, False] and rescued.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"res_server_alpha": -3.0}, {"lr_unlabelled": -1.0}, {"pl_view": "clean", "pl_set": "batch"}, {"tail_rule": "x"}],
+)
+def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_method("cbafed", **wrong)

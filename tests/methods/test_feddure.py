@@ -367,3 +367,59 @@ def test_variants_and_unknown_ones() -> None:
     assert (h["lr"], h["threshold"], h["supervised_steps"], h["freg_enabled"]) == (5e-4, 0.0, 0, True)
     with pytest.raises(ConfigError, match="choose one of paper, release"):
         FedDure(Norm(), 10, variant="draft")
+
+
+@pytest.mark.parametrize("persist", ["params", "params+opt", "none"])
+def test_momentum_that_is_kept_is_the_local_models_alone(persist: str) -> None:
+    """``reset_momentum=false`` says nothing about F-reg's optimiser, and C-reg is new in every visit."""
+    _, _, run = visit_twice(freg_persist=persist, reset_momentum=False)
+    local, creg, freg = run.clients[0].optimizers
+    assert local and all(float(state["step"]) == 5 for state in local)
+    assert not any(creg)
+    assert bool(any(freg)) is (persist == "params+opt")
+
+
+def test_the_feedback_term_alone_with_separate_passes() -> None:
+    """g_s + g_d: the regulators see views that the local loss leaves out."""
+    run = federation(unsup_weight=0.0, forward_local="separate")
+    uploads, *_ = run.run_visits(run.visits(0)[:1])
+    assert all(bool(torch.isfinite(v).all()) for v in uploads[0].tensors.values())
+
+
+@pytest.mark.parametrize("form", ["jvp", "double_backward"])
+def test_frozen_and_unused_parameters(form: str) -> None:
+    """They stay as they are, and the others learn."""
+
+    class Partly(Toy):
+        def __init__(self) -> None:
+            super().__init__(False)
+            self.fc1.bias.requires_grad_(False)
+            self.unused = nn.Linear(2, 2)
+
+    torch.manual_seed(0)
+    method = FedDure(Partly(), 3, freg_gradient=form).double()
+    method._tally = {}
+    before = {k: v.clone() for k, v in method.state_dict().items()}
+    method.local_step(batch_of(PLAIN), 0, method.configure_optimizers())
+    still = {k for k, v in method.state_dict().items() if torch.equal(v, before[k])}
+    fixed = {"fc1.bias", "unused.weight", "unused.bias"}
+    assert still == {f"{net}.{name}" for net in ("model", "creg") for name in fixed}
+
+
+def test_the_released_schedule_needs_a_number_of_steps() -> None:
+    """Whether it was chosen itself or by the variant."""
+    for args in ({"variant": "release"}, {"lr_schedule": "release"}):
+        with pytest.raises(ConfigError, match="steps_per_visit=None"):
+            FedDure(Toy(False), 3, steps_per_visit=None, **args)
+    with pytest.raises(ConfigError, match="creg_wait=-1"):
+        FedDure(Toy(False), 3, creg_wait=-1)
+
+
+def test_weights_keep_their_precision_under_autocast() -> None:
+    """F-reg's weights of similar images differ by less than bfloat16 resolves."""
+    torch.manual_seed(0)
+    freg = meta.WeightNet(10, 128)
+    logits = torch.randn(90, 10)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = freg(logits)
+    assert torch.equal(weights, freg(logits)) and len(weights.unique()) == 90

@@ -276,3 +276,21 @@ def test_labelled_clients_share_half_of_the_weight() -> None:
         method.aggregate(uploads)
         assert float(method.tensors("shared")["model.conv1.bias"][0]) == pytest.approx(expected_share)
         assert torch.equal(method.relation, torch.full((10, 10), 0.5))
+
+
+def test_a_client_with_both_kinds_of_images_adds_its_losses() -> None:
+    method, batch = unlabelled(), views()
+    g = torch.Generator().manual_seed(8)
+    labelled = {"x": torch.randn(4, 3, 32, 32, generator=g), "y": torch.tensor([0, 3, 3, 9])}
+    parts = [method.training_step({"labelled": labelled}, 0), method.training_step({"unlabelled": batch}, 0)]
+    both = method.training_step({"labelled": labelled, "unlabelled": batch}, 0)
+    torch.testing.assert_close(both, parts[0] + parts[1])
+
+
+def test_the_divisor_of_the_consistency() -> None:
+    """The configured batch size, or that of the batch at hand; a gate that nothing passes leaves only this term."""
+    fixed, actual = (
+        unlabelled(confidence_gate=1.1, mse_reduction=rule).training_step({"unlabelled": views()}, 0)
+        for rule in ("fixed_batch", "actual_batch")
+    )
+    torch.testing.assert_close(actual, fixed * 64 / 12)

@@ -158,3 +158,8 @@ def test_momentum_needs_one_global_model() -> None:
     name = method.names("shared")[0]
     mean = weighted_mean([moved], [1.0])
     torch.testing.assert_close(method.tensors("shared")[name], mean[name] + 0.5)
+
+
+def test_at_least_one_group() -> None:
+    with pytest.raises(ConfigError, match="num_groups=0"):
+        make_method("fedrgd", num_groups=0)

@@ -97,3 +97,20 @@ def test_labels_are_fixed_for_the_visit() -> None:
     assert all(torch.equal(e.sort().values, epochs[0].sort().values) for e in epochs)
     views = [torch.cat([s["strong"] for s in seen[k * steps : (k + 1) * steps]]) for k in range(2)]
     assert not torch.equal(views[0].sum((1, 2, 3)).sort().values, views[1].sum((1, 2, 3)).sort().values)
+
+
+@pytest.mark.parametrize("name", ["fixmatch", "semifl", "feddb"])
+def test_one_confident_image_where_batches_need_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be trained on, so the client walks through its labels once, as without any."""
+    run = make_federation(name, make_data("all_clients"), min_batch=2, local_epochs=1, labelled_only_batch=64)
+    original = run.method.select
+
+    def one(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        labels, keep = original(probabilities)
+        return labels, torch.arange(len(keep)) == 3
+
+    monkeypatch.setattr(run.method, "select", one)
+    seen: list[dict[str, Any]] = []
+    run.method.on_train_batch_end = lambda *a: seen.append(a[1])
+    run.run_visits(run.visits(0)[:1])
+    assert [set(batch) for batch in seen] == [{"labelled"}]

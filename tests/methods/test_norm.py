@@ -127,3 +127,15 @@ def test_static_norm_under_per_client_gradients_changes_no_buffer():
     torch.testing.assert_close(stacked, single)
     assert not layer.running_mean.any()
     assert not layer.num_batches_tracked
+
+
+def test_static_norm_follows_the_state_that_it_loads():
+    """In evaluation mode, statistics count from the moment that they are loaded."""
+    measured, fresh = StaticBatchNorm2d(3), StaticBatchNorm2d(3)
+    reestimate(nn.Sequential(measured), [torch.randn(8, 3, 4, 4) + 2.0])
+    empty, x = fresh.state_dict(), torch.randn(5, 3, 2, 2)
+    empty = {name: value.clone() for name, value in empty.items()}
+    fresh.eval().load_state_dict(measured.state_dict())
+    torch.testing.assert_close(fresh(x), measured.eval()(x))
+    fresh.load_state_dict(empty)
+    torch.testing.assert_close(fresh(x), F.batch_norm(x, None, None, fresh.weight, fresh.bias, training=True))

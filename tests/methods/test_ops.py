@@ -79,7 +79,8 @@ def test_teacher_is_the_running_mean_of_the_students() -> None:
 
 def test_decay() -> None:
     decays = [float(ops.ema_decay(torch.tensor(float(t)), 0.999)) for t in (0, 1, 9, 998, 999, 5000)]
-    assert decays == pytest.approx([0, 0.5, 0.9, 1 - 1 / 999, 0.999, 0.999], abs=1e-6)
+    assert decays == pytest.approx([0, 0.5, 0.9, 1 - 1 / 999, 0.999, 0.999], rel=1e-15)
+    assert float(ops.ema_decay(9, 0.999)) == pytest.approx(0.9, rel=1e-15)
     assert float(ops.ema_decay(torch.tensor(0.0), 0.99, ramp=False)) == pytest.approx(0.99)
 
 
@@ -88,6 +89,7 @@ def test_ramp() -> None:
     assert round(ops.exponential_ramp(0, 30), 4) == 0.0067
     assert round(ops.exponential_ramp(21, 30), 4) == 0.6376
     assert ops.exponential_ramp(-3, 30) == ops.exponential_ramp(0, 30) == exp(-5)
+    assert ops.exponential_ramp(0, 0) == 1
     assert ops.exponential_ramp(30, 30) == ops.exponential_ramp(99, 30) == 1
     ramp = [ops.exponential_ramp(r, 30) for r in range(31)]
     assert ramp == sorted(ramp) and len(set(ramp)) == 31
@@ -121,6 +123,15 @@ def test_relation_loss_of_saturated_rows(gap: float) -> None:
     rows = [a / 2 * (torch.softmax(torch.tensor([a, 0.0, 0.0]), 0)[0] - 1 / 3) for a in (gap / 2, gap / 4, 0.0)]
     assert float(loss) == pytest.approx(float(sum(rows)) / 3, rel=1e-4)
     assert float(torch.autograd.grad(loss, logits)[0][0].abs().sum()) > 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_absent_classes_in_half_precision(dtype: torch.dtype) -> None:
+    logits, labels = noise(6, 5).to(dtype), torch.tensor([0, 0, 1, 1, 2, 4])
+    found = ops.relation_matrix(logits, labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, ops.relation_matrix(logits.float(), labels))
+    torch.testing.assert_close(found[3], torch.full((5,), 0.2))
 
 
 def test_relation_matrix_laws() -> None:

@@ -60,3 +60,11 @@ def test_nothing_is_changed() -> None:
     perturb.asam(weights, slopes, 1.0)
     assert weights["weight"].tolist() == [1.0] * 3
     assert slopes["weight"].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rule", [perturb.sam, perturb.asam])
+def test_a_gradient_of_zero_displaces_nothing_in_any_precision(rule: Any, dtype: torch.dtype) -> None:
+    weights = {"a.weight": torch.ones(3, dtype=dtype), "a.bias": torch.zeros(2, dtype=dtype)}
+    for eps in rule(weights, {name: torch.zeros_like(w) for name, w in weights.items()}, 0.1).values():
+        assert eps.dtype == dtype and not eps.any()

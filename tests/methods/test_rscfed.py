@@ -88,7 +88,7 @@ def test_shares_survive_distances_that_underflow() -> None:
 def test_the_warmup_averages_by_size() -> None:
     """With several labelled clients and a huge beta, warm-up rounds are those of FedAvg."""
     data = few_data(4, labelled=3)
-    ours = make_federation("rscfed", data=data, rounds=2, warmup_rounds=2, dma_beta_labelled=1e4)
+    ours = make_federation("rscfed", data=data, rounds=2, warmup_rounds=2, subset_size=2, dma_beta_labelled=1e4)
     plain = make_federation("fed_consist", data=data, rounds=2, warmup_rounds=2, labelled_weight_mode="plain")
     for federation in (ours, plain):
         federation.run_round(0)
@@ -184,3 +184,25 @@ def test_unknown_weight_mode() -> None:
     """A mode that does not exist says which do."""
     with pytest.raises(ConfigError, match="write once, squared or share"):
         make_method("rscfed", labelled_weight_mode="twice")
+
+
+def test_subsets_follow_from_the_uploads() -> None:
+    """A server that did not draw the subsets itself aggregates by cohort."""
+    method, other = make_method("rscfed", warmup_rounds=0), make_method("rscfed", warmup_rounds=0)
+    drawn = other.plan(0, Roster(10, (0,), seed=3))
+    uploads = [
+        Upload(
+            Visit(client=c, cohort=m, labelled=c == 0, size=100 + c),
+            {k: torch.full_like(v, float(c)) for k, v in method.tensors("shared").items()},
+            100.0 + c,
+        )
+        for c, m in sorted((c, m) for m, s in enumerate(drawn) for c in s)
+    ]
+    method.aggregate(uploads)
+    other.aggregate(uploads)
+    torch.testing.assert_close(method.tensors("shared"), other.tensors("shared"), rtol=0, atol=0)
+
+
+def test_impossible_subsets_are_refused_before_the_warm_up() -> None:
+    with pytest.raises(ConfigError, match="subsets of 5 clients from 4"):
+        make_method("rscfed").plan(0, Roster(4, (0,), seed=0))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.engine import LocalSite
+from benchmark.errors import ConfigError
 from federations import make_federation, make_method
 from methods.base import Site, Visit
 from methods.semifl import SemiFL
@@ -123,3 +124,10 @@ def test_step_counts() -> None:
     assert len(seen) == 2 * -(-images // 10)
     assert all(a == b for a, b in seen)
     assert sum(a for a, _ in seen) == 2 * images
+
+
+@pytest.mark.parametrize("wrong", [{"pl_time": "every_step"}, {"unsup_norm": "all"}])
+def test_arguments_that_would_drop_the_mix_term(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_method("semifl", **wrong)
+    make_method("semifl", mix=False, **wrong)
