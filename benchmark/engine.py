@@ -1,7 +1,7 @@
 """The reference engine: one client after the other in the live module, ordinary autograd, ``torch.optim``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,10 +166,28 @@ class ReferenceEngine:
         Raises:
             RunError: the loss is not finite, or anything the method raises, with method, client and round.
         """
-        stay = self.arrive(visit, self.method.broadcast(server, visit), state)
+        stay = self.arrive(visit, self.sent(visit, server), state)
         with stay.presence:
             stay.site.fit(stay.work, self.method.epochs(), self.method.steps())
         return self.depart(stay)
+
+    def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the method's ``broadcast`` sends for a visit."""
+        with self.outside(f"broadcast to client {visit.client}", visit.round):
+            return self.method.broadcast(server, visit)
+
+    @contextmanager
+    def outside(self, hook: str, round: int) -> Iterator[None]:
+        """For a hook that runs at no site: it draws from a stream of its own, and its errors say where they were."""
+        with torch.random.fork_rng(_forked(self.data.device)):
+            torch.manual_seed(random_streams.derive_seed(self.seed, f"torch/{hook}", round))
+            try:
+                yield
+            except RunError:
+                raise
+            except Exception as error:
+                where = f"{type(self.method).__name__}.{hook}, round {round}"
+                raise RunError(f"{where}: {type(error).__name__}: {error}") from error
 
     def arrive(self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None) -> "Stay":
         """The module becomes the client, takes up what it was sent and prepares what it will train on."""
@@ -231,7 +249,7 @@ class _Presence:
     def __init__(self, method: FedMethod, site: LocalSite) -> None:
         self.method, self.site = method, site
         self.tally: Tally = {}
-        self.devices = [site.engine.data.device] if site.engine.data.device.type == "cuda" else []
+        self.devices = _forked(site.engine.data.device)
         self.drawn: list[Tensor] = []  # states of torch's generators when it left
 
     def __enter__(self) -> None:
@@ -264,6 +282,11 @@ class _Presence:
                     f"{where}: the loss is not finite. The last checkpoint is intact; lower the learning rate, "
                     "or try --precision 32-true if this was mixed precision"
                 )
+
+
+def _forked(device: torch.device) -> list[torch.device]:
+    """Devices whose generators a fork has to restore beside the CPU's."""
+    return [device] if device.type == "cuda" else []
 
 
 def _state_of(group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -91,7 +90,7 @@ class Federation:
         self.bytes_up += sum(num_bytes(u.tensors) + num_bytes(u.stats) for u in uploads)
         self.become_server()
         if uploads:
-            with self.naming("aggregate", number):
+            with self.engine.outside("aggregate", number):
                 self.method.aggregate(uploads)
         self.server = self.method.tensors("shared", "server")
         self.server_phase(number, "server_step", tally)
@@ -115,7 +114,7 @@ class Federation:
     def visits(self, number: int) -> list[Visit]:
         """The round's visits in the order of the plan."""
         visits, seen = [], Counter[int]()
-        with self.naming("plan", number):
+        with self.engine.outside("plan", number):
             plan = self.method.plan(number, self.roster)
         for cohort, clients in enumerate(plan):
             for client in clients:
@@ -157,17 +156,6 @@ class Federation:
         ordered = [results[key] for key in sorted(results)]
         return [u for u, _, _ in ordered if u is not None], total, sum(down for _, _, down in ordered)
 
-    @contextmanager
-    def naming(self, hook: str, number: int) -> Iterator[None]:
-        """Let errors of a hook that runs outside any visit say which hook, method and round it was."""
-        try:
-            yield
-        except RunError:
-            raise
-        except Exception as error:
-            where = f"{type(self.method).__name__}.{hook}, round {number}"
-            raise RunError(f"{where}: {type(error).__name__}: {error}") from error
-
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
         self.method.load_tensors(self.engine.initial)
@@ -181,7 +169,7 @@ class Federation:
         server, self.server_state, own = from_first(self.fabric, held)  # devices may round differently
         self.method.load_tensors(server)
         add_tally(tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()})
-        with self.naming("refresh_norm", number):
+        with self.engine.outside("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
 
@@ -190,7 +178,7 @@ class Federation:
         """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks."""
         self.become_server()
         self.method.eval()
-        with self.method.autocast():
+        with self.engine.outside("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.method.predict(block()), blocks)
         self.method.train()

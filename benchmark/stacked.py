@@ -61,7 +61,7 @@ class StackedEngine(ReferenceEngine):
             stays = []
             for slot, visit in zip(self.slots, together, strict=False):
                 state = states.get(visit.client, kept.get(visit.client))
-                stays.append(slot.arrive(visit, self.method.broadcast(server, visit), state))
+                stays.append(slot.arrive(visit, self.sent(visit, server), state))
             Stack(stays, self.compared).train()
             for slot, visit, stay in zip(self.slots, together, stays, strict=False):
                 upload, state, tally, sent = slot.depart(stay)

@@ -26,6 +26,17 @@ from datamodules.sources import Arrays, random_split
 
 Scenario = Literal["partial_clients", "server", "all_clients"]
 
+LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
+    "picked": ("partial_clients",),
+    "labelled_from": ("partial_clients",),
+    "labelled_histogram": ("partial_clients",),
+    "num_labels": ("server", "all_clients"),
+    "label_fraction": ("all_clients",),
+    "labels_per_class": ("all_clients",),
+    "labelled_partition": ("all_clients",),
+}
+"""Options that say how many labels there are, or where: in which scenarios they are read."""
+
 
 @dataclass(frozen=True)
 class SiteData:
@@ -160,6 +171,12 @@ class FSSLDataModule(L.LightningDataModule):
         self.partition_seed = run_seed if partition_seed is None else partition_seed
         if not 0 <= self.partition_seed < 2**32:
             raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
+        for name, scenarios in LABEL_OPTIONS.items():
+            if self.hparams[name] is not None and scenario not in scenarios:
+                raise ConfigError(
+                    f"data.{name} says nothing about data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
+                    "leave it out"
+                )
         if not 0 <= flip <= 1:
             raise ConfigError(f"data.flip is {flip}; it is a probability, 0 to 1")
         self.device = torch.device("cpu")
@@ -225,7 +242,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
-        labelled = tuple(k for k, part in enumerate(self.partition.labelled) if len(part))
+        labelled = tuple(k for k, site in enumerate(self._clients) if len(site.labelled))
         return Roster(self.num_clients, labelled, seed, participants, rule)
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.errors import ConfigError
 from datamodules.schedule import Roster
 from methods import ops
 from methods.base import Batch, FedMethod, Upload
@@ -40,7 +41,13 @@ class LabelledClients(FedMethod, ABC):
             self.reference = copy.deepcopy(model).requires_grad_(False)
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
-        """The round's participants that hold labels."""
+        """The round's participants that hold labels.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if not roster.labelled:
+            raise ConfigError("no client holds labels; choose data.scenario=partial_clients, or --method server_only")
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The loop: who trains where, what is counted and kept, and symmetries that every federation has."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmark.classes import KINDS, find_class
 from benchmark.errors import ConfigError, RunError
 from benchmark.federation import Federation, assign
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.partition import Partition
 from datamodules.sources import Arrays
-from federations import few_data, make_federation, plain_fabric, run_rows
+from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Stream, Visit
 
 PARAMETERS = 92_626
@@ -329,14 +331,40 @@ def test_the_server_trains_and_keeps_its_momentum():
         torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("hook", ["plan", "aggregate", "refresh_norm"])
-def test_errors_outside_visits_say_where(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook of the server that breaks is named with its method and round."""
-    federation = make_federation("fedavg")
+@pytest.mark.parametrize("hook", ["plan", "broadcast", "aggregate", "refresh_norm", "predict"])
+@pytest.mark.parametrize("stack", [None, 2])
+def test_errors_outside_visits_say_where(hook: str, stack: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that breaks where nobody trains is named with its method and round."""
+    data, method = make_data(), make_method("fedavg")
+    federation = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0, stack=stack)
 
     def broken(*_: object) -> None:
         raise KeyError("lost")
 
     monkeypatch.setattr(federation.method, hook, broken)
-    with pytest.raises(RunError, match=rf"FedAvg\.{hook}, round 0: KeyError: 'lost'"):
+    with pytest.raises(RunError, match=rf"FedAvg\.{hook}( to client \d)?, round 0: KeyError: 'lost'"):
         federation.run()
+
+
+def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption() -> None:
+    """Noise at the server comes from a stream of the round, not from wherever torch's generator stands."""
+
+    class Noisy(find_class("fedavg", KINDS["method"])):
+        def aggregate(self, uploads: Any) -> None:
+            super().aggregate(uploads)
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter += 1e-2 * torch.randn_like(parameter)
+
+    whole, half, rest = (make_federation(Noisy, rounds=n) for n in (2, 1, 2))
+    whole.run()
+    half.run()
+    rest.load_state_dict(half.state_dict())
+    torch.manual_seed(99)
+    rest.run()
+    assert all(torch.equal(value, rest.server[name]) for name, value in whole.server.items())
+
+
+def test_training_on_labels_that_nobody_has_is_refused() -> None:
+    with pytest.raises(RunError, match=r"FedAvg\.plan, round 0: ConfigError: no client holds labels"):
+        make_federation("fedavg", make_data("server")).run()

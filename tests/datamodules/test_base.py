@@ -316,3 +316,26 @@ def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
 def test_a_flip_is_a_probability():
     with pytest.raises(ConfigError, match=r"data.flip is 1.5; it is a probability"):
         Digits(flip=1.5)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "option", "remedy"),
+    [
+        ("partial_clients", {"num_labels": 40}, "server or all_clients"),
+        ("partial_clients", {"label_fraction": 0.1}, "all_clients"),
+        ("server", {"labels_per_class": 5}, "all_clients"),
+        ("all_clients", {"picked": 2}, "partial_clients"),
+    ],
+)
+def test_label_options_of_another_scenario_are_refused(scenario, option, remedy):
+    """They would change the run's identity and nothing else."""
+    (name,) = option
+    with pytest.raises(ConfigError, match=rf"data.{name} .*data.scenario={scenario}: choose {remedy}, or"):
+        Digits(scenario=scenario, **option)
+
+
+def test_pooled_labels_make_every_client_a_labelled_one():
+    """The roster counts what the clients hold, not what the partition gave them."""
+    data = few_data(4, 1, hidden_labels="pooled")
+    assert data.roster(0).labelled == (0, 1, 2, 3)
+    assert few_data(4, 1).roster(0).labelled == (0,)
