@@ -5,6 +5,7 @@ PAPER ?= rscfed
 SCALE ?= quick
 JOBS ?=
 DATA_DIR ?=
+TABLES ?=
 ARGS ?=
 
 BIN := .venv/bin
@@ -39,8 +40,8 @@ format: $(STAMP) ## mend style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing of a paper's tables, write results/tables and README's block (PAPER=rscfed SCALE=quick JOBS= DATA_DIR=)
-	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) \
+bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; write results/tables and README's block (PAPER=rscfed SCALE=quick TABLES= JOBS= DATA_DIR=)
+	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md

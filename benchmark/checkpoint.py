@@ -20,27 +20,26 @@ def save(path: Path, state: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written, e.g. to a full disk; what was there is as it was, and no half file takes space.
     """
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    body = buffer.getbuffer()
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(MAGIC + hashlib.sha256(body).digest())
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    body = _dumped(state)
+    temporary = _staged(path, MAGIC + hashlib.sha256(body).digest(), body)
     if path.exists():
         os.replace(path, previous(path))
     os.replace(temporary, path)
 
 
+def save_plain(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state`` atomically to ``path``, alone and as ``torch.load`` reads it.
+
+    Raises:
+        OSError: as ``save``.
+    """
+    os.replace(_staged(path, _dumped(state)), path)
+
+
 def load(path: Path) -> dict[str, Any] | None:
     """The newest intact checkpoint of ``path`` and its predecessor, or ``None`` if neither exists.
+
+    A predecessor that has to serve takes the place of the damaged file, which would otherwise become the predecessor.
 
     Raises:
         RunError: files exist but none is intact.
@@ -51,6 +50,8 @@ def load(path: Path) -> dict[str, Any] | None:
         head = len(MAGIC)
         body = raw[head + 32 :]
         if raw[:head] == MAGIC and hashlib.sha256(body).digest() == raw[head : head + 32]:
+            with suppress(OSError):
+                os.replace(candidate, path)
             return dict(torch.load(io.BytesIO(body), map_location="cpu", weights_only=False))
     if found:
         raise RunError(
@@ -70,3 +71,25 @@ def remove(path: Path) -> None:
     for file in (path, previous(path), path.with_name(path.name + ".tmp")):
         with suppress(OSError):
             file.unlink()
+
+
+def _dumped(state: dict[str, Any]) -> memoryview:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getbuffer()
+
+
+def _staged(path: Path, *parts: bytes | memoryview) -> Path:
+    """A temporary file beside ``path`` with these bytes, on disk; on an error none is left."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return temporary

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +29,18 @@ KINDS = {
     "method": Kind("method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes"})),
     "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
 }
+
+
+ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}  # how a run is told what it hands over
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument for people: type and default as a command line has them, and what it means (may be empty)."""
+
+    type: str
+    default: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,9 @@ def find_class(name: str, kind: Kind) -> type:
         try:
             cls = imported(name)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}") from None
+            absent = isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}.")
+            hint = "; the folder it lies in must be on PYTHONPATH" if absent else ""
+            raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}{hint}") from None
         if not (isinstance(cls, type) and issubclass(cls, base)):
             raise ConfigError(f"{kind.what} '{name}' is not a subclass of {kind.base}")
         return cls
@@ -143,12 +158,14 @@ def typed_args(
 
     parser, names = _parser(cls, frozenset(skip))
     for name in values:
+        if name in skip and name in ELSEWHERE:
+            raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
         if name not in names:
             raise unknown(f"{where} argument", name, sorted(names), f" ({cls.__name__})")
     try:
         parsed = parser.parse_object(dict(values))
     except jsonargparse.ArgumentError as error:
-        raise ConfigError(f"{where} ({cls.__name__}): {one_line(error)}") from None
+        raise ConfigError(f"{where} ({cls.__name__}): {explained(error, parser, where)}") from None
     args = dict(vars(parsed))
     return dict(json.loads(json.dumps(args, default=str))) if plain else args
 
@@ -159,6 +176,64 @@ def _parser(cls: type, skip: frozenset[str]) -> tuple[Any, list[str]]:
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     return parser, list(parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False))
+
+
+def described(cls: type, slot: str) -> dict[str, Argument]:
+    """The arguments of ``cls.__init__`` (bases included) that a configuration may give, by name.
+
+    What one means is its line under ``Args:``, or else its rows in a table of hyperparameters, of ``cls`` or a base.
+    """
+    parser, names = _parser(cls, KINDS[slot].supplied)
+    rows, required, found = _table_rows(cls), without_default(cls), {}
+    for action in parser._actions:
+        if action.dest in names:
+            default = action.default if isinstance(action.default, str) else json.dumps(action.default, default=str)
+            default = "required" if action.dest in required else f"default {default}"
+            text = one_line(action.help or rows.get(action.dest, ""))
+            found[action.dest] = Argument(written(_hint(action)), default, text)
+    return found
+
+
+def written(hint: Any) -> str:
+    """A type as the command line has it: ``float``, ``int or null``, ``{a,b}``."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(written, get_args(hint)))
+    if get_origin(hint) is Literal:
+        choices = ",".join(map(str, get_args(hint)))
+        return f"{{{choices}}}" if len(get_args(hint)) > 1 else choices
+    if get_origin(hint) is None and isinstance(hint, type):
+        return {NoneType: "null", bool: "{true,false}"}.get(hint, hint.__name__)
+    return str(hint or "any").removeprefix("typing.")
+
+
+def explained(error: object, parser: Any, where: str = "") -> str:
+    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
+    message = one_line(error)
+    found = re.search(r'Parser key "(\w+)".* value: (.*?)$', message)
+    hint = next((_hint(action) for action in parser._actions if found and action.dest == found[1]), None)
+    if found is None or hint is None:
+        return message
+    prefix = f"{where}." if where in (*KINDS, "roster") else ""
+    return f"--{prefix}{found[1]} {found[2]}: expected {written(hint)}"
+
+
+def _hint(action: Any) -> Any:
+    return getattr(action, "_typehint", None) or action.type
+
+
+def _table_rows(cls: type) -> dict[str, str]:
+    """Rows of the hyperparameter tables in the docstrings of a class and its bases, by the arguments that they name."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        lines = [line.strip(" |").split(" | ") for line in (base.__doc__ or "").splitlines() if line.strip()[:1] == "|"]
+        own: dict[str, list[str]] = {}
+        if lines and lines[0][0] == "hyperparameter":
+            for first, *cells in lines[1:]:
+                told = "; ".join(f"{of} {cell.strip()}" for of, cell in zip(lines[0][1:], cells, strict=False))
+                for name in re.findall(r"``(\w+)``", first):
+                    own.setdefault(name, []).append(told if first == f"``{name}``" else f"{first}: {told}")
+        found = {name: ". ".join(rows) for name, rows in own.items()} | found
+    return found
 
 
 def imported(path: str) -> Any:

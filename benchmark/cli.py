@@ -1,16 +1,19 @@
 """Run one configuration, make a paper's tables, see how far they are, draw curves, look at a partition."""
 
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.classes import KINDS, find_class, one_line, typed_args, without_default
+from benchmark.classes import KINDS, described, explained, find_class, known_names, one_line
 from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve, run_id
 from benchmark.errors import BenchError, ConfigError
 from benchmark.files import load_yaml, read_value
@@ -63,7 +66,8 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if not given:
             value = next(arguments, "")
         if not value or (not given and value.startswith("--")):
-            raise ConfigError(f"--{name} needs a value")
+            names = f": {', '.join(known_names(KINDS[head]))}" if name == f"{head}.help" and head in KINDS else ""
+            raise ConfigError(f"--{name} needs a value{names}")
         dotted[name] = value if head in KINDS else read_value(value)
     return rest, dotted
 
@@ -73,14 +77,30 @@ def _parse(arguments: list[str]) -> Namespace:
     try:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
-        message = one_line(error)
-        command = commands.get(arguments[0]) if arguments else None
-        for word in message.split():
-            known = [o for a in command._actions for o in a.option_strings] if command else []
-            close = get_close_matches(word, known, n=1) if word.startswith("--") else []
-            message += f"; did you mean {close[0]}?" if close else ""
+        command = commands.get(arguments[0], top) if arguments else top
+        message = explained(error, command)
+        _, _, words = message.partition("nrecognized arguments: ")
+        for word in words.split():
+            meant = _meant(word.partition("=")[0], arguments, command) if word.startswith("--") else ""
+            message += f"; did you mean {meant}?" if meant else ""
         raise ConfigError(f"{message} (`--help` lists the options)") from None
     return chosen
+
+
+def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> str:
+    """What an unknown option may stand for: that of the method or the data set, or the closest of the command."""
+    name, own = option[2:], [o[2:] for a in command._actions for o in a.option_strings if o not in ("-h", "--help")]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    for slot, kind in KINDS.items():
+        if slot not in own:
+            continue
+        try:
+            cls = find_class(dict(pairwise(words)).get(f"--{slot}", kind.base), kind)
+        except ConfigError:
+            cls = find_class(kind.base, kind)
+        if name in described(cls, slot):
+            return f"--{slot}.{name}"
+    return next((f"--{close}" for close in get_close_matches(name, own, n=1)), "")
 
 
 def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
@@ -153,7 +173,10 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
             raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
-    config = resolve(from_dict(apply(values, {**given, **dotted})))
+    values = apply(values, {**given, **dotted})
+    for slot in KINDS:
+        _require(slot, values)
+    config = resolve(from_dict(values))
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -168,10 +191,17 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
             display.start(shown)
         with display.ticking() if display else nullcontext():
             path = run.fit(config)
-    best = read_record(path)[{"best": "best", "last": "final"}.get(config.report, config.report)]
-    scores = ", ".join(f"{k} {v:.2f}" for k, v in best.items() if isinstance(v, float))
-    rank_zero_only(print)(f"{path}: {scores}{' (was complete, nothing was run)' if before == 'complete' else ''}")
+    record, tell = read_record(path), rank_zero_only(print)
+    tell(f"{path}{' (was complete, nothing was run)' if before == 'complete' else ''}")
+    tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
+    tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
+    if config.report == "last_k_mean":
+        tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
     return 0
+
+
+def _scores(reading: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in reading.items() if isinstance(value, float))
 
 
 def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -231,8 +261,9 @@ def _describe(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     from benchmark.describe import describe
 
-    spec = class_spec("data", apply({}, {"data": options.data, **dotted})["data"])
-    describe(spec, options.data_dir, options.plot, options.export, options.seed)
+    values = apply({}, {"data": options.data, **dotted})
+    _require("data", values)
+    describe(class_spec("data", values["data"]), options.data_dir, options.plot, options.export, options.seed)
     return 0
 
 
@@ -254,14 +285,24 @@ def _refuse(dotted: Mapping[str, Any], command: str) -> None:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
 
 
+def _require(slot: str, values: Mapping[str, Any]) -> None:
+    """Refuse a configuration that names no class for a slot, with the names there are."""
+    spec = values.get(slot)
+    if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
+        raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
+
+
 def _asked_help(dotted: Mapping[str, Any]) -> bool:
     """Print the options of the class that ``--method.help NAME`` or ``--data.help NAME`` asks about."""
     asked = {slot: str(dotted[f"{slot}.help"]) for slot in KINDS if f"{slot}.help" in dotted}
     for slot, name in asked.items():
         cls = find_class(name, KINDS[slot])
-        print(f"{cls.__module__}.{cls.__qualname__}: {(cls.__doc__ or '').strip()}\n")
-        for option, default in typed_args(cls, {}, slot, KINDS[slot].supplied | without_default(cls)).items():
-            print(f"  --{slot}.{option} (default {default})")
+        about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
+        print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n")
+        for option, argument in described(cls, slot).items():
+            print(f"  --{slot}.{option} {argument.type} ({argument.default})")
+            if argument.text:
+                print(textwrap.fill(argument.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6))
     return bool(asked)
 
 

@@ -72,15 +72,16 @@ class RunConfig:
     Args:
         method: the method and its hyperparameters.
         data: the data set, its partition and its pipeline.
-        model: name of the network.
+        model: name of the network, or its dotted path; an unknown one lists the names.
         model_args: arguments of the network.
         rounds: number of rounds.
         seed: seed of every random stream.
-        scale: name of the protocol: ``quick``, ``small``, ``lite``, ``paper`` or ``custom``.
+        scale: a label in the record (``quick``, ``small``, ``lite``, ``paper`` or ``custom``); it changes no option.
         roster: who takes part in a round: arguments of the roster.
         eval_every: evaluate after every so many rounds (and after the last one).
-        last_k: how many last rounds the reading ``last_k_mean`` averages.
-        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` or ``last_k_mean``.
+        last_k: how many last rounds the reading ``last_k_mean`` averages; a run with fewer is averaged whole.
+        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records) or
+            ``last_k_mean``.
         precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
         runtime: where and how to run.
     """

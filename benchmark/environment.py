@@ -12,10 +12,11 @@ CODE = ("benchmark", "methods", "datamodules")
 
 
 def environment() -> dict[str, Any]:
-    """Software and hardware of this process; values are plain data."""
+    """Software and hardware of this process; values are plain data. GPUs are those of a process that uses one."""
     import lightning
     import torch
 
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # other questions wake an idle GPU
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -24,9 +25,9 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "gpus": torch.cuda.device_count(),
-        "tf32": torch.backends.cudnn.allow_tf32 and torch.cuda.is_available(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "gpus": torch.cuda.device_count() if on_gpu else 0,
+        "tf32": torch.backends.cudnn.allow_tf32 and on_gpu,
     }
 
 

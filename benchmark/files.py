@@ -39,7 +39,7 @@ def finite(value: Any) -> Any:
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
     """YAML of plain data, in the given key order."""
-    return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
+    return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def load_yaml(text: str, where: str) -> dict[str, Any]:
@@ -76,3 +76,12 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN)$"),
     list("-+0123456789."),
 )
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
+    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+
+
+for _first, _rules in _Loader.yaml_implicit_resolvers.items():
+    for _tag, _rule in _rules:
+        _Dumper.add_implicit_resolver(_tag, _rule, [_first])

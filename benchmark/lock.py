@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from benchmark.errors import RunError
 
 NAME = "run.lock"
 TRIES, PAUSE_S = 20, 0.01  # one who only looks (``locked``) is in the way for an instant
+FRESH_S = 120.0  # a run on a machine whose locks we cannot see counts as alive for so long after a heartbeat
 
 
 class RunLocked(RunError):
@@ -27,7 +29,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for this process; a lock left behind by a dead process is taken over.
 
     Raises:
-        RunLocked: another living process holds it; the message names its pid and host.
+        RunLocked: another living process holds it, here or on another machine; the message names its pid and host.
         RunError: the folder cannot be written.
     """
     try:
@@ -39,17 +41,19 @@ def run_lock(folder: Path) -> Iterator[None]:
             "another --results_dir"
         ) from None
     try:
-        if not _acquire(handle):
+        if not _acquire(handle) or alive_elsewhere(folder):
             owner = holder(folder)
             raise RunLocked(
                 f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
-                "run; wait for it or stop it"
+                f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"
             )
         me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
         os.ftruncate(handle, 0)
         os.pwrite(handle, me.encode(), 0)
-        yield
-        os.ftruncate(handle, 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
@@ -72,6 +76,19 @@ def holder(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / NAME).read_text()))
     except (OSError, ValueError):
         return {}
+
+
+def alive_elsewhere(folder: Path) -> bool:
+    """Whether the last holder is on another machine, whose locks may not reach us, and has written lately."""
+    here = socket.gethostname()
+    if holder(folder).get("host", here) == here:
+        return False
+    try:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        age = datetime.now(UTC) - datetime.fromisoformat(record["timing"]["updated"])
+        return bool(record["status"] == "running" and age.total_seconds() < FRESH_S)
+    except (OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
+        return False
 
 
 def _acquire(handle: int) -> bool:

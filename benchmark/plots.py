@@ -68,7 +68,7 @@ def default_labels(records: Sequence[Record]) -> list[str]:
 
 
 def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], path: str | Path) -> Path:
-    """Draw columns of the records against the round and write the picture.
+    """Draw columns of the records against the round, counted from 0, and write the picture.
 
     Args:
         runs: rows of ``metrics.jsonl`` by label (``read_runs``).
@@ -165,7 +165,7 @@ def _lines(panel: Any, rows: Sequence[Row], column: str, **style: Any) -> list[A
     shown = np.full((len(table), max(map(len, table))), np.nan)
     for row, entries in enumerate(table):
         shown[row, : len(entries)] = np.array(entries, dtype=float)  # None becomes NaN
-    lines: list[Any] = panel.plot([row["round"] + 1 for row in rows], shown, **style)
+    lines: list[Any] = panel.plot([row["round"] for row in rows], shown, **style)
     for line, curve in zip(lines, np.isfinite(shown.T), strict=True):
         around = np.pad(curve, 1)
         marked = curve if len(rows) <= FEW else curve & ~around[:-2] & ~around[2:]

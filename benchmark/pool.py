@@ -39,7 +39,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
 
     Args:
         runs: what to run.
-        jobs: worker processes; 1 runs in this process, as the runs' runtime says.
+        jobs: worker processes; 1 without GPUs runs in this process, as the runs' runtime says.
         gpus: GPUs that the workers share out among themselves; 0 on the CPU.
         display: is told what happens.
         fit: dotted path of the function that runs a ``RunConfig``.
@@ -48,8 +48,9 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
         One outcome per run, in order of completion.
     """
     with display:
-        if jobs <= 1:
+        if jobs <= 1 and not gpus:
             return _here(runs, display, fit)
+        jobs = max(1, jobs)
         threads = max(1, cores() // jobs)  # however few runs are left: another number could change a bit
         pinned = [_pinned(run, threads) for run in runs]
         return _workers(pinned, min(jobs, len(runs)), gpus, display, fit)
@@ -113,12 +114,14 @@ class _Worker:
     def result(self) -> tuple[str, str]:
         """How the present run ended, the death of the process included."""
         try:
-            status, message = self.pipe.recv()
+            status, message, last = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
             code = self.process.exitcode or 0
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             return "failed", f"its process was {how}; run the same command again to continue"
+        if last:
+            self.process.join()
         return status, message
 
     def stop(self) -> None:
@@ -173,7 +176,22 @@ def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
             config: RunConfig = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(config, logged))
+        status, message = attempt(config, logged)
+        last = status == "failed" and _gpu_lost()
+        pipe.send((status, message, last))
+        if last:
+            os._exit(1)  # another process takes the next run; this one might not even end in good order
+
+
+def _gpu_lost() -> bool:
+    """Whether the GPU is of no more use to this process: after some errors every further call fails."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmark.config import folder
-from benchmark.errors import BenchError
-from benchmark.records import read_rows
+from benchmark.records import last_row
 from benchmark.suite import PlannedRun
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5
@@ -65,15 +64,11 @@ class Display:
             self.tasks[run.id] = self.live.add_task(label(run), total=run.config.rounds, note="")
 
     def tick(self) -> None:
-        """Look at the rows of the runs that go on; a run whose rows cannot be read is not spoken of."""
+        """Look at the last rows of the runs that go on; a run whose row cannot be read is not spoken of."""
         for key, run in self.runs.items():
-            try:
-                rows = read_rows(folder(run.config))
-            except (BenchError, OSError):  # its own process says so
+            row = last_row(folder(run.config))
+            if row is None:
                 continue
-            if not rows:
-                continue
-            row = rows[-1]
             note = f"acc {row['acc']:.2f}" if isinstance(row.get("acc"), float) else ""
             if self.live:
                 self.live.update(self.tasks[key], completed=row["round"] + 1, note=note)

@@ -6,11 +6,11 @@ two removed, two runs of one configuration and one code version give the same by
 
 import json
 import os
-import socket
+import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,14 +20,14 @@ from benchmark.config import RunConfig, identity, run_id
 from benchmark.environment import code_version, environment
 from benchmark.errors import RunError
 from benchmark.files import dump_yaml, finite, write_atomic
-from benchmark.lock import holder, locked, run_lock
+from benchmark.lock import alive_elsewhere, locked, run_lock
 
 SCHEMA_VERSION = 1
-FRESH_S = 900.0  # a run on a machine whose locks we cannot see counts as alive for so long after a heartbeat
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what `benchmark.run` resumes from
+TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` that surely hold its last row
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -71,10 +71,32 @@ class RunFolder:
         self._opened = self._written = time.monotonic()
         self._spent = 0.0
         self._last = -1
+        self._writing = threading.Lock()
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Keep every other process out of this run while the context is open."""
-        return run_lock(self.path)
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other process out of this run, and let its heart beat, while the context is open."""
+        done = threading.Event()
+
+        def live() -> None:
+            while not done.wait(self.heartbeat_s):
+                if self._record.get("status") == "running":
+                    with suppress(OSError):  # the run itself will meet the full disk
+                        self.beat()
+
+        with run_lock(self.path):
+            thread = threading.Thread(target=live, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                done.set()
+                thread.join()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a checkpoint says of where it comes from."""
+        return {key: self._record[key] for key in ("run_id", "partition_hash", "code_version")}
 
     def open(self, config: RunConfig, facts: Mapping[str, Any] | None = None) -> None:
         """Start the record, or take up that of an interrupted run (then ``rewind`` comes next).
@@ -94,7 +116,9 @@ class RunFolder:
         facts = finite(dict(facts or {}))
         if before is not None:
             self._check_resume(before, config, facts)
-        now = _now()
+        now, code, codes = _now(), code_version(), []
+        if before is not None:
+            codes = before["environment"].get("code_versions", [before["code_version"]])
         timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
         data_args = config.data.init_args
         self._spent, self._opened = float(timing["seconds"]), time.monotonic()
@@ -109,17 +133,22 @@ class RunFolder:
             "seeds": {"run": config.seed, "partition": data_args.get("partition_seed")},
             **{key: before[key] if before else None for key in FACTS},
             **facts,
-            "code_version": code_version(),
+            "code_version": code,
             "rounds": {"done": 0, "total": config.rounds},
             **dict.fromkeys(READINGS),
             "bytes_up": 0,
             "bytes_down": 0,
             "error": None,
             "timing": {**timing, "updated": now},
-            "environment": {**environment(), **_runtime(config), "precision": config.precision},
+            "environment": {
+                **environment(),
+                **_runtime(config),
+                "precision": config.precision,
+                "code_versions": list(dict.fromkeys([*codes, code])),
+            },
         }
         if before is not None:
-            self.rewind(config.rounds)
+            self._keep(config.rounds)
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
         self._write()
 
@@ -142,7 +171,23 @@ class RunFolder:
         self.beat(self._last + 1)
 
     def rewind(self, next_round: int) -> None:
-        """Forget rows of ``next_round`` and later, and a last line that a kill has torn."""
+        """Forget rows of ``next_round`` and later, and, where that is all, the code that made them.
+
+        Raises:
+            RunError: an evaluated round before ``next_round`` has no row.
+        """
+        every, found = self._record["config"]["eval_every"], {row["round"] for row in self.rows()}
+        if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
+            raise RunError(
+                f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
+                "bring the file back, or delete the folder to start over"
+            )
+        self._keep(next_round)
+        if next_round == 0:
+            self._record["environment"]["code_versions"] = [self._record["code_version"]]
+
+    def _keep(self, next_round: int) -> None:
+        """Leave out rows of ``next_round`` and later, and a last line that a kill has torn."""
         kept = [row for row in self.rows() if row["round"] < next_round]
         write_atomic(self.path / "metrics.jsonl", "".join(map(_line, kept)))
         self._last = kept[-1]["round"] if kept else -1
@@ -159,10 +204,11 @@ class RunFolder:
         """The record on disk, validated."""
         return read_record(self.path)
 
-    def beat(self, rounds_done: int) -> None:
+    def beat(self, rounds_done: int | None = None) -> None:
         """Note that the run is alive (``timing.updated``), at most every ``heartbeat_s`` seconds."""
         if time.monotonic() - self._written >= self.heartbeat_s:
-            self._record["rounds"]["done"] = rounds_done
+            if rounds_done is not None:
+                self._record["rounds"]["done"] = rounds_done
             self._write()
 
     def finish(self) -> Record:
@@ -191,19 +237,20 @@ class RunFolder:
             with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
                 self.open(config)
         if self._record:
-            self._record["status"] = "failed"
             self._record["error"] = "".join(traceback.format_exception(error))
+            self._record["status"] = "failed"
             self._record["rounds"]["done"] = self._last + 1
             with suppress(OSError):
                 self._write()
 
     def _write(self) -> None:
-        self._written = time.monotonic()
-        timing = self._record["timing"]
-        timing["updated"] = _now()
-        timing["seconds"] = round(self._spent + self._written - self._opened, 3)
-        validate(self._record, str(self.path))
-        write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
+        with self._writing:
+            self._written = time.monotonic()
+            timing = self._record["timing"]
+            timing["updated"] = _now()
+            timing["seconds"] = round(self._spent + self._written - self._opened, 3)
+            validate(self._record, str(self.path))
+            write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
 
     def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
         if before["run_id"] != run_id(config):
@@ -246,15 +293,22 @@ def read_rows(path: Path) -> list[Row]:
         if number == len(lines):
             break
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-                raise ValueError
-            rows.append(row)
+            rows.append(_row(line))
         except ValueError:
             if number == len(lines) - 1:
                 break
             raise RunError(f"{file}: line {number} is damaged; delete the folder to start over") from None
     return rows
+
+
+def last_row(path: Path) -> Row | None:
+    """The last whole row of ``metrics.jsonl``, without reading the others; ``None`` if it cannot be read."""
+    try:
+        with open(path / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            return _row(file.read().split(b"\n")[-2])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def read_record(path: Path) -> Record:
@@ -281,12 +335,8 @@ def state(path: Path) -> str:
         return "running"
     if not known:
         return "missing"
-    record = read_record(path)  # once more: the run may have ended before we asked for the lock
-    if record["status"] != "running":
-        return str(record["status"])
-    elsewhere = holder(path).get("host", socket.gethostname()) != socket.gethostname()
-    age = datetime.now(UTC) - datetime.fromisoformat(record["timing"]["updated"])
-    return "running" if elsewhere and age.total_seconds() < FRESH_S else "stale"
+    status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
+    return "stale" if status == "running" and not alive_elsewhere(path) else status
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:
@@ -335,6 +385,13 @@ def _metrics(row: Row) -> dict[str, float | None]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _row(line: str | bytes) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("not a row")
+    return row
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -6,20 +6,22 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Fabric
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark import checkpoint
 from benchmark.allocator import keep_memory
 from benchmark.classes import KINDS, build, find_class, imported, one_line, without_default
-from benchmark.config import RunConfig, Runtime, differences, folder, from_yaml, resolve, to_yaml
+from benchmark.config import RunConfig, Runtime, differences, folder, from_dict, resolve
 from benchmark.environment import cores
 from benchmark.errors import BenchError, ConfigError, RunError
 from benchmark.federation import Federation
@@ -52,33 +54,29 @@ def fit(config: RunConfig) -> Path:
     if external:
         config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
     path = folder(config)
-    if (path / "record.json").exists():
-        record = RunFolder(path).record()
-        if changed := differences(record["config"], config):
-            raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
-        if record["status"] == "complete":
-            split = config.data.init_args.get("partition_file")
-            if split and stored_hash(split) != record.get("partition_hash"):
-                raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
-            checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
-            return path
+    if _is_complete(config):
+        return path
     if external:
         fabric = Fabric(precision=config.precision)  # type: ignore[arg-type]
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
         config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
-        _run(fabric, to_yaml(replace(config, runtime=placed(config))))
+        _run(fabric, asdict(replace(config, runtime=placed(config))))
         return path
     config = replace(config, runtime=placed(config))
-    rt = config.runtime
+    rt, tasks = config.runtime, _slurm_tasks()
     several = rt.devices != 1 or rt.num_nodes != 1
-    spawned = several and "SLURM_NTASKS" not in os.environ
+    spawned = several and not tasks
     strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
-    tasks = int(os.environ.get("SLURM_NTASKS", "0"))
     if several and tasks and tasks != rt.devices * rt.num_nodes:
         raise ConfigError(
             f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
             "give one task per device (--ntasks), or --devices 1"
+        )
+    if spawned and rt.num_nodes != 1:
+        raise ConfigError(
+            f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
+            "SLURM's srun, or on every node with `fabric run --num_nodes ... benchmark/run.py -- ...` (README)"
         )
     try:
         fabric = Fabric(
@@ -89,23 +87,54 @@ def fit(config: RunConfig) -> Path:
             precision=config.precision,  # type: ignore[arg-type]
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
-        raise ConfigError(f"{rt.devices} processes on {rt.accelerator} cannot be had: {one_line(refused)}") from None
+        raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None
+    if spawned and rt.accelerator == "cpu":  # what is missing is missed before processes start
+        _data(config).prepare_data()
     try:
-        fabric.launch(_run, to_yaml(config))  # type: ignore[arg-type]
+        fabric.launch(_run, asdict(config))  # type: ignore[arg-type]
     except ProcessException as exception:
         error = _raised(exception, path)
-        if not isinstance(error, RunLocked) and state(path) == "stale":
+        error.__cause__ = exception  # has the traceback, which the record shall have, too
+        if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, config)
         raise error from exception
     finally:
         gc.collect()  # the federation and its data set refer to each other
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a GPU that the error at hand has left unusable
+            torch.cuda.empty_cache()
     return path
+
+
+def _is_complete(config: RunConfig) -> bool:
+    """Whether the run has its complete record.
+
+    Raises:
+        ConfigError: the record was made under other defaults, or from another partition file.
+    """
+    path = folder(config)
+    if not (path / "record.json").exists():
+        return False
+    record = RunFolder(path).record()
+    if changed := differences(record["config"], config):
+        raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
+    if record["status"] != "complete":
+        return False
+    split = config.data.init_args.get("partition_file")
+    if split and stored_hash(split) != record.get("partition_hash"):
+        raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
+    return True
+
+
+def _slurm_tasks() -> int:
+    """Processes that SLURM has started for this run, this one among them; 0 without SLURM."""
+    return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else 0
 
 
 def _raised(exception: ProcessException, path: Path) -> BenchError:
     """What a process of the run died of; an error of ours keeps its class and message."""
-    last = str(exception).strip().splitlines()[-1]
+    traceback = str(exception).strip().rpartition("\nTraceback (most recent call last):\n")[2]
+    last = "\n".join(dropwhile(lambda line: line.startswith(" "), traceback.splitlines()))  # what follows the frames
     name, _, message = last.partition(": ")
     try:
         cls = imported(name)
@@ -122,13 +151,15 @@ def placed(config: RunConfig) -> Runtime:
     On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
     small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
     clients' states once. A run of a few seconds is not worth starting processes for. On GPUs a run takes one process:
-    several runs side by side use the others.
+    several runs side by side use the others. Under SLURM the processes are the tasks that it has started.
     """
     rt = config.runtime
     accelerator = rt.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     devices, threads = rt.devices, rt.threads
+    if devices == "auto" and (tasks := _slurm_tasks()):
+        devices = max(1, tasks // rt.num_nodes)
     if devices == "auto":
         args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
         active = config.roster.get("participants") or args["num_clients"]
@@ -159,7 +190,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     The network is built right after seeding torch with the run seed, as the papers' codes do.
     """
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
-    data = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
+    data = _data(config)
     data.place(device, dtype)
     data.setup()
     torch.manual_seed(config.seed)
@@ -173,21 +204,34 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(
             f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
-            f"{', '.join(data.views)}; choose another, e.g. --data.pipeline randaugment_uniform"
+            f"{', '.join(data.views)}; choose another with --data.pipeline, and --data.scenario {method.scenario} with a "
+            "number of labels, the setting that it was made for (docs/usage.md)"
         )
     return method.to(device=device, dtype=dtype), data
 
 
-def _run(fabric: Fabric, resolved: str) -> None:
-    config = from_yaml(resolved)
+def _data(config: RunConfig) -> FSSLDataModule:
+    data: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
+    return data
+
+
+def _run(fabric: Fabric, resolved: Mapping[str, Any]) -> None:
+    """Body of every process of a run; its configuration comes as plain data, since Fabric takes no frozen class."""
+    config = from_dict(resolved)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
     if config.runtime.threads != "auto":
         torch.set_num_threads(config.runtime.threads)
-    path, main = folder(config), fabric.is_global_zero
-    run = RunFolder(path)
-    with run.lock() if main else nullcontext(), mirror_run(config, path) if main else Mirror("off", path) as mirror:
+    main, run = fabric.is_global_zero, RunFolder(folder(config))
+    with run.lock() if main else nullcontext():
+        if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
+            _work(fabric, config, run)
+
+
+def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
+    path, main = run.path, fabric.is_global_zero
+    with mirror_run(config, path) if main else Mirror("off", path) as mirror:
         try:
             method, data = make(config, fabric.device)
             if main:
@@ -205,15 +249,18 @@ def _run(fabric: Fabric, resolved: str) -> None:
             )
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
-            saved = fabric.broadcast(checkpoint.load(path / CHECKPOINT) if main else None)
+            saved = fabric.broadcast(_saved(run) if main else None)
             if saved is not None:
                 federation.load_state_dict(saved)
             fabric.barrier()
             if main:
                 run.rewind(federation.round)
+            if main and saved is not None:
+                print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
             federation.run()
             if main:
-                torch.save({name: value.cpu() for name, value in federation.server.items()}, path / "weights.pt")
+                weights = {name: value.cpu() for name, value in federation.server.items()}
+                checkpoint.save_plain(path / "weights.pt", weights)
                 mirror.record(run.finish())
                 checkpoint.remove(path / CHECKPOINT)
             fabric.barrier()
@@ -221,6 +268,23 @@ def _run(fabric: Fabric, resolved: str) -> None:
             if main and isinstance(error, Exception):
                 run.fail(error, config)
             raise
+
+
+def _saved(run: RunFolder) -> dict[str, Any] | None:
+    """The checkpoint that the run continues from; one that does not say where it comes from (an old one) is trusted.
+
+    Raises:
+        RunError: it is of another run or partition.
+    """
+    saved = checkpoint.load(run.path / CHECKPOINT)
+    origin, ours = (saved or {}).get("origin", {}), run.origin
+    for key in ("run_id", "partition_hash"):
+        if origin and origin[key] != ours[key]:
+            raise RunError(
+                f"{run.path / CHECKPOINT}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}"
+                "; bring this run's own checkpoint back, or delete the folder to start over"
+            )
+    return saved
 
 
 def placement(config: RunConfig, federation: Federation) -> str:
@@ -259,7 +323,7 @@ class _Recorder:
             self.mirror.row(row)
         self.run.beat(federation.round)
         if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
-            checkpoint.save(self.run.path / CHECKPOINT, federation.state_dict())
+            checkpoint.save(self.run.path / CHECKPOINT, {**federation.state_dict(), "origin": self.run.origin})
             self.saved = time.monotonic()
 
 

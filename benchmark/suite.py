@@ -117,6 +117,7 @@ class Suite:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.bands: dict[str, float] = dict(spec.get("bands", {}))
+        self.ranked = bool(spec.get("ranked", False))
         self.band_spreads = float(spec.get("band_spreads", 0.0))
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
@@ -232,11 +233,13 @@ class Suite:
         return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
 
     def published(self) -> dict[Any, str]:
-        """Published values as printed, by ``Row.key``.
+        """Published values as printed, by ``Row.key``; none where ``published`` is null.
 
         Raises:
             ConfigError: the file is missing, or names a value twice.
         """
+        if self.spec["published"] is None:
+            return {}
         path = ROOT / "results" / "paper" / str(self.spec["published"])
         if not path.exists():
             raise ConfigError(f"{self.where}: published values {path} are missing; restore the file")

@@ -115,7 +115,8 @@ def load(
     and kept as this cache only, and read back from it, so that all runs report the same digest.
 
     Args:
-        name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``.
+        name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set that is not
+            there may have any number of images.
         data_dir: where to look and where to write the cache.
         layouts: the usual files; ``fetch`` produces the first layout.
         fetch: downloads into the directory it is given; None if there is no download or it is not allowed.
@@ -168,7 +169,7 @@ def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
         digests = {file.name: sha256_of(file) for file in files}
         arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
         found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
-        if found != (counts := CLASS_COUNTS[name.split("-")[0]]):
+        if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
             raise DataError(f"the training and test images per class are {found} instead of {counts}")
     except Exception as error:  # every format's library has its own exceptions
         raise DataError(

@@ -47,10 +47,10 @@ class ServerMomentum(FedMethod, ABC):
             and at the clients; or ``constant``.
         server_momentum: momentum of ``momentum_step``; it acts on parameters, buffers are averaged. 0 averages.
         aggregation: ``uniform`` over the clients that return something, or by ``size``.
-        momentum: see ``FedMethod``, as the rest.
-        nesterov: as above.
-        clip_norm: as above.
-        local_epochs: as above.
+        momentum: momentum of SGD.
+        nesterov: Nesterov momentum.
+        clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
+        local_epochs: passes over a client's data per visit.
     """
 
     scopes = {"velocity": "server"}

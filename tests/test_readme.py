@@ -1,16 +1,19 @@
-"""README and docs do what they say: the example is a method, commands parse, links and options exist."""
+"""README and docs do what they say: examples run, commands parse, links and options exist."""
 
 import inspect
 import re
 import runpy
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmark import cli
 from benchmark.classes import KINDS, find_class, known_names
+from benchmark.records import read_record
 from benchmark.suite import load
 from datamodules.sources import CLASS_COUNTS
 from federations import make_federation, run_rows
@@ -18,18 +21,24 @@ from methods.base import FedMethod
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 COMMANDS = [
     line.strip().partition("#")[0].strip()
-    for line in README.splitlines()
-    if re.match(r"    (\.venv/bin/python -m benchmark|make|\.venv/bin/fabric run) ", line)
+    for page in PAGES
+    for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    if re.match(r"    (PYTHONPATH=\S+ )?(\.venv/bin/python -m benchmark|make|\.venv/bin/fabric run) ", line)
 ]
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
 
 
 @pytest.fixture(params=[("README.md", "MyMethod", 36), ("docs/add-a-method.md", "OwnTeacher", 80)], ids=lambda p: p[1])
 def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A page's method, importable as a user's own module."""
     page, name, lines = request.param
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
+    (code,) = python_blocks(page)
     assert len(code.splitlines()) <= lines
     module = f"example_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(code)
@@ -67,7 +76,7 @@ def test_hooks_of_the_tutorial_exist() -> None:
 
 
 def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command line of the README is accepted by the program, up to the moment it would start."""
+    """Every command line of README and docs is accepted by the program, up to the moment it would start."""
     seen: list[Any] = []
     for name in cli.COMMANDS:
         monkeypatch.setitem(cli.COMMANDS, name, lambda options, dotted, name=name: seen.append((name, dotted)) or 0)
@@ -82,7 +91,58 @@ def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         assert cli.main(arguments) == 0, command
         count += 1
-    assert len(seen) == count >= 6
+    assert len(seen) == count >= 14
+
+
+def fit(*options: str) -> None:
+    assert cli.main(["fit", "--method", "fedavg", "--rounds", "2", "--devices", "1", "--wandb", "off", *options]) == 0
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run below ``results`` in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    fit("--data", "digits", "--data.num_clients", "3")
+    (path,) = tmp_path.glob("results/runs/*")
+    return path
+
+
+def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipes give what the record says."""
+    record, (pandas, weights) = read_record(run), python_blocks("docs/usage.md")
+    capsys.readouterr()
+    found: dict[str, Any] = {}
+    exec(pandas, found)
+    assert found["runs"]["final.acc"].tolist() == [record["final"]["acc"]]
+    exec(weights.replace("<run>", run.name), found)
+    scores = eval(capsys.readouterr().out.splitlines()[-1])
+    assert scores == pytest.approx({name: record["final"][name] for name in scores}, abs=1e-4)
+
+
+def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's class is described and trained on."""
+    (code,) = python_blocks("docs/data.md")
+    (tmp_path / "my_data.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{part}": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in (("train", 400), ("test", 50))}
+    labels = {name.replace("x", "y"): np.arange(len(images)) % 2 for name, images in arrays.items()}
+    np.savez(tmp_path / "my_data.npz", **arrays, **labels)
+    own = ["--data", "my_data.MyData", "--data_dir", str(tmp_path)]
+    assert cli.main(["describe", *own]) == 0
+    fit(*own)
+    (path,) = tmp_path.glob("results/runs/*")
+    assert list(read_record(path)["data_sha256"]) == ["my_data.npz"]
+
+
+@pytest.mark.parametrize(("given", "passed"), [([], False), (["TABLES=1"], True)])
+def test_make_runs_all_tables_or_those_that_are_named(given: list[str], passed: bool) -> None:
+    """``TABLES`` reaches the command, which otherwise runs all."""
+    command = ["env", "-u", "MAKEFLAGS", "make", "-n", "bench-table1", *given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "-m benchmark table --paper rscfed --scale quick" in done.stdout
+    assert ("--tables 1" in done.stdout) == passed
 
 
 def test_make_targets_exist() -> None:
@@ -96,7 +156,7 @@ def test_make_targets_exist() -> None:
 
 def test_links_and_suites_exist() -> None:
     """Relative links lead somewhere, and the suites of the table can be loaded."""
-    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+    for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in link or (page.parent / link).exists(), (page.name, link)
     named = re.findall(r"^\|[^|]+\|[^|]+\| `(\w+)` \|", README, flags=re.M)

@@ -80,9 +80,9 @@ def _imported(path: str) -> Callable[..., nn.Module]:
     if not module:
         match = get_close_matches(path, MODELS, n=1, cutoff=0.4)
         raise ConfigError(
-            f"model {path!r} is unknown; "
-            + (f"did you mean {match[0]}? " if match else "")
-            + f"Known are {', '.join(MODELS)}, and dotted paths such as my_package.nets.MyNet"
+            f"unknown model {path!r}"
+            + (f"; did you mean {match[0]!r}?" if match else ".")
+            + f" Known: {', '.join(MODELS)}; a dotted path such as my_package.nets.MyNet works too"
         )
     try:
         factory = getattr(import_module(module), attribute)

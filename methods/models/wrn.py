@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigError
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, LinearHead
 from methods.models.norm import Norm, normalisation
 
 
@@ -47,9 +47,11 @@ class WideResNet(Backbone):
         width: factor w on the channels of the stages.
         norm: kind of normalisation, see ``methods.models.norm``.
         groups: most groups per layer if norm is ``group``.
+        head_dropout: dropout probability of the features before the classifier, 0 for none.
 
     Raises:
-        ConfigError: images smaller than 8 pixels, or blocks that cannot be shared equally among the stages.
+        ConfigError: images smaller than 8 pixels, blocks that cannot be shared equally among the stages, or
+            ``head_dropout`` outside [0, 1).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class WideResNet(Backbone):
         width: int = 2,
         norm: Norm = "static",
         groups: int = 32,
+        head_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         stages = image_size.bit_length() - 3
@@ -82,7 +85,7 @@ class WideResNet(Backbone):
                 channels = out
         self.bn = normalisation(norm, channels, groups)
         self.feature_dim = channels
-        self.head = nn.Linear(channels, num_classes)
+        self.head = LinearHead(channels, num_classes, head_dropout)
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

@@ -60,6 +60,15 @@ def test_one_flipped_bit_is_noticed(two, where):
     assert equal(checkpoint.load(two), 0)
 
 
+def test_an_intact_predecessor_outlives_the_damaged_file(two):
+    """Even if the next save is torn, too."""
+    two.write_bytes(b"damaged")
+    assert equal(checkpoint.load(two), 0)
+    checkpoint.save(two, STATES[2])
+    two.write_bytes(b"damaged again")
+    assert equal(checkpoint.load(two), 0)
+
+
 def test_both_damaged(two):
     for file in (two, checkpoint.previous(two)):
         file.write_bytes(b"not a checkpoint")
@@ -146,6 +155,19 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
             checkpoint.save(two, STATES[2])
     assert sorted(p.name for p in two.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]
     assert equal(checkpoint.load(two), 1)
+
+
+def test_a_plain_file_is_written_whole_or_not_at_all(path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoint.save_plain(path, {"w": torch.ones(3)})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save_plain(path, {"w": torch.zeros(3)})
+    assert list(path.parent.iterdir()) == [path]
+    assert torch.load(path)["w"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_tensors_are_saved_by_value_and_load_on_the_cpu(path):

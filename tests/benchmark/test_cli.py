@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmark import cli, config, run
+from benchmark.classes import KINDS, find_class, known_names
 from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml
 from benchmark.records import RunFolder, read_record, state
@@ -41,7 +42,8 @@ def fitted(monkeypatch):
         if state(folder_.path) == "complete":
             return folder_.path
         folder_.open(config, FACTS)
-        folder_.append({"round": config.rounds - 1, "acc": 50.0 + config.seed, "bytes_up": 1, "bytes_down": 2})
+        for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
+            folder_.append({"round": round, "acc": acc + config.seed, "recall": 60.0, "bytes_up": 1, "bytes_down": 2})
         folder_.finish()
         return folder_.path
 
@@ -86,7 +88,22 @@ def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
     assert done.method.init_args["warmup_rounds"] == 7 and done.data.init_args["beta"] == 0.3
     assert (done.rounds, done.seed, done.precision, done.roster) == (10, 1, "bf16-mixed", {"participants": 4})
     assert (done.runtime.devices, done.runtime.results_dir, done.scale) == (2, "out", "custom")
-    assert capsys.readouterr().out == f"{folder(done)}: acc 51.00\n"
+    assert capsys.readouterr().out == (
+        f"{folder(done)}\nbest (round 8): acc 51.00, recall 60.00\nlast (round 9): acc 50.00, recall 60.00\n"
+    )
+
+
+def test_fit_names_the_readings_it_shows(here, fitted, capsys):
+    """The best round is chosen by test labels, so the last one stands beside it; a third one where it is reported."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1", "--last_k", "3"]
+    assert main([*fit, "--report", "last_k_mean"]) == main([*fit, "--report", "last_k_mean"]) == 0
+    first, again = capsys.readouterr().out.split("results/runs/")[1:]
+    assert first.splitlines()[1:] == [
+        "best (round 2): acc 51.00, recall 60.00",
+        "last (round 3): acc 50.00, recall 60.00",
+        "last_k_mean (2 rounds): acc 50.50, recall 60.00",
+    ]
+    assert again.splitlines()[0].endswith(" (was complete, nothing was run)")
 
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
@@ -105,19 +122,39 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
     [
         (["fit", "--method", "rscfet", "--data", "digits"], "unknown method 'rscfet'; did you mean 'rscfed'?"),
         (["fit", "--method", "fedavg", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
-        (["fit", "--data", "digits"], "method: give a name or class_path and init_args"),
+        (["fit", "--data", "digits"], "--method is missing; it is one of cbafed, fed_consist, fedavg, "),
+        (["fit", "--method", "fedavg"], "--data is missing; it is one of ag_news, cifar10, "),
+        (["fit", "--method.help"], "--method.help needs a value: cbafed, fed_consist, fedavg, "),
+        (["fit", "--method", "nowhere.Mine", "--data", "digits"], "No module named 'nowhere'; the folder it lies in "),
         (
             ["fit", "--method", "fedavg", "--data", "digits", "--method.lrr", "1"],
             "unknown method argument 'lrr'; did you mean 'lr'?",
         ),
-        (["fit", "--method", "fedavg", "--data", "digits", "--data.beta", "x"], "data (Digits): Parser key"),
+        (["fit", "--method", "fedavg", "--data", "digits", "--data.beta", "x"], "--data.beta x: expected float\n"),
+        (
+            ["fit", "--method", "fedavg", "--data", "digits", "--data.partition", "dirichlt"],
+            "data (Digits): --data.partition dirichlt: expected {dirichlet,iid}\n",
+        ),
+        (
+            ["fit", "--method", "fedavg", "--data", "digits", "--method.clip_norm", "x"],
+            "--method.clip_norm x: expected float or null\n",
+        ),
+        (["fit", "--method", "fedavg", "--data", "digits", "--data.data_dir", "x"], "'data_dir': give --data_dir "),
         (["fit", "--method", "fedavg", "--data", "digits", "--rounds", "0"], "rounds is 0; it must be at least 1"),
         (
             ["fit", "--method", "fedavg", "--data", "digits", "--precision", "16-mixed"],
             "precision '16-mixed' cannot be used",
         ),
         (["fit", "--method", "fedavg", "--data", "digits", "--roundz", "3"], "--roundz 3; did you mean --rounds?"),
-        (["fit", "--rounds", "many"], 'Parser key "rounds"'),
+        (["fit", "--lr", "0.1"], "--lr 0.1; did you mean --method.lr? ("),
+        (["fit", "--method", "rscfed", "--dma_beta_labelled=1"], "=1; did you mean --method.dma_beta_labelled? ("),
+        (["fit", "--method", "fedavg", "--data", "digits", "--beta", "1"], "--beta 1; did you mean --data.beta? ("),
+        (["describe", "--data", "digits", "--beta", "0.3"], "--beta 0.3; did you mean --data.beta? ("),
+        (["status", "--paper", "toy.yaml", "--lr", "1"], "--lr 1 (`--help` lists"),
+        (["fit", "--method"], "argument --method: expected one argument (`--help` lists"),
+        (["fit", "--rounds", "many"], "--rounds many: expected int"),
+        (["fit", "--threads", "many"], "--threads many: expected int or auto"),
+        (["fit", "--engine", "fast"], "--engine fast: expected {reference,stacked}"),
         (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
         (["fit", "--method.lr"], "--method.lr needs a value"),
         (["fit", "--method.lr", "--rounds", "3"], "--method.lr needs a value"),
@@ -126,7 +163,7 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
         (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
         (["table", "--paper", "toy.yaml", "--method.lr", "1"], "table takes no --method.lr"),
         (["status", "--paper", "toy.yaml", "--seeds", "one"], "--seeds one: write numbers separated by commas"),
-        (["describe"], "data: give a name or class_path and init_args"),
+        (["describe"], "--data is missing; it is one of ag_news, cifar10, "),
         (["describe", "--data", "digits", "--data.partition_file", "no.json"], "cannot use the partition file no.json"),
         (["train"], "train"),
         ([], "subcommand"),
@@ -151,8 +188,47 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
 def test_help_of_a_method_lists_its_options(capsys):
     assert main(["fit", "--method.help", "rscfed"]) == 0
     out = capsys.readouterr().out
-    assert "methods.rscfed.RSCFed" in out and "--method.lambda_u (default 0.02)" in out
-    assert "model" not in [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+    assert out.startswith("methods.rscfed.RSCFed: Random sampling consensus") and "Eqs. 6-8" in out
+    options = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+    assert "--method.lr" in options and "--method.model" not in options
+    shown = " ".join(out.split())
+    for text in (
+        "--method.dma_distance {sum_tensor,global_l2} (default sum_tensor) paper L2 norm; released code sum of",
+        "--method.lambda_u float (default 0.02) ``lambda_u`` weight of the consistency loss: paper none (1); released",
+        "--method.clip_norm float or null (default 5.0) total gradient norm allowed before",
+        "--method.reset_momentum {true,false} (default false) forget the optimiser's state",
+    ):
+        assert text in shown
+
+
+def test_help_of_a_data_set_says_what_its_options_mean(capsys):
+    assert main(["fit", "--data.help", "digits"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--data.partition {dirichlet,iid} (default dirichlet) ``dirichlet`` over clients per class, or" in shown
+    assert "--data.mean list[float] or null (default null) per-channel mean" in shown and "data_dir" not in shown
+
+
+@pytest.mark.parametrize("slot", KINDS)
+def test_help_of_every_class(slot, capsys):
+    """Its docstring without ``Args:``, and most arguments with a meaning."""
+    for name in known_names(KINDS[slot]):
+        assert main(["fit", f"--{slot}.help", name]) == 0
+        out = capsys.readouterr().out
+        assert find_class(name, KINDS[slot]).__doc__.strip()[:30] in out and "Args:" not in out
+        lines = out.splitlines()
+        bare = [a for a, b in zip(lines, [*lines[1:], ""], strict=True) if a[:4] == "  --" and b[:6] != " " * 6]
+        assert len(bare) <= 4, bare
+
+
+def test_help_of_fit_says_what_labels_and_readings_are():
+    _, commands = cli._parser()
+    shown = " ".join(commands["fit"].format_help().split())
+    for text in (
+        "a label in the record (``quick``, ``small``, ``lite``, ``paper`` or ``custom``); it changes no option",
+        "``last`` (``final`` in records)",
+        "a run with fewer is averaged whole",
+    ):
+        assert text in shown
 
 
 def test_options_are_frozen():
@@ -185,6 +261,7 @@ def test_table_runs_what_is_missing_once(here, fitted, capsys):
     names = {path.name for path in files}
     assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
     assert "51.50 ± 6.35 (2)" in (here / "README.md").read_text()
+    assert "51.50,0.7071,6.35" in (here / "results/tables/toy-quick.csv").read_text().replace("51.5000", "51.50")
     capsys.readouterr()
     assert table() == 0
     assert len(fitted) == 4 and capsys.readouterr().out == ""
@@ -206,7 +283,8 @@ def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     err = capsys.readouterr().err
     assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low, results/runs/fedavg-digits-" in err
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "51.00 (1)" in text and "**2 of 4 runs complete**; failed: " in text
+    assert "51.00 (1 of 2)" in text and "**2 of 4 runs complete**; failed: " in text
+    assert "1 of 2; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
     assert table("--seeds", "666,1") == 1
     assert [c.seed for c in fitted] == [666, 1, 666, 1, 666, 666]
 
@@ -217,7 +295,8 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
         path.write_text(path.read_text().replace('"momentum": 0.9', '"momentum": 0.5'))
     assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
     assert table("--seeds", "1", "--methods", "mid") == 0
-    assert "**1 of 4 runs complete**" in (here / "results/tables/toy-quick.md").read_text()
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1) " in text
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
 
 

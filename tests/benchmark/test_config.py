@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark import classes
-from benchmark.classes import ClassSpec, Kind, build, check_switches, known_names, switches
+from benchmark.classes import Argument, ClassSpec, Kind, build, check_switches, described, known_names, switches
 from benchmark.config import (
     RunConfig,
     Runtime,
@@ -24,7 +24,7 @@ from benchmark.config import (
     to_yaml,
 )
 from benchmark.errors import ConfigError
-from benchmark.files import load_yaml, read_value
+from benchmark.files import dump_yaml, load_yaml, read_value
 
 BASE = """
 class Method:
@@ -194,7 +194,20 @@ def test_known_names_are_the_modules_that_define_a_class(zoo):
         ),
         (
             {"method": {"class_path": "mean_teacher", "init_args": {"split": "x"}}},
-            "method .MeanTeacher.: .*split",
+            r"method .MeanTeacher.: --method\.split x: expected {size,equal}$",
+        ),
+        (
+            {"method": {"class_path": "mean_teacher", "init_args": {"head": "x"}}},
+            r"method .MeanTeacher.: --method\.head x: expected float or null$",
+        ),
+        (
+            {"method": "zo.mean_teacher.MeanTeacher"},
+            "No module named 'zo'; the folder it lies in must be on PYTHONPATH",
+        ),
+        ({"method": "zoo.mean_teacher.Mean"}, "cannot be imported: module .* has no attribute 'Mean'$"),
+        (
+            {"data": {"class_path": "digits", "init_args": {"data_dir": "/x"}}},
+            "unknown data argument 'data_dir': give --data_dir instead$",
         ),
         (
             {"method": {"class_path": "mean_teacher", "init_args": {"model": "net"}}},
@@ -288,9 +301,53 @@ class Narrower(Switches):
         super().__init__(**base)
 
 
+class Tabled:
+    """A base.
+
+    | hyperparameter | paper | here |
+    |---|---|---|
+    | ``lr``, ``decay`` of the teacher | 0.1, 0.9 | as the paper |
+    """
+
+    def __init__(self, model: Any, lr: float = 0.1, decay: float | None = 0.9) -> None:
+        pass
+
+
+class Documented(Tabled):
+    """A class whose arguments are described in several places.
+
+    | hyperparameter | paper | here |
+    |---|---|---|
+    | ``decay`` | silent | 0.99 |
+
+    Args:
+        rule: how it
+            goes.
+    """
+
+    def __init__(self, size: int, rule: Literal["a", "b"] | None = None, whole: bool = True, **base: Any) -> None:
+        super().__init__(**base)
+
+
+def test_arguments_are_described_by_the_docstrings_of_a_class_and_its_bases():
+    assert described(Documented, "method") == {
+        "size": Argument("int", "required", ""),
+        "rule": Argument("{a,b} or null", "default null", "how it goes."),
+        "whole": Argument("{true,false}", "default true", ""),
+        "lr": Argument("float", "default 0.1", "``lr``, ``decay`` of the teacher: paper 0.1, 0.9; here as the paper"),
+        "decay": Argument("float or null", "default 0.9", "paper silent; here 0.99"),
+    }
+
+
 def test_switches_of_constructors():
     assert switches(Switches) == {"rule": ("a", "b")}
     assert switches(Narrower) == {"rule": ("a", None)}
     check_switches(Narrower, {"rule": None, "gate": 3.0, "free": "anything"})
     with pytest.raises(ConfigError, match="Narrower: rule='b' is unknown; choose one of a, None"):
         check_switches(Narrower, {"rule": "b"})
+
+
+@pytest.mark.parametrize("text", ["1e5", "5e-4", ".5", "off", "yes", "null", "1_000", "plain", "a: b", "0x1f"])
+def test_strings_survive_yaml(text):
+    """Whatever YAML 1.1 or 1.2 would take a string for."""
+    assert load_yaml(dump_yaml({"value": text}), "here") == {"value": text}

@@ -50,15 +50,15 @@ def record(run_id: str, *, method: str = "fixmatch", dataset: str = "digits", se
 
 
 def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
-    """One line per run, one per entry of a list, rounds from 1; the file is a picture."""
+    """One line per run, one per entry of a list, rounds from 0 as in the records; the file is a picture."""
     path = plots.learning_curves(ROWS, ["acc", "share"], tmp_path / "curves.png")
     assert imread(path).std() > 0
     accuracy, share = drawn[0].axes
     assert [line.get_label() for line in accuracy.lines] == ["one", "two"]
-    assert accuracy.lines[0].get_xydata().tolist() == [[1, 0], [2, 10], [3, 20], [4, 30]]
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 0], [1, 10], [2, 20], [3, 30]]
     assert [line.get_xydata()[2:].tolist() for line in share.lines] == [
-        [[3, pytest.approx(0.2)], [4, pytest.approx(0.3)]],
-        [[3, 0.2], [4, 0.2]],
+        [[2, pytest.approx(0.2)], [3, pytest.approx(0.3)]],
+        [[2, 0.2], [3, 0.2]],
     ]
     assert share.get_xlabel() == "round" and share.get_ylabel() == "share" and share.get_title("left") == "two"
 

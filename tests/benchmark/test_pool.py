@@ -23,7 +23,7 @@ from benchmark.suite import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
-import os, signal, time
+import os, signal, sys, time, types
 from benchmark import classes, records
 from benchmark.classes import Kind
 from benchmark.config import folder
@@ -52,6 +52,12 @@ def fit(config):
             (run.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
             time.sleep(1.5)  # for longer than the parent waits between two looks
             run.rows()
+        if config.seed >= 1000:
+            def synchronize():
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+            sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+            raise RuntimeError("CUDA error: device-side assert triggered")
         if config.seed == 999:
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
@@ -123,6 +129,26 @@ def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys
     assert seed_status(outcomes) == {1: "complete", 667: "failed", 2: "complete"}
     assert outcomes[1].message == "a known problem"
     assert capsys.readouterr().out.count(f"hello from {os.getpid()} auto auto") == 3
+
+
+def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake):
+    """After some CUDA errors every further call of the process fails: each run has to get a process of its own."""
+    runs = planned(tmp_path, 1000, 1001, 1002)
+    outcomes = run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
+    assert [outcome.message for outcome in outcomes] == ["RuntimeError: CUDA error: device-side assert triggered"] * 3
+    assert len({(folder(run.config) / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
+
+
+def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
+    """Where locks do not reach from one machine to the other."""
+    (run,) = planned(tmp_path, 1)
+    there = RunFolder(folder(run.config))
+    there.open(run.config, FACTS)
+    (there.path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
+    before = (there.path / "record.json").read_bytes()
+    outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+    assert seed_status(outcomes) == {1: "busy"} and "process 1 on another-machine" in outcomes[0].message
+    assert (there.path / "record.json").read_bytes() == before
 
 
 def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
@@ -251,5 +277,19 @@ def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, 
         display.start(run)
         display.tick()
         folder_.append({"round": 0, "acc": 33.0})
+        display.tick()
+    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1
+
+
+def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
+    """It looks twice a second, and a run may have thousands of rows."""
+    monkeypatch.setattr("benchmark.progress.PLAIN_EVERY_S", 0.0)
+    (run,) = planned(tmp_path, 1)
+    path = folder(run.config)
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("not looked at\n" * 10 + '{"round": 0, "acc": 33.0}\n{"round": 1, "ac')
+    console = quiet()
+    with Display(1, console) as display:
+        display.start(run)
         display.tick()
     assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1

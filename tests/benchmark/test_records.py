@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 from benchmark import checkpoint, records, run
 from benchmark.classes import ClassSpec
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
+from benchmark.environment import environment
 from benchmark.errors import RunError
 from benchmark.files import write_atomic
 from benchmark.lock import RunLocked, holder, locked, run_lock
-from benchmark.records import RunFolder, read_record, readings, state, validate, without_clock
+from benchmark.records import RunFolder, last_row, read_record, readings, state, validate, without_clock
 
 FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
 CONFIG = RunConfig(
@@ -140,6 +142,51 @@ def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp
     RunFolder(tmp_path).open(CONFIG, FACTS)
 
 
+@pytest.mark.parametrize(("every", "lost"), [(1, "0"), (2, "1")])
+def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
+    """Its readings would be of the later rows only. Nothing is changed: the file may still be found."""
+    config = replace(CONFIG, eval_every=every)
+    folder = RunFolder(tmp_path)
+    folder.open(config, FACTS)
+    for number in range(every - 1, 3, every):
+        folder.append(row(number))
+    folder.rewind(3)
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[1:]))
+    for _ in range(2):
+        folder = RunFolder(tmp_path)
+        folder.open(config, FACTS)
+        with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; bring the"):
+            folder.rewind(3)
+    (tmp_path / "metrics.jsonl").write_text(whole)
+    folder.rewind(3)
+    assert (tmp_path / "metrics.jsonl").read_text() == whole
+    folder.rewind(0)
+    assert folder.rows() == []
+
+
+def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
+    def opened(version):
+        monkeypatch.setattr(records, "code_version", lambda: version)
+        folder = RunFolder(tmp_path, heartbeat_s=0)
+        folder.open(CONFIG, FACTS)
+        return folder
+
+    first = opened("v1")
+    assert first.record()["environment"]["code_versions"] == ["v1"]
+    record = first.record()
+    del record["environment"]["code_versions"]  # as older records
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    for version in ("v2", "v3", "v2"):
+        folder = opened(version)
+    record = folder.record()
+    assert record["code_version"] == "v2" and record["environment"]["code_versions"] == ["v1", "v2", "v3"]
+    assert folder.origin == {"run_id": run_id(CONFIG), "partition_hash": "ab", "code_version": "v2"}
+    folder.rewind(0)
+    folder.append(row(0))
+    assert folder.record()["environment"]["code_versions"] == ["v2"], "nothing of the others is left"
+
+
 def test_the_checkpoints_are_those_that_a_run_resumes_from(tmp_path):
     path = tmp_path / run.CHECKPOINT
     assert (path.name, checkpoint.previous(path).name) == records.CHECKPOINTS
@@ -193,6 +240,25 @@ def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
     record = folder.record()
     assert record["rounds"]["done"] == 3 and record["status"] == "running"
     assert record["timing"]["updated"] > json.loads(before)["timing"]["updated"]
+
+
+def test_the_heart_beats_during_a_long_round_while_the_lock_is_held(tmp_path):
+    folder = RunFolder(tmp_path, heartbeat_s=0.01)
+    with folder.lock():
+        time.sleep(0.05)
+        assert not (tmp_path / "record.json").exists()
+        folder.open(CONFIG, FACTS)
+        before = folder.record()["timing"]
+        deadline = time.monotonic() + 20
+        while folder.record()["timing"]["updated"] == before["updated"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert folder.record()["timing"]["updated"] > before["updated"]
+        for number in range(4):
+            folder.append(row(number))
+        folder.finish()
+    record = folder.record()
+    time.sleep(0.05)
+    assert folder.record() == record and record["status"] == "complete"
 
 
 def test_a_failure_keeps_its_traceback(tmp_path):
@@ -262,6 +328,33 @@ def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
     with RunFolder(tmp_path).lock():
         assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
     assert not locked(tmp_path) and holder(tmp_path) == {}
+
+
+def test_an_error_releases_the_lock_in_good_order(tmp_path):
+    with pytest.raises(KeyboardInterrupt), run_lock(tmp_path):
+        raise KeyboardInterrupt
+    assert holder(tmp_path) == {}
+
+
+def test_a_run_that_is_alive_on_another_machine_is_left_alone(tmp_path):
+    """Locks may not reach from one machine to another; the record's heartbeat does."""
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    elsewhere = '{"pid": 4711, "host": "another-machine"}'
+    (tmp_path / "run.lock").write_text(elsewhere)
+    with pytest.raises(RunLocked, match="process 4711 on another-machine is working on this run"), run_lock(tmp_path):
+        pass
+    assert (tmp_path / "run.lock").read_text() == elsewhere
+    record = folder.record()
+    for changes in ({"timing": {**record["timing"], "updated": "2020-01-01T00:00:00.000+00:00"}}, {"timing": {}}):
+        (tmp_path / "record.json").write_text(json.dumps({**record, **changes}))
+        (tmp_path / "run.lock").write_text(elsewhere)
+        with run_lock(tmp_path):
+            assert holder(tmp_path)["pid"] == os.getpid()
+    folder.fail(ValueError("x"))
+    (tmp_path / "run.lock").write_text(elsewhere)
+    with run_lock(tmp_path):
+        assert holder(tmp_path)["pid"] == os.getpid()
 
 
 def test_state(tmp_path):
@@ -397,3 +490,39 @@ def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
     text = "".join(file.read_text() for file in tmp_path.iterdir())
     assert '"devices": 1' in text
     assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (None, None),
+        ("", None),
+        ('{"round": 0', None),
+        ('{"round": 0}\n', 0),
+        ('{"round": 0}\n{"round": 1}\n{"round": 2', 1),
+        ("damaged\n" * 20_000 + '{"round": 7}\n', 7),
+        ('{"round": 7}\ndamaged\n', None),
+        ("[]\n", None),
+    ],
+)
+def test_the_last_row_alone(tmp_path, text, number):
+    if text is not None:
+        (tmp_path / "metrics.jsonl").write_text(text)
+    assert last_row(tmp_path) == (None if number is None else {"round": number})
+
+
+def test_a_run_on_the_cpu_does_not_wake_the_gpu(monkeypatch):
+    def waken(*_):
+        raise AssertionError("asked a GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for name in ("get_device_name", "device_count"):
+        monkeypatch.setattr(torch.cuda, name, waken)
+    found = environment()
+    assert (found["gpu"], found["gpus"], found["tf32"]) == (None, 0, False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = environment()
+    assert (found["gpu"], found["gpus"]) == ("H200", 2)

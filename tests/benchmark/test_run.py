@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from benchmark import run
+from benchmark import checkpoint, run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.errors import BenchError, ConfigError, DataError, RunError
 from benchmark.lock import RunLocked, locked, run_lock
@@ -72,6 +74,22 @@ def assert_same_run(path, other):
     assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
 
 
+def interrupted(config, at):
+    """The folder of a run that broke at the beginning of round ``at``, with a checkpoint of every round."""
+    whole = run.Federation.run_round
+
+    def breaks(self, number):
+        if number == at:
+            raise OSError("no space left on device")
+        return whole(self, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.Federation, "run_round", breaks)
+        with pytest.raises(OSError, match="no space"):
+            fit(replace(config, runtime=replace(config.runtime, checkpoint_every_s=0)))
+    return folder(config)
+
+
 # --- one run
 
 
@@ -124,25 +142,79 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
             fit(config)
 
 
-def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, monkeypatch, reference):
+def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, reference, capsys):
     """After an error in the middle the same call finishes the run, as if nothing had happened."""
-    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
-    whole = run.Federation.run_round
-
-    def breaks(self, number):
-        if number == 4:
-            raise OSError("no space left on device")
-        return whole(self, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run.Federation, "run_round", breaks)
-        with pytest.raises(OSError, match="no space"):
-            fit(config)
-    record = read_record(folder(config))
-    assert record["status"] == state(folder(config)) == "failed"
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 4)
+    record = read_record(path)
+    assert record["status"] == state(path) == "failed"
     assert "no space left on device" in record["error"]
     assert record["rounds"] == {"done": 4, "total": ROUNDS}
+    assert "continues from" not in capsys.readouterr().err
     assert_same_run(fit(config), reference)
+    assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
+
+
+def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
+    """Its record would be complete without them; once they are back, so is the run."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 3)
+    rows = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; bring the file back"):
+        fit(config)
+    assert state(path) == "failed"
+    (path / "metrics.jsonl").write_bytes(rows)
+    assert_same_run(fit(config), reference)
+
+
+def test_a_checkpoint_says_where_it_comes_from(tmp_path):
+    """That of another run or partition is refused; an old one, which does not say, is taken."""
+    ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
+    saved = checkpoint.load(interrupted(ours, 1) / run.CHECKPOINT)
+    record = read_record(folder(ours))
+    assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
+    path = interrupted(other, 1) / run.CHECKPOINT
+    theirs = checkpoint.load(path)
+    checkpoint.save(path, saved)
+    with pytest.raises(RunError, match=f"its run_id is {run_id(ours)} .*, not {run_id(other)}; bring this run's own"):
+        fit(other)
+    checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
+    with pytest.raises(RunError, match="its partition_hash is another"):
+        fit(other)
+    checkpoint.save(path, {key: value for key, value in theirs.items() if key != "origin"})
+    assert state(fit(other)) == "complete"
+
+
+def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    config = configuration(tmp_path, **SHORT)
+    replaced = os.replace
+
+    def full(source, target):
+        if Path(target).name == "weights.pt":
+            raise OSError("no space left on device")
+        replaced(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="no space"):
+            fit(config)
+    assert not (folder(config) / "weights.pt").exists()
+    assert torch.load(fit(config) / "weights.pt")
+
+
+def test_a_folder_whose_name_looks_like_a_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit(configuration("1e5", **SHORT))
+    assert [record.parts[0] for record in Path().rglob("record.json")] == ["1e5"]
+
+
+def test_a_lost_gpu_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
+    def lost():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    interrupted(configuration(tmp_path, **SHORT), 1)
 
 
 def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
@@ -184,6 +256,7 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
         ({"data__partition_seed": -1}, ConfigError, "partition_seed is -1; NumPy takes 0 to"),
         ({"runtime__devices": 0}, ConfigError, "devices is 0; it must be at least 1"),
         ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0; it must be at least 1"),
+        ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* nothing has started this process on each.* srun"),
         ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
         ({"data__num_clients": 0}, DataError, "over 0 clients: take at least one"),
         ({"runtime__accelerator": "gpux"}, ConfigError, "invalid accelerator name"),
@@ -203,6 +276,26 @@ def test_a_run_in_progress_is_left_alone(tmp_path):
             fit(config)
         assert not (path / "record.json").exists()
     assert state(fit(config)) == "complete"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, monkeypatch, devices):
+    """Between the look at its record and the lock."""
+    config = configuration(tmp_path, **SHORT)
+    launch, done = run.Fabric.launch, {}
+
+    def files(path):
+        kept = [file for file in path.iterdir() if file.name != "run.lock"]
+        return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept}
+
+    def late(self, *args):
+        monkeypatch.setattr(run.Fabric, "launch", launch)
+        done.update(files(fit(config)))
+        return launch(self, *args)
+
+    monkeypatch.setattr(run.Fabric, "launch", late)
+    assert files(fit(replace(config, runtime=replace(config.runtime, devices=devices)))) == done
 
 
 # --- processes that die
@@ -239,16 +332,28 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
     assert_same_run(fit(config), reference)
 
 
-def raised(last):
-    return ProcessRaisedException(f"\n-- Process 1 terminated --\nTraceback\n  File x\n{last}\n", 1, 4711)
+def raised(error):
+    """What the launcher raises where a process died of an error, which came of another one."""
+    try:
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise error from cause
+    except Exception:
+        text = traceback.format_exc()
+    return ProcessRaisedException(f"\n\n-- Process 1 terminated with the following error:\n{text}", 1, 4711)
+
+
+LINES = "Mine.training_step, client 3: ValueError: two\n  lines\n\nOriginal Traceback (most recent call last):\n  x"
 
 
 @pytest.mark.parametrize(
     ("exception", "kind", "message", "status"),
     [
-        (raised("benchmark.errors.DataError: no file: look there"), DataError, r"^no file: look there$", "failed"),
-        (raised("benchmark.lock.RunLocked: /x: process 1"), RunLocked, r"^/x: process 1$", "running"),
-        (raised("RuntimeError: boom"), RunError, r"RuntimeError: boom", "failed"),
+        (raised(DataError("no file: look there")), DataError, r"^no file: look there$", "failed"),
+        (raised(RunError(LINES)), RunError, f"^{re.escape(LINES)}$", "failed"),
+        (raised(RunLocked("/x: process 1")), RunLocked, r"^/x: process 1$", "running"),
+        (raised(RuntimeError("boom\nbang")), RunError, r"RuntimeError: boom\nbang; the same command", "failed"),
         (
             ProcessExitedException("process 1 terminated with signal SIGKILL", 1, 4711, -9),
             RunError,
@@ -269,7 +374,34 @@ def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exce
     with pytest.raises(kind, match=message) as error:
         fit(config)
     assert type(error.value) is kind
-    assert read_record(folder(config))["status"] == status
+    record = read_record(folder(config))
+    assert record["status"] == status
+    assert status == "running" or (str(exception) in record["error"] and str(error.value) in record["error"])
+
+
+def test_an_error_that_follows_from_the_death_of_another_process_is_not_what_is_recorded(tmp_path, monkeypatch):
+    """The first process may notice, and record, that it lost the other one before that one's error is known."""
+    config = configuration(tmp_path, runtime__devices=2, **SHORT)
+
+    def launch(self, function, resolved):
+        RunFolder(folder(config)).fail(RuntimeError("connection closed by peer"), config)
+        raise raised(RunError("client 3, round 5: boom"))
+
+    monkeypatch.setattr(run.Fabric, "launch", launch)
+    with pytest.raises(RunError, match="client 3, round 5: boom"):
+        fit(config)
+    error = read_record(folder(config))["error"]
+    assert "client 3, round 5: boom" in error and "connection closed" not in error
+
+
+def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
+    def read(self):
+        raise DataError("no file: look there")
+
+    monkeypatch.setattr(Digits, "read", read)
+    monkeypatch.setattr(run.Fabric, "launch", lambda *_: pytest.fail("processes were started"))
+    with pytest.raises(DataError, match="no file: look there"):
+        fit(configuration(tmp_path, runtime__devices=2, **SHORT))
 
 
 # --- several processes
@@ -322,8 +454,8 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": acc ") == 1, "one of the processes speaks for all"
     path = folder(configuration(tmp_path, **MIXED))
+    assert done.stdout.count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
 
@@ -385,6 +517,20 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
     assert where(rounds=4_000, data__side=224) == (1, 8)
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
+
+
+def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
+    """Not more, however large the run; in an interactive job there is nothing but the machine."""
+    monkeypatch.setattr(run, "cores", lambda: 8)
+    auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
+        monkeypatch.setenv("SLURM_NTASKS", str(tasks))
+        runtime = placed(configuration(tmp_path, runtime__num_nodes=nodes, **auto))
+        assert (runtime.devices, runtime.threads) == expected
+    assert placed(configuration(tmp_path, **{**auto, "runtime__devices": 3})).devices == 3
+    monkeypatch.setenv("SLURM_JOB_NAME", "bash")
+    assert placed(configuration(tmp_path, **auto)).devices == 6
 
 
 # --- a method of one's own

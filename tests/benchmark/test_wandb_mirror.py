@@ -52,6 +52,18 @@ def test_auto(monkeypatch, tmp_path):
         assert choose_mode("auto", "quick") == choose_mode("auto", "paper") == mode
 
 
+@pytest.mark.parametrize("address", ["http://[", "https://[::1", "nonsense"])
+def test_an_address_that_makes_no_sense_names_no_key(monkeypatch, address):
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    assert choose_mode("auto", "paper") == "offline"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe machine", b"rubbish", b"machine x login"])
+def test_a_netrc_that_cannot_be_read_names_no_key(tmp_path, content):
+    (tmp_path / "netrc").write_bytes(content)
+    assert choose_mode("auto", "paper") == "offline"
+
+
 def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
     with warnings.catch_warnings():

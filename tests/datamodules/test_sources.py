@@ -158,6 +158,14 @@ def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path):
         sources.svhn(tmp_path)
 
 
+def test_a_data_set_of_ones_own_may_have_any_size(tmp_path):
+    save(tmp_path / "mine.npz")
+    assert_same(sources.load("mine", tmp_path, [], None, "Bring it"), content())
+    save(tmp_path / "mine.npz", test_labels=None)
+    with pytest.raises(DataError, match=r"mine: .*is damaged.*KeyError: .*test_labels"):
+        sources.load("mine", tmp_path, [], None, "Bring it")
+
+
 def test_published_sizes():
     sizes = {name: tuple(map(sum, counts)) for name, counts in sources.CLASS_COUNTS.items()}
     assert sizes == {

@@ -239,8 +239,8 @@ def test_resnet9_matches_the_released_network():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: build("wrn28", 10), r"model 'wrn28' is unknown; did you mean wrn28_\d\?.*small_cnn"),
-        (lambda: build("zzz", 10), r"model 'zzz' is unknown; Known are small_cnn"),
+        (lambda: build("wrn28", 10), r"unknown model 'wrn28'; did you mean 'wrn28_\d'\? Known: small_cnn"),
+        (lambda: build("zzz", 10), r"unknown model 'zzz'\. Known: small_cnn"),
         (lambda: build("no_such_pkg.nets.Net", 10), "No module named 'no_such_pkg'"),
         (lambda: build("methods.models.cnn.Nothing", 10), "has no attribute 'Nothing'"),
         (lambda: build("math.pi", 10), "this is a float"),
