@@ -204,8 +204,8 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(
             f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
-            f"{', '.join(data.views)}; choose another with --data.pipeline, and --data.scenario {method.scenario} with a "
-            "number of labels, the setting that it was made for (docs/usage.md)"
+            f"{', '.join(data.views)}; choose another with --data.pipeline, and the setting that it was made for: "
+            f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
         )
     return method.to(device=device, dtype=dtype), data
 
