@@ -161,7 +161,8 @@ class FedMethod(L.LightningModule):
             eval_batch=self.eval_batch >= 1,
         )
         counts = {n: v for n, v in self.hparams.items() if n.endswith(("_rounds", "_epochs", "_steps")) and v}
-        self.require(**{name: value > 0 for name, value in counts.items()})
+        rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
+        self.require(**{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._tally: dict[str, list[Any]] | None = None
@@ -302,8 +303,11 @@ class FedMethod(L.LightningModule):
         """Called after aggregation; the server may train on its own labels through ``server.fit``."""
 
     def is_warmup(self, round: int) -> bool:
-        """Whether the model after this round is still another method's: a run's best round is not among them."""
-        return False
+        """Whether the model after this round is still another method's: a run's best round is not among them.
+
+        Default: the first ``warmup_rounds``, where a method has such an argument.
+        """
+        return round < int(self.hparams.get("warmup_rounds", 0))
 
     def refresh_norm(self, data: FSSLDataModule) -> None:
         """Re-estimate batch-norm statistics after the server's step, where a method keeps static ones."""

@@ -79,11 +79,7 @@ class CBAFed(LabelledClients):
         **base: Any,
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
-        self.require(
-            lr_unlabelled=lr_unlabelled >= 0,
-            res_server_alpha=0 <= res_server_alpha <= 1,
-            pl_view=pl_view == "weak" or pl_set != "batch",
-        )
+        self.require(res_server_alpha=0 <= res_server_alpha <= 1, pl_view=pl_view == "weak" or pl_set != "batch")
         ops.share_weights([1.0], [True], labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
         self.previous = copy.deepcopy(self.reference)
@@ -104,10 +100,6 @@ class CBAFed(LabelledClients):
         """Labelled clients during warm-up, then everybody."""
         return super().plan(round, roster) if self.is_warmup(round) else [roster.sample(round)]
 
-    def is_warmup(self, round: int) -> bool:
-        """FedAvg(+) on the labelled clients."""
-        return round < int(self.hparams["warmup_rounds"])
-
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model, the thresholds and the tail classes."""
         return {**super().broadcast(server, visit), **{name: server[name] for name in ("thresholds", "tail")}}
@@ -118,8 +110,8 @@ class CBAFed(LabelledClients):
 
     def connects_epochs(self) -> bool:
         """Whether the present visit is a labelled client's with the residual connection over its epochs."""
-        warming = self.is_warmup(self.visit.round) and self.hparams["warmup_mode"] == "rounds"
-        return self.visit.labelled and not warming
+        v = self.visit
+        return v.labelled and (self.hparams["warmup_mode"] != "rounds" or not self.is_warmup(v.round))
 
     def epochs(self) -> int:
         """``labelled_epochs`` or ``local_epochs``; one in warm-up rounds, and on the last of several rebuilt sets."""
@@ -162,8 +154,7 @@ class CBAFed(LabelledClients):
         parts = []
         for part, x in zip(torch.split(index, block), views, strict=True):
             with self.autocast():
-                probabilities = self.predict(x)
-            labels, confident, rescued = assign(probabilities, self.thresholds, self.tail)
+                labels, confident, rescued = assign(self.predict(x), self.thresholds, self.tail)
             client.report_pseudo_labels(part, labels, confident | rescued, per_class=True)
             kept = storage_order(confident, rescued, size)
             parts.append((part[kept], labels[kept], x[kept] if weak else x[:0]))
@@ -177,9 +168,8 @@ class CBAFed(LabelledClients):
         """Mean cross-entropy of labels or pseudo-labels; with ``batch``, see ``batch_loss``."""
         if "unlabelled" not in batch:
             return super().training_step({"labelled": batch.get("pseudo") or batch["labelled"]}, batch_idx)
-        samples = batch["unlabelled"]
-        loss, labels, kept = batch_loss(ops.wide(self(samples["x"])), self.thresholds, self.tail)
-        self.site.report_pseudo_labels(samples["index"], labels, kept, per_class=True)
+        loss, labels, kept = batch_loss(ops.wide(self(batch["unlabelled"]["x"])), self.thresholds, self.tail)
+        self.site.report_pseudo_labels(batch["unlabelled"]["index"], labels, kept, per_class=True)
         self.counts += torch.bincount(labels[kept], minlength=len(self.counts)) / self.epochs()
         return loss
 

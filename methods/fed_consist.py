@@ -57,7 +57,6 @@ class FedConsist(FedMethod):
     ) -> None:
         super().__init__(model, **base)
         self.require(
-            lr_unlabelled=lr_unlabelled >= 0,
             temperature=temperature > 0,
             ema_decay=0 <= ema_decay <= 1,
         )

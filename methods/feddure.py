@@ -113,19 +113,16 @@ class FedDure(LocalSSL):
         """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
         h, made = self.hparams, [super().configure_optimizers()]
         if self.creg is not None:
-            learning = (p for p in self.creg.parameters() if p.requires_grad)
-            made.append(self.make_optimizer(learning, h["creg_lr"], h["optimizer"]))
+            made.append(self.make_optimizer(meta.learning(self.creg), h["creg_lr"], h["optimizer"]))
         if self.freg is not None:
             made.append(self.make_optimizer(self.freg.parameters(), h["freg_lr"], h["freg_optimizer"]))
         return made
 
     def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
         """That of F-reg as ``freg_persist`` says; none of C-reg, which starts anew."""
-        keep = [not self.hparams["reset_momentum"], *([False] if self.creg is not None else [])]
-        if self.freg is not None:
-            keep.append(self.hparams["freg_persist"] == "params+opt")
-        fresh = ([dict[str, Any]() for _ in own] for own in states)
-        kept = [own if stays else new for own, new, stays in zip(states, fresh, keep, strict=False)]
+        h, creg, freg = self.hparams, self.creg is not None, self.freg is not None
+        keep = [not h["reset_momentum"], *[False] * creg, *[h["freg_persist"] == "params+opt"] * freg]
+        kept = [old if stays else [dict[str, Any]() for _ in old] for old, stays in zip(states, keep, strict=False)]
         return kept if any(keep) else []
 
     def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
@@ -139,8 +136,7 @@ class FedDure(LocalSSL):
         optimizer[0].zero_grad()
         with self.autocast():
             loss = self.local_loss(batch, out, batch_idx)
-            if d is not None:
-                loss = loss + self.feedback(batch["labelled"]["y"], out, d)
+            loss = loss if d is None else loss + self.feedback(batch["labelled"]["y"], out, d)
         torch.autograd.backward(loss)
         self.clip(self.model.parameters())
         optimizer[0].step()
@@ -166,8 +162,7 @@ class FedDure(LocalSSL):
             if freg is None or not weigh:
                 return losses.mean()
             known = z if seen is None else seen
-            weights = freg(known.detach() if h["freg_detach_input"] else known)
-            return ops.weighted_loss(losses, weights, h["freg_norm"])
+            return ops.weighted_loss(losses, freg(known.detach() if h["freg_detach_input"] else known), h["freg_norm"])
 
         if freg is not None:
             form, wrt = meta.FORMS[h["freg_gradient"]], list(freg.parameters())
@@ -181,8 +176,7 @@ class FedDure(LocalSSL):
             loss = pseudo_loss(logits, h["creg_weighted"])
         old = self.creg_loss(creg, labelled)
         self.set_rate(optimizers[1], step, h["creg_wait"])
-        learning = [p for p in creg.parameters() if p.requires_grad]
-        meta.step_along(optimizers[1], torch.autograd.grad(loss, learning, materialize_grads=True))
+        meta.step_along(optimizers[1], torch.autograd.grad(loss, meta.learning(creg), materialize_grads=True))
         new = self.creg_loss(creg, labelled)
         d = old - new if h["creg_sign"] == "old_minus_new" else new - old
         return d if h["creg_d_clip"] is None else d.clamp(-h["creg_d_clip"], h["creg_d_clip"])

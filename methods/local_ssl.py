@@ -160,10 +160,9 @@ class LocalSSL(FedMethod):
         h = self.hparams
         if h["lr_schedule"] == "release":
             total = (h["steps_per_visit"] or 0) * h["local_epochs"]
+            factor = ops.release_rate(step, h["warmup_steps"], total, wait)
             for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("base_lr", group["lr"]) * ops.release_rate(
-                    step, h["warmup_steps"], total, wait
-                )
+                group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The local objective; ``batch_idx`` is the step that the ramp counts."""
@@ -176,15 +175,13 @@ class LocalSSL(FedMethod):
         if self.hparams["forward_local"] == "joint":
             logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
             return dict(zip(views, logits, strict=True))
-        unused = self.unused_views(batch)
-        needed = {name: view for name, view in views.items() if name not in unused} or views
+        needed = {name: view for name, view in views.items() if name not in self.unused_views(batch)} or views
         return {name: self(view) for name, view in needed.items()}
 
     def unused_views(self, batch: Batch) -> set[str]:
         """Views of unlabelled images that no term of this step's loss needs."""
-        if self.hparams["unsup_weight"] and not self.supervised:
-            return set()
-        return {"strong"} if "y" in batch.get("unlabelled", {}) else {"weak", "strong"}
+        consistent = self.hparams["unsup_weight"] and not self.supervised
+        return set() if consistent else {"strong"} if "y" in batch.get("unlabelled", {}) else {"weak", "strong"}
 
     def local_loss(self, batch: Batch, out: Mapping[str, Tensor], step: int) -> Tensor:
         """Supervised, consistency and proximal terms."""
@@ -198,8 +195,7 @@ class LocalSSL(FedMethod):
             elif "y" in batch["unlabelled"]:
                 terms.append(F.cross_entropy(out["weak"], batch["unlabelled"]["y"]))
         if self.anchor is not None:
-            pull = ops.proximal_term(self.model.parameters(), self.anchor.parameters())
-            terms.append(h["prox_mu"] * pull)
+            terms.append(h["prox_mu"] * ops.proximal_term(self.model.parameters(), self.anchor.parameters()))
         return sum(terms, start=0.0 * next(iter(out.values())).sum())
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
@@ -209,8 +205,7 @@ class LocalSSL(FedMethod):
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Loss of every unlabelled image, and 1 where the weak view is certain, else 0; ``[N]`` each."""
-        h = self.hparams
-        soft = h["unsup_targets"] == "soft"
+        h, soft = self.hparams, self.hparams["unsup_targets"] == "soft"
         targets, certain = ops.pseudo_labels(out["weak"], h["threshold"], h["temperature"], soft)
         self.tally("pseudo/certain", certain.float().mean())
         losses = F.cross_entropy(ops.wide(out["strong"]), targets, reduction="none")

@@ -128,6 +128,11 @@ class WeightNet(nn.Sequential):
                 layer.reset_parameters()
 
 
+def learning(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [p for p in net.parameters() if p.requires_grad]
+
+
 def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
     """One step of the optimiser with these gradients, one per parameter."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
