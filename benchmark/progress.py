@@ -1,15 +1,14 @@
 """What a person sees while many runs go on: an overall line and a line per run, or plain lines in a log."""
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmark.background import repeatedly
 from benchmark.config import folder
 from benchmark.records import last_row
 from benchmark.suite import PlannedRun
@@ -79,22 +78,9 @@ class Display:
                     highlight=False,
                 )
 
-    @contextmanager
-    def ticking(self) -> Iterator[None]:
+    def ticking(self) -> AbstractContextManager[None]:
         """Look at the rows now and then, from a thread, for as long as the context lasts."""
-        done = threading.Event()
-
-        def look() -> None:
-            while not done.wait(POLL_S):
-                self.tick()
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        return repeatedly(self.tick, POLL_S)
 
     def finish(self, run: PlannedRun, status: str, message: str) -> None:
         """A run has ended."""

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmark.background import repeatedly
 from benchmark.config import RunConfig, identity, run_id
 from benchmark.environment import code_version, environment
 from benchmark.errors import RunError
@@ -76,22 +77,14 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep every other process out of this run, and let its heart beat, while the context is open."""
-        done = threading.Event()
 
         def live() -> None:
-            while not done.wait(self.heartbeat_s):
-                if self._record.get("status") == "running":
-                    with suppress(OSError):  # the run itself will meet the full disk
-                        self.beat()
+            if self._record.get("status") == "running":
+                with suppress(OSError):  # the run itself will meet the full disk
+                    self.beat()
 
-        with run_lock(self.path):
-            thread = threading.Thread(target=live, daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                done.set()
-                thread.join()
+        with run_lock(self.path), repeatedly(live, self.heartbeat_s):
+            yield
 
     @property
     def origin(self) -> dict[str, Any]:
