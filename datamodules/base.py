@@ -27,15 +27,12 @@ from datamodules.sources import Arrays, random_split
 Scenario = Literal["partial_clients", "server", "all_clients"]
 
 LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
-    "picked": ("partial_clients",),
-    "labelled_from": ("partial_clients",),
-    "labelled_histogram": ("partial_clients",),
     "num_labels": ("server", "all_clients"),
     "label_fraction": ("all_clients",),
     "labels_per_class": ("all_clients",),
     "labelled_partition": ("all_clients",),
 }
-"""Options that say how many labels there are, or where: in which scenarios they are read."""
+"""Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from benchmark import suite
+from benchmark.classes import build
 from benchmark.config import Runtime, from_yaml, run_id, to_yaml
 from benchmark.environment import ROOT
 from benchmark.errors import ConfigError
@@ -322,3 +323,14 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
                 assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
             shape = {"in_features": 8} if ours.model == "linear" else {}
             models.build(ours.model, 10, **shape, **ours.model_args)
+
+
+@pytest.mark.parametrize("paper", suite.available())
+def test_every_data_module_of_a_suite_can_be_made(paper):
+    """What only the constructor of a data module refuses shows here, and not after the first run has been started."""
+    papers = suite.load(paper)
+    specs = {
+        str(run.config.data): run.config.data for s in papers.spec["scales"] for run in papers.plan(s).runs.values()
+    }
+    for spec in specs.values():
+        build(spec, "data")

@@ -324,7 +324,7 @@ def test_a_flip_is_a_probability():
         ("partial_clients", {"num_labels": 40}, "server or all_clients"),
         ("partial_clients", {"label_fraction": 0.1}, "all_clients"),
         ("server", {"labels_per_class": 5}, "all_clients"),
-        ("all_clients", {"picked": 2}, "partial_clients"),
+        ("server", {"labelled_partition": "iid"}, "all_clients"),
     ],
 )
 def test_label_options_of_another_scenario_are_refused(scenario, option, remedy):
