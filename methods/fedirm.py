@@ -31,7 +31,8 @@ class FedIRM(FedConsist):
     | aggregation | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
     ``lambda_u`` and ``temperature`` of ``FedConsist`` have no part in it. Dropout sits only in the head
-    (``head_dropout`` of the network), so the stochastic passes reuse the features of the gradient pass.
+    (``head_dropout`` of the network), so the stochastic passes reuse the features of the gradient pass; what follows
+    the dropout is linear, so the mean over passes is taken there.
     """
 
     relation: Tensor
@@ -85,8 +86,7 @@ class FedIRM(FedConsist):
         probabilities = logits.softmax(dim=1)
         with torch.no_grad():
             teacher = ops.wide(self.teacher(views["teacher"])).softmax(dim=1)
-            passes = ops.wide(self.model.head(features.detach().repeat(PASSES, 1)))
-            uncertainty = ops.entropy(passes.view(PASSES, *logits.shape).mean(dim=0).softmax(dim=1))
+            uncertainty = ops.entropy(ops.wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
             confidence, pseudo = probabilities.max(dim=1)
             keep = (uncertainty < self.entropy_limit) & (confidence >= h["confidence_gate"])
             present = F.one_hot(pseudo, logits.shape[1]).mul(keep[:, None]).sum(dim=0) > 0

@@ -25,6 +25,14 @@ class Backbone(nn.Module):
         return logits
 
 
+def mean_dropout(h: Tensor, probability: float, passes: int) -> Tensor:
+    """Mean of ``passes`` versions of h [B, d], each with units dropped by a mask of its own.
+
+    The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean.
+    """
+    return F.dropout(h.repeat(passes, 1), probability).view(passes, *h.shape).mean(dim=0)
+
+
 class LinearHead(nn.Linear):
     """A linear classifier that drops features with probability ``dropout`` in training mode (FedIRM needs that).
 
@@ -40,6 +48,8 @@ class LinearHead(nn.Linear):
             raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
         self.dropout = dropout
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Features [B, d] to logits [B, classes]."""
-        return super().forward(F.dropout(features, self.dropout, self.training))
+    def forward(self, features: Tensor, passes: int = 1) -> Tensor:
+        """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
+        if self.training and self.dropout:
+            features = mean_dropout(features, self.dropout, passes)
+        return super().forward(features)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigError
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, mean_dropout
 
 
 class ProjectionHead(nn.Module):
@@ -27,15 +27,11 @@ class ProjectionHead(nn.Module):
         self.projection = nn.Linear(feature_dim, 256)
         self.classifier = nn.Linear(256, num_classes)
 
-    def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Features [B, d] to logits [B, classes]; ``generator`` draws the dropout mask (None: torch's).
-
-        For T Monte-Carlo passes over stored features, call it once with ``features.repeat(T, 1)``.
-        """
+    def forward(self, features: Tensor, passes: int = 1) -> Tensor:
+        """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
         h = F.relu(self.hidden(features))
         if self.training and self.dropout:
-            keep = 1.0 - self.dropout
-            h = h * torch.bernoulli(torch.full_like(h, keep), generator=generator) / keep
+            h = mean_dropout(h, self.dropout, passes)
         logits: Tensor = self.classifier(self.projection(h))
         return logits
 

@@ -155,14 +155,16 @@ def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     torch.manual_seed(0)
     method = FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10, confidence_gate=0.0).train()
     method.visit = Visit(round=37, client=1, labelled=False)
-    heads: list[Tensor] = []
-    method.model.head.register_forward_hook(lambda module, inputs, output: heads.append(output.detach()))
+    heads: list[tuple[Tensor, Tensor]] = []
+    states: list[Tensor] = []
+    method.model.head.register_forward_pre_hook(lambda module, inputs: states.append(torch.get_rng_state()))
+    method.model.head.register_forward_hook(lambda module, inputs, output: heads.append((inputs[0], output.detach())))
     batch = views()
     torch.manual_seed(1)
     method.training_step({"unlabelled": batch}, 0)
-    gradient_pass, passes = heads[0], heads[1]
-    assert (len(gradient_pass), len(passes)) == (12, 11 * 12)
-    folded = passes.view(11, 12, 10)
+    (features, gradient_pass), _ = heads
+    torch.set_rng_state(states[1])
+    folded = method.model.head(features.detach().repeat(11, 1)).detach().view(11, 12, 10)
     assert not torch.equal(folded[0], folded[1])
     uncertainty = ops.entropy(folded.mean(dim=0).softmax(dim=1))
     between = float(uncertainty.sort().values[5:7].mean())
