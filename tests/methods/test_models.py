@@ -11,7 +11,7 @@ from torch import nn
 from benchmark.errors import ConfigError, DataError
 from methods.models import MODELS, build
 from methods.models.backbone import Backbone
-from methods.models.cnn import pool
+from methods.models.cnn import conv_pool, pool
 from methods.models.norm import normalisation
 from methods.models.resnet import ResNet18
 
@@ -117,6 +117,21 @@ def test_small_cnn_is_the_published_chain_of_layers():
     h = h @ w[10].T + w[11]
     assert h.shape == (4, 256)
     torch.testing.assert_close(model(x), h @ w[12].T + w[13])
+
+
+@pytest.mark.parametrize("side", [8, 11])
+def test_convolution_with_pooling_is_both_in_turn(side):
+    """Values and gradients, also where a window shows four equal patches."""
+    conv = nn.Conv2d(3, 6, 5).double()
+    x = torch.randn(4, 3, side, side, dtype=torch.float64)
+    x[0] = 1.5
+    x.requires_grad_()
+    weight = torch.randn(4, 6, (side - 4) // 2, (side - 4) // 2, dtype=torch.float64)
+    results = []
+    for y in (conv_pool(conv, x), F.max_pool2d(conv(x), 2)):
+        gradients = torch.autograd.grad((y * weight).sum(), [conv.weight, conv.bias, x])
+        results.append([y, gradients[0], gradients[1], gradients[2][1:]])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wrn28_2"])
