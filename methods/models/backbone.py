@@ -1,6 +1,6 @@
 """What every network of the suite offers: features, a head on them, and their composition."""
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigError
@@ -30,7 +30,8 @@ def mean_dropout(h: Tensor, probability: float, passes: int) -> Tensor:
 
     The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean.
     """
-    return F.dropout(h.repeat(passes, 1), probability).view(passes, *h.shape).mean(dim=0)
+    kept = (torch.rand(passes, *h.shape, device=h.device) >= probability).sum(dim=0)
+    return h * (kept / (passes * (1.0 - probability)))
 
 
 class LinearHead(nn.Linear):
