@@ -66,7 +66,7 @@ class FedConsist(FedMethod):
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Labelled clients during warm-up, then everybody."""
-        return [list(roster.labelled) if round < self.hparams["warmup_rounds"] else roster.sample(round)]
+        return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:
         """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
@@ -74,14 +74,14 @@ class FedConsist(FedMethod):
 
     def client_start(self, first: bool) -> None:
         """The teacher is born from the first global model that the client receives after the warm-up."""
-        born = self.visit.round >= self.hparams["warmup_rounds"] and not self.teacher_step
+        born = not self.is_warmup(self.visit.round) and not self.teacher_step
         if born and self.hparams["teacher_init"] == "current":
             self.teacher.load_state_dict(self.model.state_dict())
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Labels only during warm-up."""
         streams = super().streams(data)
-        if self.visit.round < self.hparams["warmup_rounds"] and "labelled" in streams:
+        if self.is_warmup(self.visit.round) and "labelled" in streams:
             streams = {"labelled": streams["labelled"]}
             streams["labelled"].cycle = False
         return streams

@@ -55,9 +55,9 @@ class RSCFed(FedConsist):
 
     def plan(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws."""
-        warmup, h = self.hparams["warmup_rounds"], self.hparams
-        self.drawn = roster.subsets(max(round - warmup, 0), h["subsets"], h["subset_size"])
-        if round < warmup:
+        h = self.hparams
+        self.drawn = roster.subsets(max(round - h["warmup_rounds"], 0), h["subsets"], h["subset_size"])
+        if self.is_warmup(round):
             return super().plan(round, roster)
         if h["force_labelled"]:
             held = set(roster.labelled)
@@ -66,7 +66,7 @@ class RSCFed(FedConsist):
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Sub-consensus per subset, then their plain mean; FedAvg in the warm-up."""
-        if uploads[0].visit.round < self.hparams["warmup_rounds"]:
+        if self.is_warmup(uploads[0].visit.round):
             return FedMethod.aggregate(self, uploads)
         if self.hparams["retrain_repeated"]:
             subsets = [[u for u in uploads if u.visit.cohort == m] for m in sorted({u.visit.cohort for u in uploads})]
