@@ -9,7 +9,8 @@ from benchmark.errors import ConfigError
 class Backbone(nn.Module):
     """A classifier in two parts, so that a method can look at features or run the head several times.
 
-    A subclass sets ``feature_dim`` and ``head``, and defines ``features``.
+    A subclass sets ``feature_dim`` and ``head``, and defines ``features``. Methods with Monte-Carlo dropout call
+    ``head(features, passes=T)`` for mean logits over T dropout masks, as the heads here offer.
     """
 
     feature_dim: int
@@ -31,7 +32,7 @@ def mean_dropout(h: Tensor, probability: float, passes: int) -> Tensor:
     The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean.
     """
     kept = (torch.rand(passes, *h.shape, device=h.device) >= probability).sum(dim=0)
-    return h * (kept / (passes * (1.0 - probability)))
+    return h * kept / (passes * (1.0 - probability))
 
 
 class LinearHead(nn.Linear):

@@ -59,7 +59,7 @@ def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
     four corners as rows. ``conv`` has neither padding nor stride.
     """
     if not x.is_cpu:
-        return F.max_pool2d(conv(x), 2)
+        return pool(conv(x))
     corners = [F.pad(conv.weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)]
     bias = None if conv.bias is None else conv.bias.repeat(4)
     maps = F.conv2d(x.contiguous(), torch.cat(corners).contiguous(), bias, stride=2)
