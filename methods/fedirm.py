@@ -22,7 +22,7 @@ class FedIRM(FedConsist):
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ, 30 rounds | 15 λ, 30 rounds |
+    | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ (for Adam), 30 rounds | 1 λ, 30 rounds |
     | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: the tables' warm-up |
     | ``ema_decay`` | 0.99 | 0.99 | 0.999: the tables' (``teacher_train`` as the code) |
     | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code (``ln_scaled``) |
@@ -43,7 +43,7 @@ class FedIRM(FedConsist):
         self,
         model: nn.Module,
         num_classes: int,
-        loss_weight: float = 15.0,
+        loss_weight: float = 1.0,
         ramp_length: int = 30,
         ramp_offset: int = 7,
         confidence_gate: float = 0.3,
