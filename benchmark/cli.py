@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.classes import KINDS, described, explained, find_class, known_names, one_line
 from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve, run_id
-from benchmark.errors import BenchError, ConfigError
 from benchmark.files import load_yaml, read_value
-from benchmark.suite import Plan, PlannedRun, Suite, load
+from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
+from benchmark.suites.suite import Plan, PlannedRun, Suite, load
+from datamodules.common.errors import BenchError, ConfigError
 
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
@@ -181,8 +181,8 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark import run
-    from benchmark.progress import Display
-    from benchmark.records import read_record, state
+    from benchmark.launch.progress import Display
+    from benchmark.report.records import read_record, state
 
     before = state(folder(config))
     shown = PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
@@ -206,9 +206,10 @@ def _scores(reading: Mapping[str, Any]) -> str:
 
 def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "table")
-    from benchmark import pool, tables
-    from benchmark.progress import Display
-    from benchmark.wandb_mirror import mirror_tables
+    from benchmark.launch import pool
+    from benchmark.launch.progress import Display
+    from benchmark.report import tables
+    from benchmark.report.wandb_mirror import mirror_tables
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite, plan = _plan(options, runtime)
@@ -240,7 +241,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "status")
-    from benchmark.status import show
+    from benchmark.report.status import show
 
     _, plan = _plan(options, Runtime(results_dir=options.results_dir))
     show(plan)
@@ -249,7 +250,7 @@ def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _plot(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "plot")
-    from benchmark.plots import learning_curves, read_runs
+    from benchmark.report.plots import learning_curves, read_runs
 
     rows = read_runs(options.runs, _listed(options.labels))
     print(f"wrote {learning_curves(rows, _listed(options.columns), options.out)}")
@@ -259,7 +260,7 @@ def _plot(options: Namespace, dotted: Mapping[str, Any]) -> int:
 def _describe(options: Namespace, dotted: dict[str, Any]) -> int:
     if _asked_help(dotted):
         return 0
-    from benchmark.describe import describe
+    from benchmark.report.describe import describe
 
     values = apply({}, {"data": options.data, **dotted})
     _require("data", values)

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmark.classes import KINDS, ClassSpec, find_class, handed_over, imported, typed_args, unknown
-from benchmark.errors import ConfigError
 from benchmark.files import dump_yaml, load_yaml
+from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, typed_args, unknown
+from datamodules.common.errors import ConfigError
 
 SCALES = ("quick", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
-ROSTER = "datamodules.schedule.Roster"
+ROSTER = "datamodules.partition.roster.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 _REFUSED = {

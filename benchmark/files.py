@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 
 
 def write_atomic(path: Path, text: str) -> None:

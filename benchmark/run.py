@@ -18,19 +18,19 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
-from benchmark import checkpoint
-from benchmark.allocator import keep_memory
-from benchmark.classes import KINDS, build, find_class, imported, one_line, without_default
 from benchmark.config import RunConfig, Runtime, differences, folder, from_dict, resolve
-from benchmark.environment import cores
-from benchmark.errors import BenchError, ConfigError, RunError
-from benchmark.federation import Federation
-from benchmark.lock import RunLocked
-from benchmark.orphan import die_with_parent
-from benchmark.records import RunFolder, state
-from benchmark.wandb_mirror import Mirror, mirror_run
+from benchmark.federation import checkpoint
+from benchmark.federation.loop import Federation
+from benchmark.launch.allocator import keep_memory
+from benchmark.launch.environment import cores
+from benchmark.launch.lock import RunLocked
+from benchmark.launch.orphan import die_with_parent
+from benchmark.registry import KINDS, build, find_class, imported, one_line, without_default
+from benchmark.report.records import RunFolder, state
+from benchmark.report.wandb_mirror import Mirror, mirror_run
 from datamodules.base import FSSLDataModule
-from datamodules.partition import stored_hash
+from datamodules.common.errors import BenchError, ConfigError, RunError
+from datamodules.partition.partition import stored_hash
 from methods import models
 
 CHECKPOINT = "checkpoint.pt"

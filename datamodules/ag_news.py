@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.errors import BenchError, DataError
-from datamodules import text
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays, sha256_of
+from datamodules.common.errors import BenchError, DataError
+from datamodules.io import text
+from datamodules.io.sources import Arrays, sha256_of
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 FOLDERS = ("ag_news_csv", "ag_news", ".")

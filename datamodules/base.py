@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from benchmark import streams as random_streams
-from benchmark.classes import check_switches
-from benchmark.errors import ConfigError, DataError
-from datamodules import partition as P
-from datamodules import pipelines
-from datamodules.augment import Geometry, View
-from datamodules.batches import Batch, epoch
-from datamodules.features import FeatureView
-from datamodules.partition import Partition
-from datamodules.schedule import Roster
-from datamodules.sources import Arrays, random_split
+from datamodules.common import streams as random_streams
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.switches import check_switches
+from datamodules.io.sources import Arrays, random_split
+from datamodules.partition import partition as P
+from datamodules.partition.partition import Partition
+from datamodules.partition.roster import Roster
+from datamodules.views import pipelines
+from datamodules.views.augment import Geometry, View
+from datamodules.views.batches import Batch, epoch
+from datamodules.views.features import FeatureView
 
 Scenario = Literal["partial_clients", "server", "all_clients"]
 

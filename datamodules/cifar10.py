@@ -1,8 +1,8 @@
 """CIFAR-10: 32 x 32 colour photographs of ten kinds of objects."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class CIFAR10(FSSLDataModule):

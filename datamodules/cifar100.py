@@ -1,8 +1,8 @@
 """CIFAR-100: 32 x 32 colour photographs of a hundred kinds of objects (fine labels)."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class CIFAR100(FSSLDataModule):

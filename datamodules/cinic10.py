@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.errors import DataError
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays, Content, Layout
+from datamodules.common.errors import DataError
+from datamodules.io import sources
+from datamodules.io.sources import Arrays, Content, Layout
 
 FOLDERS = ("cinic10", "CINIC-10")
 

@@ -1,8 +1,8 @@
 """Digits: scikit-learn's embedded handwritten digits, 8 x 8 enlarged to 32 x 32; needs no download."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class Digits(FSSLDataModule):

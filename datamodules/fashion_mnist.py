@@ -1,8 +1,8 @@
 """Fashion-MNIST: 28 x 28 grey pictures of clothes, seen by the networks as 32 x 32 with three equal channels."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class FashionMNIST(FSSLDataModule):

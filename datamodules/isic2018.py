@@ -1,8 +1,8 @@
 """ISIC 2018 task 3 (HAM10000): dermatoscopic images of seven kinds of skin lesions."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class ISIC2018(FSSLDataModule):

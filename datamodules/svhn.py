@@ -1,8 +1,8 @@
 """SVHN: 32 x 32 crops of house numbers; digit 0 is class 0."""
 
-from datamodules import sources
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 
 class SVHN(FSSLDataModule):

@@ -14,16 +14,16 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from benchmark.aggregation import weighted_mean
-from benchmark.classes import check_switches
-from benchmark.errors import ConfigError
-from benchmark.streams import SERVER
 from datamodules.base import FSSLDataModule, Scenario, SiteData
-from datamodules.batches import Batch, Stream
-from datamodules.schedule import Roster
+from datamodules.common.errors import ConfigError
+from datamodules.common.streams import SERVER
+from datamodules.common.switches import check_switches
+from datamodules.partition.roster import Roster
+from datamodules.views.batches import Batch, Stream
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, serially
-from methods.ops import wide
+from methods.parts.aggregation import weighted_mean
+from methods.parts.ops import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
 

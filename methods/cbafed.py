@@ -7,13 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from benchmark.aggregation import weighted_mean
-from benchmark.errors import ConfigError
-from datamodules.schedule import Roster
-from methods import ops
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from methods.base import Batch, Site, Stream, Upload, Visit
-from methods.class_balance import assign, balanced_thresholds, batch_loss, storage_order, tail_classes
-from methods.residual import LabelledClients
+from methods.parts import ops
+from methods.parts.aggregation import weighted_mean
+from methods.parts.class_balance import assign, balanced_thresholds, batch_loss, storage_order, tail_classes
+from methods.parts.residual import LabelledClients
 
 
 class CBAFed(LabelledClients):

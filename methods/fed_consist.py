@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.aggregation import weighted_mean
 from datamodules.base import SiteData
-from datamodules.schedule import Roster
-from methods import ops
+from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Stream, Upload
+from methods.parts import ops
+from methods.parts.aggregation import weighted_mean
 
 
 class FedConsist(FedMethod):

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from methods.residual import LabelledClients
-from methods.serverside import ServerMomentum
+from methods.parts.residual import LabelledClients
+from methods.parts.server_side import ServerMomentum
 
 
 class FedAvg(LabelledClients, ServerMomentum):

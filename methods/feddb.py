@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, Site, Stream, Upload
-from methods.dpl import app_u, app_u_momentum
 from methods.fixmatch import FixMatch
+from methods.parts.dpl import app_u, app_u_momentum
 
 ITERATIONS = 100
 

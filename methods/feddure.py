@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from methods import meta, ops
 from methods.base import Batch, OptimizerStates
 from methods.local_ssl import LocalSSL
+from methods.parts import look_ahead as meta
+from methods.parts import ops
 
 VARIANTS: dict[str, tuple[Any, Any]] = {  # paper, release
     "lr": (5e-4, 6e-4),

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods import ops
 from methods.base import Batch, Site, Upload, Visit
 from methods.fed_consist import FedConsist
+from methods.parts import ops
 
 PASSES = 11
 

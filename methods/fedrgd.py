@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from benchmark.aggregation import weighted_mean
-from benchmark.errors import ConfigError
-from datamodules.schedule import Roster
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from methods.base import Upload, Visit
 from methods.fixmatch import FixMatch
+from methods.parts.aggregation import weighted_mean
 
 
 class FedRGD(FixMatch):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from datamodules.base import SiteData
 from methods.base import Batch, Site, Stream, Upload
-from methods.dpl import debias
-from methods.serverside import LabelsAtServer
+from methods.parts.dpl import debias
+from methods.parts.server_side import LabelsAtServer
 
 
 class FixMatch(LabelsAtServer):

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmark.errors import ConfigError
-from methods import ops, perturb
+from datamodules.common.errors import ConfigError
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
+from methods.parts import ops
+from methods.parts import perturbation as perturb
 
 
 class FL2(FixMatch):

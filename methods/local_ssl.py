@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
 from datamodules.base import SiteData
-from methods import ops
+from datamodules.common.errors import ConfigError
 from methods.base import Batch, FedMethod, Site, Stream
+from methods.parts import ops
 
 
 class LocalSSL(FedMethod):

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from benchmark.aggregation import State, tensor_distance, weighted_mean
-from benchmark.errors import ConfigError
-from datamodules.schedule import Roster
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload
 from methods.fed_consist import FedConsist
-from methods.ops import share_weights
+from methods.parts.aggregation import State, tensor_distance, weighted_mean
+from methods.parts.ops import share_weights
 
 
 class RSCFed(FedConsist):

@@ -3,10 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.errors import ConfigError
-from datamodules.schedule import Roster
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from methods.base import Batch, Site
-from methods.serverside import LabelsAtServer
+from methods.parts.server_side import LabelsAtServer
 
 
 class ServerOnly(LabelsAtServer):

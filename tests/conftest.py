@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every contract test meets every method."""
     if "method_name" in metafunc.fixturenames:
-        from benchmark.classes import KINDS, known_names
+        from benchmark.registry import KINDS, known_names
 
         names = metafunc.config.getoption("--method") or known_names(KINDS["method"])
         metafunc.parametrize("method_name", names)

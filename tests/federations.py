@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from lightning import Fabric
 
-from benchmark.classes import KINDS, find_class, without_default
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from benchmark.registry import KINDS, find_class, without_default
 from datamodules.digits import Digits
-from datamodules.sources import Arrays
+from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from benchmark import cli
-from benchmark.classes import KINDS, find_class, known_names
-from benchmark.records import read_record
-from benchmark.suite import load
-from datamodules.sources import CLASS_COUNTS
+from benchmark.registry import KINDS, find_class, known_names
+from benchmark.report.records import read_record
+from benchmark.suites.suite import load
+from datamodules.io.sources import CLASS_COUNTS
 from federations import make_federation, run_rows
 from methods.base import FedMethod
 

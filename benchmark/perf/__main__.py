@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmark.allocator import keep_memory
+from benchmark.launch.allocator import keep_memory
 from benchmark.perf import agreement, augmentation, engines, epochs, memory, profiles, rounds, sharpness
 from benchmark.perf.measure import Section, merged
 

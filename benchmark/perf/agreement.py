@@ -6,12 +6,12 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from benchmark.classes import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
 from benchmark.config import RunConfig, resolve
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from benchmark.federation.stacked import unstackable
 from benchmark.perf.measure import Section, probe
+from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
 from benchmark.run import make
-from benchmark.stacked import unstackable
 from methods.base import FedMethod
 
 ROUNDS, CLIENTS = 2, 6

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmark.environment import cores
+from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise
 from benchmark.perf.measure import Section, Unit, interleaved, probe, threads
 from benchmark.perf.sharpness import PillowViews

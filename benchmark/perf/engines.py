@@ -7,7 +7,7 @@ import torch
 from lightning import Fabric
 from torch import Tensor, nn
 
-from benchmark.environment import cores
+from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, interleaved, probe, threads
 from methods.models.backbone import Backbone

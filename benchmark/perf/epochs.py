@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmark.environment import cores
+from benchmark.launch.environment import cores
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe, threads

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from lightning import Fabric
 
-from benchmark.classes import KINDS, find_class
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
-from datamodules.sources import Arrays
+from datamodules.io.sources import Arrays
 from methods import models
 
 

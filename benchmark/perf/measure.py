@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from benchmark.allocator import keep_memory
-from benchmark.environment import code_version, cores, cpu_model
-from benchmark.orphan import die_with_parent
+from benchmark.launch.allocator import keep_memory
+from benchmark.launch.environment import code_version, cores, cpu_model
+from benchmark.launch.orphan import die_with_parent
 
 Unit = Callable[..., Any]
 REPEATS = 3
@@ -115,7 +115,7 @@ class Processes:
         make: returns the unit of a process, given its number and ``args``; importable by name.
         count: number of processes.
         args: further arguments of ``make``.
-        keep: whether the processes keep freed memory (see ``benchmark.allocator``).
+        keep: whether the processes keep freed memory (see ``benchmark.launch.allocator``).
         threads: threads of each.
     """
 

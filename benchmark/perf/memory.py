@@ -1,4 +1,4 @@
-"""What keeping freed memory in the process is worth (see ``benchmark.allocator``)."""
+"""What keeping freed memory in the process is worth (see ``benchmark.launch.allocator``)."""
 
 import torch
 import torch.nn.functional as F

@@ -2,8 +2,8 @@
 
 from torch.profiler import ProfilerActivity, profile
 
-from benchmark.environment import cores
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, probe, threads
 

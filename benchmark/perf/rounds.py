@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from lightning import Fabric
 
-from benchmark.allocator import keep_memory
-from benchmark.environment import cores
+from benchmark.launch.allocator import keep_memory
+from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, probe, seconds, threads
-from datamodules import split
+from datamodules.partition import split
 
 REPEATS = 3
 SHAPES = (  # network, clients (None: one per core), images per round

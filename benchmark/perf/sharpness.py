@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmark.environment import cores
+from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
 from methods import models

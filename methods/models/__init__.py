@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
 from methods.models.linear import Linear

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 
 
 class Backbone(nn.Module):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 from methods.models.backbone import Backbone, mean_dropout
 
 

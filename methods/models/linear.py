@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 from methods.models.backbone import Backbone
 
 

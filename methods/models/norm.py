@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError, RunError
 
 Norm = Literal["static", "batch", "running", "group"]
 Weighting = Literal["per_batch", "per_sample"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import ResNet, ResNet18_Weights, resnet18
 
-from benchmark.errors import ConfigError, DataError
+from datamodules.common.errors import ConfigError, DataError
 from methods.models.backbone import Backbone, LinearHead
 from methods.models.cnn import ProjectionHead
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from benchmark.errors import ConfigError, DataError
+from datamodules.common.errors import ConfigError, DataError
 from methods.models.backbone import Backbone, LinearHead
 
 CHECKPOINT = "vit_tiny_patch16_224"

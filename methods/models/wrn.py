@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
+from datamodules.common.errors import ConfigError
 from methods.models.backbone import Backbone, LinearHead
 from methods.models.norm import Norm, normalisation
 

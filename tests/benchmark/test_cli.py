@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from benchmark import cli, config, run
-from benchmark.classes import KINDS, find_class, known_names
 from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml
-from benchmark.records import RunFolder, read_record, state
-from datamodules.partition import Partition
-from datamodules.sources import digits
+from benchmark.registry import KINDS, find_class, known_names
+from benchmark.report.records import RunFolder, read_record, state
+from datamodules.io.sources import digits
+from datamodules.partition.partition import Partition
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 SUITE = """

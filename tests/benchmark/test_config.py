@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmark import classes
-from benchmark.classes import Argument, ClassSpec, Kind, build, check_switches, described, known_names, switches
+from benchmark import registry as classes
 from benchmark.config import (
     RunConfig,
     Runtime,
@@ -23,8 +22,9 @@ from benchmark.config import (
     run_id,
     to_yaml,
 )
-from benchmark.errors import ConfigError
 from benchmark.files import dump_yaml, load_yaml, read_value
+from benchmark.registry import Argument, ClassSpec, Kind, build, check_switches, described, known_names, switches
+from datamodules.common.errors import ConfigError
 
 BASE = """
 class Method:

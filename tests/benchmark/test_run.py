@@ -18,12 +18,13 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from benchmark import checkpoint, run
+from benchmark import run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
-from benchmark.errors import BenchError, ConfigError, DataError, RunError
-from benchmark.lock import RunLocked, locked, run_lock
-from benchmark.records import RunFolder, read_record, read_rows, state, validate, without_clock
+from benchmark.federation import checkpoint
+from benchmark.launch.lock import RunLocked, locked, run_lock
+from benchmark.report.records import RunFolder, read_record, read_rows, state, validate, without_clock
 from benchmark.run import fit, placed
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.classes import KINDS, find_class, known_names
-from benchmark.engine import LocalSite
+from benchmark.federation.reference import LocalSite
+from benchmark.registry import KINDS, find_class, known_names
 from federations import make_data, make_federation, make_method, run_rows
 from methods.base import FedMethod, Visit
 
@@ -71,7 +71,7 @@ def test_order_of_visits_is_irrelevant(method_name: str, monkeypatch: pytest.Mon
     def backwards(visits: list[Visit], ranks: int) -> list[list[Visit]]:
         return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
 
-    monkeypatch.setattr("benchmark.federation.assign", backwards)
+    monkeypatch.setattr("benchmark.federation.loop.assign", backwards)
     assert run_rows(make_federation(method_name, rounds=2, **quick(method_name))) == rows
 
 
@@ -102,7 +102,7 @@ def test_training_step_is_pure(method_name: str) -> None:
         site = LocalSite(federation.engine, site_data, visit, [])
         method.visit = visit
         method.train()
-        from datamodules.batches import epoch
+        from datamodules.views.batches import epoch
 
         for batch in epoch(method.streams(site_data), data, site.generator, steps=1):
             inputs = {(s, f): v.clone() for s, fields in batch.items() for f, v in fields.items()}

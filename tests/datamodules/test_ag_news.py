@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.classes import ClassSpec
 from benchmark.config import RunConfig, Runtime, from_yaml
-from benchmark.errors import ConfigError, DataError, RunError
-from benchmark.records import RunFolder
+from benchmark.registry import ClassSpec
+from benchmark.report.records import RunFolder
 from benchmark.run import fit
-from benchmark.streams import generator
-from datamodules import ag_news, text
+from datamodules import ag_news
 from datamodules.ag_news import AGNews
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.common.streams import generator
 from datamodules.digits import Digits
-from datamodules.features import FeatureView
+from datamodules.io import text
+from datamodules.views.features import FeatureView
 from methods import models
 
 WORDS = ("treaty minister border vote", "match goal coach season", "shares profit bank oil", "chip software orbit web")

@@ -4,13 +4,13 @@ import lightning as L
 import pytest
 import torch
 
-from benchmark.classes import KINDS, find_class, known_names
-from benchmark.errors import ConfigError, DataError, RunError
-from benchmark.streams import generator
-from datamodules import sources
+from benchmark.registry import KINDS, find_class, known_names
 from datamodules.base import FSSLDataModule, Oracle
-from datamodules.batches import epoch
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.common.streams import generator
 from datamodules.digits import Digits
+from datamodules.io import sources
+from datamodules.views.batches import epoch
 from federations import SCENARIOS, few_data, make_data, make_method
 
 DATA_SETS = known_names(KINDS["data"])

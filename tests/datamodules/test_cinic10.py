@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmark.errors import DataError
-from datamodules import sources
 from datamodules.cinic10 import CINIC10
+from datamodules.common.errors import DataError
+from datamodules.io import sources
 
 CLASSES = ("airplane", "bird")
 TRAIN = ("n02691156_10.png", "cifar10-train-7.png", "n02691156_9.png", "cifar10-train-10.png")

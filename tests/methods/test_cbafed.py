@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.engine import LocalSite
-from benchmark.errors import ConfigError, RunError
-from benchmark.federation import Federation
-from benchmark.records import readings
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite
+from benchmark.report.records import readings
 from datamodules.base import SiteData
-from datamodules.batches import epoch
+from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
-from datamodules.schedule import Roster
+from datamodules.partition.roster import Roster
+from datamodules.views.batches import epoch
 from federations import make_data, make_federation, make_method, plain_fabric, run_rows
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.cbafed import CBAFed
-from methods.class_balance import assign
-from methods.ops import share_weights
+from methods.parts.class_balance import assign
+from methods.parts.ops import share_weights
 
 SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
 SEQUENCES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from datamodules.base import SiteData
-from datamodules.schedule import Roster
+from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method, run_rows
 from golden_files import load
-from methods.ops import residual_connection
+from methods.parts.ops import residual_connection
 
 CASES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
 

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.engine import LocalSite
-from benchmark.errors import ConfigError
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite
+from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import FewDigits, make_method, plain_fabric, run_rows
 from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
-from methods.dpl import app_u, debias
 from methods.feddb import FedDB, model_weights
 from methods.fixmatch import FixMatch
+from methods.parts.dpl import app_u, debias
 
 DMA = load("feddb/dma")
 FEW = {"scenario": "all_clients", "partition": "iid", "num_labels": 50, "pipeline": "randaugment_maximal"}

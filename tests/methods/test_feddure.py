@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from datamodules.common.errors import ConfigError
 from federations import make_data, plain_fabric
-from methods import meta
 from methods.base import Batch, Site, Visit
 from methods.feddure import FedDure
+from methods.parts import look_ahead as meta
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/feddure/paper_step_sgd.json").read_text())
 

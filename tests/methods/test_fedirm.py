@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.engine import LocalSite
-from benchmark.federation import Federation
-from datamodules.batches import epoch
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite
+from datamodules.views.batches import epoch
 from federations import few_data, make_federation, make_method, plain_fabric, run_rows
-from methods import models, ops
+from methods import models
 from methods.base import Upload, Visit
 from methods.fedirm import FedIRM
+from methods.parts import ops
 
 
 def federation(clients: int = 4, labelled: int = 1, rounds: int = 3, dropout: float = 0.0, **args: Any) -> Federation:

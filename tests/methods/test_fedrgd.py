@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.aggregation import weighted_mean
-from benchmark.errors import ConfigError
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import FewDigits, make_method, plain_fabric
 from methods import models
 from methods.base import Upload, Visit
-from methods.dpl import debias
 from methods.fedrgd import FedRGD
+from methods.parts.aggregation import weighted_mean
+from methods.parts.dpl import debias
 
 
 def data_of(clients: int = 7) -> Digits:

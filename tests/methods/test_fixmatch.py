@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.engine import LocalSite
+from benchmark.federation.reference import LocalSite
 from federations import make_data, make_federation, make_method, run_rows
 from methods.base import Visit
 from methods.fixmatch import FixMatch

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.engine import LocalSite
-from benchmark.errors import ConfigError, RunError
+from benchmark.federation.reference import LocalSite
+from datamodules.common.errors import ConfigError, RunError
 from federations import make_data, make_federation, make_method, run_rows
 from golden_files import load
-from methods import models, perturb
+from methods import models
 from methods.base import Visit
 from methods.fl2 import FL2, adaptive_thresholds, lsaa_weights, masked_mean
+from methods.parts import perturbation as perturb
 
 GOLDEN = load("fl2/cat_thresholds")
 TOLERANCE = {"rtol": GOLDEN["rtol"], "atol": GOLDEN["atol"]}

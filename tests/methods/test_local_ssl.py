@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.errors import ConfigError
-from benchmark.federation import Federation
+from benchmark.federation.loop import Federation
+from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import make_data, plain_fabric
-from methods import ops
 from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL
+from methods.parts import ops
 
 SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
 RULES = {

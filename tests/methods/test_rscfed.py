@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.aggregation import tensor_distance, weighted_mean
-from benchmark.errors import ConfigError
-from datamodules.schedule import Roster
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method
 from golden_files import load
 from methods.base import Upload, Visit
+from methods.parts.aggregation import tensor_distance, weighted_mean
 from methods.rscfed import consensus_weights
 
 GOLDEN = load("rscfed/dma_aggregation")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.engine import LocalSite
-from benchmark.errors import ConfigError
+from benchmark.federation.reference import LocalSite
+from datamodules.common.errors import ConfigError
 from federations import make_federation, make_method
 from methods.base import Site, Visit
 from methods.semifl import SemiFL

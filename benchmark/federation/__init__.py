@@ -1,0 +1,1 @@
+"""The loop over rounds, the engines that run visits, and their checkpoints."""

@@ -1,0 +1,1 @@
+"""Processes, locks and the machine that runs take place on."""

@@ -1,0 +1,109 @@
+"""One process per run folder: a lock that the kernel releases when its holder dies, however it dies."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from errno import EACCES, EAGAIN
+from pathlib import Path
+from typing import Any
+
+from datamodules.common.errors import RunError
+
+NAME = "run.lock"
+TRIES, PAUSE_S = 20, 0.01  # one who only looks (``locked``) is in the way for an instant
+FRESH_S = 120.0  # a run on a machine whose locks we cannot see counts as alive for so long after a heartbeat
+
+
+class RunLocked(RunError):
+    """Another process works on the run."""
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; a lock left behind by a dead process is taken over.
+
+    Raises:
+        RunLocked: another living process holds it, here or on another machine; the message names its pid and host.
+        RunError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: a run cannot write there ({error.strerror}); make the folder writable or give "
+            "another --results_dir"
+        ) from None
+    try:
+        if not _acquire(handle) or alive_elsewhere(folder):
+            owner = holder(folder)
+            raise RunLocked(
+                f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
+                f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"
+            )
+        me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, me.encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def locked(folder: Path) -> bool:
+    """Whether a living process (that this machine can see) holds the folder."""
+    try:
+        handle = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:  # there is none, or none that we may look at
+        return False
+    try:
+        return not _try(handle, fcntl.LOCK_SH)  # shared: two who look at once do not see each other
+    finally:
+        os.close(handle)
+
+
+def holder(folder: Path) -> dict[str, Any]:
+    """``pid`` and ``host`` of the last holder; empty after an orderly release."""
+    try:
+        return dict(json.loads((folder / NAME).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def alive_elsewhere(folder: Path) -> bool:
+    """Whether the last holder is on another machine, whose locks may not reach us, and has written lately."""
+    here = socket.gethostname()
+    if holder(folder).get("host", here) == here:
+        return False
+    try:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        age = datetime.now(UTC) - datetime.fromisoformat(record["timing"]["updated"])
+        return bool(record["status"] == "running" and age.total_seconds() < FRESH_S)
+    except (OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
+        return False
+
+
+def _acquire(handle: int) -> bool:
+    for _ in range(TRIES):
+        if _try(handle, fcntl.LOCK_EX):
+            return True
+        time.sleep(PAUSE_S)
+    return False
+
+
+def _try(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (EAGAIN, EACCES):
+            return False
+        warnings.warn(f"this file system has no locks ({error}); do not start a run twice", stacklevel=3)
+    return True

@@ -1,0 +1,213 @@
+"""Many runs on one machine: worker processes, one run each at a time, and a report of how each ended."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from benchmark.config import RunConfig, Runtime, folder
+from benchmark.launch.environment import cores
+from benchmark.launch.lock import RunLocked
+from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.progress import Display
+from benchmark.registry import imported, one_line
+from benchmark.report.records import RunFolder, state
+from benchmark.suites.suite import PlannedRun
+from datamodules.common.errors import BenchError
+
+FIT = "benchmark.run.fit"
+LOG = "output.log"
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``complete``, ``failed``, or ``busy`` (another process works on it)."""
+
+    run: PlannedRun
+    status: str
+    message: str = ""
+
+
+def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
+    """Run everything, ``jobs`` at once; a run that fails does not stop the others.
+
+    Args:
+        runs: what to run.
+        jobs: worker processes; 1 without GPUs runs in this process, as the runs' runtime says.
+        gpus: GPUs that the workers share out among themselves; 0 on the CPU.
+        display: is told what happens.
+        fit: dotted path of the function that runs a ``RunConfig``.
+
+    Returns:
+        One outcome per run, in order of completion.
+    """
+    with display:
+        if jobs <= 1 and not gpus:
+            return _here(runs, display, fit)
+        jobs = max(1, jobs)
+        threads = max(1, cores() // jobs)  # however few runs are left: another number could change a bit
+        pinned = [_pinned(run, threads) for run in runs]
+        return _workers(pinned, min(jobs, len(runs)), gpus, display, fit)
+
+
+def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, str]:
+    """Run once and say how it ended; a failure is also kept in the run's record."""
+    try:
+        fit(config)
+    except RunLocked as error:
+        return "busy", str(error)
+    except Exception as error:
+        with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
+            if state(folder(config)) in ("missing", "stale"):
+                RunFolder(folder(config)).fail(error, config)
+        known = isinstance(error, BenchError)
+        return "failed", one_line(error if known else f"{type(error).__name__}: {error}")
+    return "complete", ""
+
+
+def default_jobs(runtime: Runtime) -> tuple[int, int]:
+    """``(jobs, gpus)`` for ``--jobs auto``: a worker per GPU, else a worker per core."""
+    import torch
+
+    gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
+    return gpus or cores(), gpus
+
+
+def _pinned(run: PlannedRun, threads: int) -> PlannedRun:
+    runtime = replace(run.config.runtime, devices=1, threads=threads)
+    return replace(run, config=replace(run.config, runtime=runtime))
+
+
+def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcome]:
+    function = imported(fit)
+    outcomes: list[Outcome] = []
+    for run in runs:
+        display.start(run)
+        with display.ticking():
+            status, message = attempt(run.config, function)
+        display.finish(run, status, message)
+        outcomes.append(Outcome(run, status, message))
+    return outcomes
+
+
+class _Worker:
+    """A process that runs what it is sent, one after the other."""
+
+    def __init__(self, number: int, gpus: int, fit: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}")
+        self.process.start()
+        theirs.close()
+        self.run: PlannedRun | None = None
+
+    def send(self, run: PlannedRun) -> None:
+        self.run = run
+        self.pipe.send(run.config)
+
+    def result(self) -> tuple[str, str]:
+        """How the present run ended, the death of the process included."""
+        try:
+            status, message, last = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            return "failed", f"its process was {how}; run the same command again to continue"
+        if last:
+            self.process.join()
+        return status, message
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
+    queue = list(runs)
+    outcomes: list[Outcome] = []
+    workers = [_Worker(number, gpus, fit) for number in range(jobs)]
+    try:
+        while len(outcomes) < len(runs):
+            for n, worker in enumerate(workers):
+                if worker.run is None and queue:
+                    if not worker.process.is_alive():
+                        workers[n] = worker = _Worker(n, gpus, fit)
+                    display.start(queue[0])
+                    worker.send(queue.pop(0))
+            busy = {worker.pipe: worker for worker in workers if worker.run is not None}
+            for pipe in wait(list(busy), timeout=POLL_S):
+                worker = busy[pipe]  # type: ignore[index]
+                run, (status, message) = worker.run, worker.result()
+                assert run is not None
+                worker.run = None
+                outcomes.append(Outcome(run, status, message))
+                display.finish(run, status, message)
+            display.tick()
+    finally:
+        for worker in workers:
+            worker.stop()
+    return outcomes
+
+
+def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
+    """Body of a worker: runs until the pipe closes; dies with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
+    function = imported(fit)
+
+    def logged(config: RunConfig) -> Path:
+        with _output_to(folder(config) / LOG):
+            path: Path = function(config)
+            return path
+
+    while True:
+        try:
+            config: RunConfig = pipe.recv()
+        except EOFError:
+            return
+        status, message = attempt(config, logged)
+        last = status == "failed" and _gpu_lost()
+        pipe.send((status, message, last))
+        if last:
+            os._exit(1)  # another process takes the next run; this one might not even end in good order
+
+
+def _gpu_lost() -> bool:
+    """Whether the GPU is of no more use to this process: after some errors every further call fails."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send stdout and stderr of this process, and of what it starts, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        kept = {number: os.dup(number) for number in (1, 2)}
+        for number in kept:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk
+                stream.flush()
+        for number, old in kept.items():
+            os.dup2(old, number)
+            os.close(old)

@@ -1,0 +1,254 @@
+"""Classes by name: how ``--method mine`` becomes a class, and its arguments checked values."""
+
+import difflib
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from datamodules.common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of classes that a configuration names: where they live and what the run itself hands them."""
+
+    what: str
+    package: str
+    base: str
+    supplied: frozenset[str] = frozenset()
+
+
+KINDS = {
+    "method": Kind("method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes"})),
+    "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
+}
+
+
+ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}  # how a run is told what it hands over
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument for people: type and default as a command line has them, and what it means (may be empty)."""
+
+    type: str
+    default: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ClassSpec:
+    """A class and its arguments.
+
+    Args:
+        class_path: short name (``digits``: the class in ``datamodules/digits.py``) or dotted path.
+        init_args: arguments of its ``__init__`` by name.
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Short name if the class is one of the suite's own, else the dotted path."""
+        parts = self.class_path.split(".")
+        own = len(parts) == 3 and parts[0] in {kind.package for kind in KINDS.values()}
+        return parts[1] if own else self.class_path
+
+
+def find_class(name: str, kind: Kind) -> type:
+    """The class that ``name`` means: a module of the kind's package, or a dotted path.
+
+    Raises:
+        ConfigError: no such class, or not a subclass of the kind's base.
+    """
+    base = imported(kind.base)
+    if "." in name:
+        try:
+            cls = imported(name)
+        except (ImportError, AttributeError) as error:
+            absent = isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}.")
+            hint = "; the folder it lies in must be on PYTHONPATH" if absent else ""
+            raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}{hint}") from None
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ConfigError(f"{kind.what} '{name}' is not a subclass of {kind.base}")
+        return cls
+    modules = _modules(kind)
+    found = _defined(f"{kind.package}.{name}", base) if name in modules else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        paths = ", ".join(f"{c.__module__}.{c.__qualname__}" for c in found)
+        raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {paths}")
+    raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
+
+
+def known_names(kind: Kind) -> list[str]:
+    """Short names of all classes of a kind, sorted."""
+    base = imported(kind.base)
+    return [name for name in _modules(kind) if _defined(f"{kind.package}.{name}", base)]
+
+
+def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
+    """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over."""
+    cls = find_class(spec.class_path, KINDS[slot])
+    skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
+    for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
+    return cls(**typed_args(cls, spec.init_args, slot, skip, plain=False), **supplied)
+
+
+def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:
+    """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
+    return set(kind.supplied | (without_default(cls) - set(given)))
+
+
+def typed_args(
+    cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = (), *, plain: bool = True
+) -> dict[str, Any]:
+    """All arguments of ``cls.__init__`` (bases included), ``values`` checked and converted to their types.
+
+    Args:
+        cls: class or dataclass.
+        values: given arguments.
+        where: prefix of error messages.
+        skip: arguments that are not configurable.
+        plain: return plain data (tuples as lists, paths as strings) that YAML and JSON can hold.
+
+    Raises:
+        ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
+    """
+    import jsonargparse
+
+    parser, names = _parser(cls, frozenset(skip))
+    for name in values:
+        if name in skip and name in ELSEWHERE:
+            raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
+        if name not in names:
+            raise unknown(f"{where} argument", name, sorted(names), f" ({cls.__name__})")
+    try:
+        parsed = parser.parse_object(dict(values))
+    except jsonargparse.ArgumentError as error:
+        raise ConfigError(f"{where} ({cls.__name__}): {explained(error, parser, where)}") from None
+    args = dict(vars(parsed))
+    return dict(json.loads(json.dumps(args, default=str))) if plain else args
+
+
+@cache
+def _parser(cls: type, skip: frozenset[str]) -> tuple[Any, list[str]]:
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    return parser, list(parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False))
+
+
+def described(cls: type, slot: str) -> dict[str, Argument]:
+    """The arguments of ``cls.__init__`` (bases included) that a configuration may give, by name.
+
+    What one means is its line under ``Args:``, or else its rows in a table of hyperparameters, of ``cls`` or a base.
+    """
+    parser, names = _parser(cls, KINDS[slot].supplied)
+    rows, required, found = _table_rows(cls), without_default(cls), {}
+    for action in parser._actions:
+        if action.dest in names:
+            default = action.default if isinstance(action.default, str) else json.dumps(action.default, default=str)
+            default = "required" if action.dest in required else f"default {default}"
+            text = one_line(action.help or rows.get(action.dest, ""))
+            found[action.dest] = Argument(written(_hint(action)), default, text)
+    return found
+
+
+def written(hint: Any) -> str:
+    """A type as the command line has it: ``float``, ``int or null``, ``{a,b}``."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(written, get_args(hint)))
+    if get_origin(hint) is Literal:
+        choices = ",".join(map(str, get_args(hint)))
+        return f"{{{choices}}}" if len(get_args(hint)) > 1 else choices
+    if get_origin(hint) is None and isinstance(hint, type):
+        return {NoneType: "null", bool: "{true,false}"}.get(hint, hint.__name__)
+    return str(hint or "any").removeprefix("typing.")
+
+
+def explained(error: object, parser: Any, where: str = "") -> str:
+    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
+    message = one_line(error)
+    found = re.search(r'Parser key "(\w+)".* value: (.*?)$', message)
+    hint = next((_hint(action) for action in parser._actions if found and action.dest == found[1]), None)
+    if found is None or hint is None:
+        return message
+    prefix = f"{where}." if where in (*KINDS, "roster") else ""
+    return f"--{prefix}{found[1]} {found[2]}: expected {written(hint)}"
+
+
+def _hint(action: Any) -> Any:
+    return getattr(action, "_typehint", None) or action.type
+
+
+def _table_rows(cls: type) -> dict[str, str]:
+    """Rows of the hyperparameter tables in the docstrings of a class and its bases, by the arguments that they name."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        lines = [line.strip(" |").split(" | ") for line in (base.__doc__ or "").splitlines() if line.strip()[:1] == "|"]
+        own: dict[str, list[str]] = {}
+        if lines and lines[0][0] == "hyperparameter":
+            for first, *cells in lines[1:]:
+                told = "; ".join(f"{of} {cell.strip()}" for of, cell in zip(lines[0][1:], cells, strict=False))
+                for name in re.findall(r"``(\w+)``", first):
+                    own.setdefault(name, []).append(told if first == f"``{name}``" else f"{first}: {told}")
+        found = {name: ". ".join(rows) for name, rows in own.items()} | found
+    return found
+
+
+def imported(path: str) -> Any:
+    """What a dotted path names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _modules(kind: Kind) -> list[str]:
+    package = importlib.import_module(kind.package)
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+
+
+def _defined(module: str, base: type) -> list[type]:
+    """Concrete subclasses of ``base`` that ``module`` defines itself, ``base`` excluded."""
+    members = vars(importlib.import_module(module)).values()
+    own = [m for m in members if isinstance(m, type) and m.__module__ == module]
+    return [c for c in own if issubclass(c, base) and c is not base and not inspect.isabstract(c)]
+
+
+def without_default(cls: type) -> set[str]:
+    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
+    known: dict[str, bool] = {}
+    for base in cls.__mro__:
+        init = base.__dict__.get("__init__")
+        if init is None:
+            continue
+        parameters = list(inspect.signature(init).parameters.values())[1:]
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                known.setdefault(p.name, p.default is p.empty)
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return {name for name, missing in known.items() if missing}
+
+
+def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
+    """The error for a name that is not among ``known``: with the closest one, and the list."""
+    known = list(known)
+    close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{close[0]}'?" if close else "."
+    return ConfigError(f"unknown {what} '{name}'{hint} Known: {', '.join(known) or 'none'}{more}")
+
+
+def one_line(error: object) -> str:
+    """A message without line breaks."""
+    return " ".join(str(error).split())

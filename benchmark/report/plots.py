@@ -1,0 +1,196 @@
+"""Learning curves from the rows of runs."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from benchmark.report.records import Record, Row, read_record, read_rows
+from datamodules.common.errors import ConfigError
+
+PERCENT = ("acc", "auc", "precision", "recall")
+FORMATS = (".png", ".svg", ".pdf", ".jpg")
+STYLES = ("-", "--", ":", "-.")
+FEW = 12  # so many rows or fewer are marked one by one
+NAMED = 20  # entries of a list that a legend can name
+OPTIONS = 3  # options that a label shows at most
+
+
+def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, list[Row]]:
+    """Rows of runs by label.
+
+    Args:
+        folders: of the runs, e.g. ``results/runs/<run>``.
+        labels: a name per run; by default the method and what tells its runs apart (``default_labels``).
+
+    Raises:
+        ConfigError: no run at a folder, another number of labels than of runs, or one label for two runs.
+        RunError: a damaged record.
+    """
+    for folder in folders:
+        if not Path(folder, "record.json").is_file():
+            raise ConfigError(f"plot: there is no run at {folder}; name folders that hold a record.json")
+    if labels and len(labels) != len(folders):
+        raise ConfigError(f"--labels: {len(labels)} for {len(folders)} runs; give one per run, separated by commas")
+    names = list(labels) or default_labels([read_record(Path(folder)) for folder in folders])
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"plot: two runs are called {name!r}; give each a name of its own with --labels")
+    return {name: read_rows(Path(folder)) for name, folder in zip(names, folders, strict=True)}
+
+
+def default_labels(records: Sequence[Record]) -> list[str]:
+    """A name per run: its method, the data set where there are several, and options that the method's runs differ in.
+
+    No more than the three options that do so best, and no lists; runs that still share a name get their id as well.
+    """
+    several = len({record["dataset"] for record in records}) > 1
+    labels = []
+    for record in records:
+        peers = [_options(other["config"]) for other in records if other["method"] == record["method"]]
+        keys = [k for k in peers[0] if all(k in p for p in peers) and len({p[k] for p in peers}) > 1]
+        own, best = _options(record["config"]), _telling(keys, peers)
+        told = [f"{key.rpartition('.')[2]}={_short(own[key])}" for key in keys if key in best]
+        told = [record["dataset"]] * several + told + ["…"] * (len(keys) > len(best))
+        labels.append(f"{record['method']} ({', '.join(told)})" if told else record["method"])
+    return [
+        f"{label} {record['run_id']}" if labels.count(label) > 1 else label
+        for label, record in zip(labels, records, strict=True)
+    ]
+
+
+def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], path: str | Path) -> Path:
+    """Draw columns of the records against the round, counted from 0, and write the picture.
+
+    Args:
+        runs: rows of ``metrics.jsonl`` by label (``read_runs``).
+        columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per run. A column with
+            a list per row (one value per class) gives a panel per run, a line per entry; beyond 20 entries they have
+            no legend. Rows without a column leave a gap; a run without it does not appear.
+        path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
+
+    Raises:
+        ConfigError: no run has a column (the known ones are listed), nothing to draw, or ``path`` cannot be written.
+    """
+    path = writable(path, "--out")
+    filled = {key for rows in runs.values() for row in rows for key, value in row.items() if value is not None}
+    known = sorted(filled - {"round", "timing"})
+    for column in columns:
+        if column not in known:
+            raise ConfigError(f"plot: no run has a column {column!r}; there are {', '.join(known) or 'none'}")
+    if not columns:
+        raise ConfigError("plot: no column to draw; name one or more, e.g. acc")
+    plan: list[tuple[str, list[str], bool]] = []
+    for column in columns:
+        names = [name for name, rows in runs.items() if any(row.get(column) is not None for row in rows)]
+        lists = any(isinstance(row.get(column), list) for rows in runs.values() for row in rows)
+        plan += [(column, [name], True) for name in names] if lists else [(column, names, False)]
+
+    together = any(not lists for _, _, lists in plan)
+    beside = max(1, 100 // (max(map(len, runs)) + 8))
+    below = 0.2 * math.ceil(len(runs) / beside) if together else 0.0
+    figure = Figure(figsize=(7.5, 2.7 * len(plan) + 0.4 + below), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(plan), squeeze=False, sharex=True)[:, 0]
+    first: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
+    numbers = {name: number for number, name in enumerate(runs)}
+    for panel, (column, names, lists) in zip(panels, plan, strict=True):
+        if lists:
+            if column in first:
+                panel.sharey(first[column])
+            _entries(panel, runs[names[0]], column, legend=column not in first)
+            panel.set_title(names[0], fontsize="small", loc="left")
+        else:
+            for name in names:
+                style = {"color": f"C{numbers[name] % 10}", "linestyle": STYLES[numbers[name] // 10 % len(STYLES)]}
+                (handles[name],) = _lines(panel, runs[name], column, label=name, linewidth=1.5, **style)
+        first.setdefault(column, panel)
+        panel.set_ylabel(f"{column} (%)" if column in PERCENT else column)
+        panel.grid(alpha=0.3)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panels[-1].set_xlabel("round")
+    if together:
+        shown = [handles[name] for name in runs if name in handles]
+        figure.legend(handles=shown, loc="outside lower center", ncols=beside, fontsize="small", frameon=False)
+    figure.savefig(path)
+    return path
+
+
+def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) -> Path:
+    """``path``, if a file can be written there.
+
+    Args:
+        path: file to write, which may exist.
+        option: that gave it, for the message.
+        formats: suffixes it may have; empty: any.
+
+    Raises:
+        ConfigError: another suffix, no such folder, or no right to write.
+    """
+    file = Path(path)
+    if formats and file.suffix.lower() not in formats:
+        raise ConfigError(f"{option} {path}: the suffix says the format; end the name with {', '.join(formats)}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first, or name another")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot be written there; name another file")
+    return file
+
+
+def _entries(panel: Any, rows: Sequence[Row], column: str, legend: bool) -> None:
+    """A line per entry of a list, in a colour of its own."""
+    lines = _lines(panel, rows, column)
+    word = "class" if column.endswith("_by_class") else "entry"
+    for number, line in enumerate(lines):
+        few = "tab10" if len(lines) <= 10 else "tab20"
+        colour = colormaps[few](number) if len(lines) <= NAMED else colormaps["viridis"](number / (len(lines) - 1))
+        line.set(color=colour, label=f"{word} {number}", linewidth=1.3 if len(lines) <= NAMED else 0.8)
+    if legend and len(lines) <= NAMED:
+        panel.legend(loc="upper left", bbox_to_anchor=(1, 1), ncols=1 + (len(lines) > 10), fontsize="x-small")
+
+
+def _lines(panel: Any, rows: Sequence[Row], column: str, **style: Any) -> list[Any]:
+    """Curves with a gap where a value is missing, and a marker where a line cannot show a point."""
+    values = [row.get(column) for row in rows]
+    table = [value if isinstance(value, list) else [value] for value in values]
+    shown = np.full((len(table), max(map(len, table))), np.nan)
+    for row, entries in enumerate(table):
+        shown[row, : len(entries)] = np.array(entries, dtype=float)  # None becomes NaN
+    lines: list[Any] = panel.plot([row["round"] for row in rows], shown, **style)
+    for line, curve in zip(lines, np.isfinite(shown.T), strict=True):
+        around = np.pad(curve, 1)
+        marked = curve if len(rows) <= FEW else curve & ~around[:-2] & ~around[2:]
+        if marked.any():
+            line.set(marker="o", markersize=3.5, markevery=np.flatnonzero(marked).tolist())
+    return lines
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of a recorded configuration by dotted name, without lists."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        nested = value.get("init_args", value) if isinstance(value, Mapping) else None
+        flat |= {f"{key}.{k}": v for k, v in nested.items()} if nested is not None else {key: value}
+    return {key: value for key, value in flat.items() if not isinstance(value, list | Mapping)}
+
+
+def _telling(keys: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The few of ``keys`` whose values together tell most of ``runs`` apart."""
+    best: list[str] = []
+    while len(best) < min(OPTIONS, len(keys)):
+        rest = [key for key in keys if key not in best]
+        best.append(max(rest, key=lambda key: len({tuple(run[k] for k in (*best, key)) for run in runs})))
+    return best
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,395 @@
+"""The files of a run, which are the truth about it: ``config.yaml``, ``metrics.jsonl`` and ``record.json``.
+
+Wall-clock values live under keys named ``timing``, hardware and versions under ``environment``; with these
+two removed, two runs of one configuration and one code version give the same bytes.
+"""
+
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmark.config import RunConfig, identity, run_id
+from benchmark.files import dump_yaml, finite, write_atomic
+from benchmark.launch.background import repeatedly
+from benchmark.launch.environment import code_version, environment
+from benchmark.launch.lock import alive_elsewhere, locked, run_lock
+from datamodules.common.errors import RunError
+
+SCHEMA_VERSION = 1
+STATUSES = ("running", "complete", "failed")
+READINGS = ("final", "best", "last_k_mean")
+FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what `benchmark.run` resumes from
+TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` that surely hold its last row
+
+Row = dict[str, Any]
+Record = dict[str, Any]
+
+_SCHEMA: dict[str, type | tuple[type, ...]] = {
+    "schema_version": int,
+    "run_id": str,
+    "status": str,
+    "method": str,
+    "dataset": str,
+    "scale": str,
+    "config": dict,
+    "seeds": dict,
+    "partition_hash": (str, type(None)),
+    "data_sha256": (dict, type(None)),
+    "labelled_histogram": (list, type(None)),
+    "code_version": str,
+    "rounds": dict,
+    "final": (dict, type(None)),
+    "best": (dict, type(None)),
+    "last_k_mean": (dict, type(None)),
+    "bytes_up": int,
+    "bytes_down": int,
+    "error": (str, type(None)),
+    "timing": dict,
+    "environment": dict,
+}
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        path: its folder; made by ``open``.
+        heartbeat_s: seconds between updates of ``record.json`` while the run goes on.
+    """
+
+    def __init__(self, path: str | Path, heartbeat_s: float = 5.0) -> None:
+        self.path, self.heartbeat_s = Path(path), heartbeat_s
+        self._record: Record = {}
+        self._opened = self._written = time.monotonic()
+        self._spent = 0.0
+        self._last = -1
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other process out of this run, and let its heart beat, while the context is open."""
+
+        def live() -> None:
+            if self._record.get("status") == "running":
+                with suppress(OSError):  # the run itself will meet the full disk
+                    self.beat()
+
+        with run_lock(self.path), repeatedly(live, self.heartbeat_s):
+            yield
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a checkpoint says of where it comes from."""
+        return {key: self._record[key] for key in ("run_id", "partition_hash", "code_version")}
+
+    def open(self, config: RunConfig, facts: Mapping[str, Any] | None = None) -> None:
+        """Start the record, or take up that of an interrupted run (then ``rewind`` comes next).
+
+        Args:
+            config: resolved configuration.
+            facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram``
+                (int ``[clients, classes]``); further keys are recorded as they are. ``None``: not known yet.
+
+        Raises:
+            RunError: the folder holds another run, or the interrupted run had another partition or data.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
+            left.unlink(missing_ok=True)
+        before = self.record() if (self.path / "record.json").exists() else None
+        facts = finite(dict(facts or {}))
+        if before is not None:
+            self._check_resume(before, config, facts)
+        now, code, codes = _now(), code_version(), []
+        if before is not None:
+            codes = before["environment"].get("code_versions", [before["code_version"]])
+        timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
+        data_args = config.data.init_args
+        self._spent, self._opened = float(timing["seconds"]), time.monotonic()
+        self._record = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run_id(config),
+            "status": "running",
+            "method": config.method.name,
+            "dataset": config.data.name,
+            "scale": config.scale,
+            "config": finite(identity(config)),
+            "seeds": {"run": config.seed, "partition": data_args.get("partition_seed")},
+            **{key: before[key] if before else None for key in FACTS},
+            **facts,
+            "code_version": code,
+            "rounds": {"done": 0, "total": config.rounds},
+            **dict.fromkeys(READINGS),
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "error": None,
+            "timing": {**timing, "updated": now},
+            "environment": {
+                **environment(),
+                **_runtime(config),
+                "precision": config.precision,
+                "code_versions": list(dict.fromkeys([*codes, code])),
+            },
+        }
+        if before is not None:
+            self._keep(config.rounds)
+        write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
+        self._write()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add an evaluated round; it is on disk when this returns.
+
+        Args:
+            row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
+
+        Raises:
+            RunError: ``round`` does not come after the last one.
+        """
+        if row["round"] <= self._last:
+            raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
+        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(_line(row))
+            file.flush()
+            os.fsync(file.fileno())
+        self._last = int(row["round"])
+        self.beat(self._last + 1)
+
+    def rewind(self, next_round: int) -> None:
+        """Forget rows of ``next_round`` and later, and, where that is all, the code that made them.
+
+        Raises:
+            RunError: an evaluated round before ``next_round`` has no row.
+        """
+        every, found = self._record["config"]["eval_every"], {row["round"] for row in self.rows()}
+        if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
+            raise RunError(
+                f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
+                "bring the file back, or delete the folder to start over"
+            )
+        self._keep(next_round)
+        if next_round == 0:
+            self._record["environment"]["code_versions"] = [self._record["code_version"]]
+
+    def _keep(self, next_round: int) -> None:
+        """Leave out rows of ``next_round`` and later, and a last line that a kill has torn."""
+        kept = [row for row in self.rows() if row["round"] < next_round]
+        write_atomic(self.path / "metrics.jsonl", "".join(map(_line, kept)))
+        self._last = kept[-1]["round"] if kept else -1
+
+    def rows(self) -> list[Row]:
+        """Evaluated rounds so far.
+
+        Raises:
+            RunError: a line other than the last is damaged.
+        """
+        return read_rows(self.path)
+
+    def record(self) -> Record:
+        """The record on disk, validated."""
+        return read_record(self.path)
+
+    def beat(self, rounds_done: int | None = None) -> None:
+        """Note that the run is alive (``timing.updated``), at most every ``heartbeat_s`` seconds."""
+        if time.monotonic() - self._written >= self.heartbeat_s:
+            if rounds_done is not None:
+                self._record["rounds"]["done"] = rounds_done
+            self._write()
+
+    def finish(self) -> Record:
+        """Compute the readings from the rows, write the complete record and return it.
+
+        Raises:
+            RunError: the last round has not been evaluated.
+        """
+        rows, total = self.rows(), self._record["rounds"]["total"]
+        if not rows or rows[-1]["round"] != total - 1:
+            raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
+        self._record |= readings(rows, self._record["config"]["last_k"])
+        self._record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down")}
+        self._record["rounds"]["done"] = total
+        self._record["status"] = "complete"
+        self._write()
+        return self._record
+
+    def fail(self, error: BaseException, config: RunConfig | None = None) -> None:
+        """Keep the traceback in the record; ``config`` opens it if the run failed before it was opened.
+
+        Where nothing can be written (a full disk, a read-only folder) the record stays as it is: the caller has an
+        error to report that matters more.
+        """
+        if not self._record and config is not None:
+            with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
+                self.open(config)
+        if self._record:
+            self._record["error"] = "".join(traceback.format_exception(error))
+            self._record["status"] = "failed"
+            self._record["rounds"]["done"] = self._last + 1
+            with suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            self._written = time.monotonic()
+            timing = self._record["timing"]
+            timing["updated"] = _now()
+            timing["seconds"] = round(self._spent + self._written - self._opened, 3)
+            validate(self._record, str(self.path))
+            write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
+
+    def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
+        if before["run_id"] != run_id(config):
+            raise RunError(f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder")
+        if not self.rows() and not any((self.path / name).exists() for name in CHECKPOINTS):
+            return
+        for key in ("partition_hash", "data_sha256"):
+            if key in facts and before[key] is not None and before[key] != facts[key]:
+                raise RunError(
+                    f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
+                    "bring the old data back, or delete the folder to start over"
+                )
+
+
+def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
+    """``final``, ``best`` (round of highest ``acc`` after the warm-up, the earliest of equals) and ``last_k_mean``.
+
+    The metrics are the float entries of a row. ``last_k_mean`` averages the rows among the last ``last_k``
+    rounds, each metric over the rows that have it.
+    """
+    final, last = rows[-1], rows[-1]["round"]
+    own = [row for row in rows if not row.get("warmup")] or rows
+    best = max(own, key=lambda row: (row["acc"] if row["acc"] is not None else float("-inf"), -row["round"]))
+    recent = [_metrics(row) for row in rows if row["round"] > last - last_k]
+    names = dict.fromkeys(name for row in recent for name in row)
+    means = {name: _mean([row[name] for row in recent if name in row]) for name in names}
+    return {
+        "final": {"round": final["round"], **_metrics(final)},
+        "best": {"round": best["round"], **_metrics(best)},
+        "last_k_mean": {"rounds": len(recent), **means},
+    }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out."""
+    file = path / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines):
+            break
+        try:
+            rows.append(_row(line))
+        except ValueError:
+            if number == len(lines) - 1:
+                break
+            raise RunError(f"{file}: line {number} is damaged; delete the folder to start over") from None
+    return rows
+
+
+def last_row(path: Path) -> Row | None:
+    """The last whole row of ``metrics.jsonl``, without reading the others; ``None`` if it cannot be read."""
+    try:
+        with open(path / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            return _row(file.read().split(b"\n")[-2])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_record(path: Path) -> Record:
+    """The validated ``record.json`` in a run's folder.
+
+    Raises:
+        RunError: missing, not JSON, or not a record.
+    """
+    file = path / "record.json"
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
+    validate(record, str(file))
+    return dict(record)
+
+
+def state(path: Path) -> str:
+    """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed`` or ``complete``."""
+    known = (path / "record.json").exists()
+    if known and read_record(path)["status"] == "complete":
+        return "complete"
+    if locked(path):
+        return "running"
+    if not known:
+        return "missing"
+    status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
+    return "stale" if status == "running" and not alive_elsewhere(path) else status
+
+
+def validate(record: Mapping[str, Any], where: str) -> None:
+    """Check a record against the schema.
+
+    Raises:
+        RunError: names every missing key and wrong type.
+    """
+    if not isinstance(record, Mapping):
+        raise RunError(f"{where}: not a record")
+    if isinstance(record.get("schema_version"), int) and record["schema_version"] > SCHEMA_VERSION:
+        raise RunError(f"{where}: schema {record['schema_version']} is newer than {SCHEMA_VERSION}; update fssl-bench")
+    problems = [f"{key} is missing" for key in _SCHEMA if key not in record]
+    problems += [
+        f"{key} is {type(record[key]).__name__}"
+        for key, kind in _SCHEMA.items()
+        if key in record and (not isinstance(record[key], kind) or isinstance(record[key], bool))
+    ]
+    if record.get("status") not in STATUSES:
+        problems.append(f"status is {record.get('status')!r}")
+    elif record["status"] == "complete":
+        needed: Iterable[str] = (*READINGS, *FACTS)
+        problems += [f"{key} is empty" for key in needed if record.get(key) is None]
+    elif record["status"] == "failed" and not record.get("error"):
+        problems.append("error is empty")
+    if problems:
+        raise RunError(f"{where}: not a valid record: {'; '.join(problems)}")
+
+
+def without_clock(value: Any) -> Any:
+    """A record or row without ``timing`` and ``environment``: what must be equal byte for byte."""
+    if isinstance(value, Mapping):
+        return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
+    return [without_clock(v) for v in value] if isinstance(value, list) else value
+
+
+def _runtime(config: RunConfig) -> dict[str, Any]:
+    """How the run was executed, without the folders of the machine: records are shared."""
+    return {k: v for k, v in asdict(config.runtime).items() if not k.endswith("_dir")}
+
+
+def _metrics(row: Row) -> dict[str, float | None]:
+    return {name: value for name, value in row.items() if value is None or type(value) is float}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _row(line: str | bytes) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        raise ValueError("not a row")
+    return row
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(finite(dict(row)), allow_nan=False) + "\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

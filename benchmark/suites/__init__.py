@@ -1,0 +1,1 @@
+"""The papers' tables as suites of runs."""

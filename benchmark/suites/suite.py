@@ -1,0 +1,331 @@
+"""A suite file describes a paper's tables as data; here it is expanded to runs.
+
+Equal runs of several tables have the same ``run_id`` and are run once.
+"""
+
+import csv
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
+from benchmark.files import load_yaml
+from benchmark.launch.environment import ROOT
+from benchmark.registry import unknown
+from datamodules.common.errors import BenchError, ConfigError
+
+SUFFIX = ".yaml"
+REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
+NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, for all its metrics.
+
+    Args:
+        table: number of the table.
+        dataset: label of the data set, as published.
+        method: label of the method, as published.
+        columns: further columns that tell the row apart, as published.
+        options: what the row changes in the configuration.
+        minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
+        band: whether the acceptance band applies.
+        pending: why the row cannot be run yet; empty where it can.
+    """
+
+    table: str
+    dataset: str
+    method: str
+    columns: dict[str, str]
+    options: dict[str, Any]
+    minus: tuple[str, str] | None = None
+    band: bool = True
+    pending: str = ""
+
+    @property
+    def name(self) -> str:
+        """``table/dataset/method``, what ``--only`` matches."""
+        return f"{self.table}/{self.dataset}/{self.method}"
+
+    def key(self, metric: str) -> tuple[str, str, str, tuple[tuple[str, str], ...], str]:
+        """What identifies a published value."""
+        return self.table, self.dataset, self.method, tuple(sorted(self.columns.items())), metric
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper; ``unpublished`` stands where a value is not in the published file."""
+
+    number: str
+    title: str
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...]
+    unpublished: str = "none"
+
+
+@dataclass
+class PlannedRun:
+    """A run that at least one cell of the suite needs."""
+
+    id: str
+    config: RunConfig
+    cells: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """The runs of a suite at a scale.
+
+    Args:
+        scale: name of the scale.
+        runs: by run id, in the order of the tables.
+        of_row: run ids of each row with runs of its own, by seed.
+        seeds: seeds in order.
+    """
+
+    scale: str
+    runs: dict[str, PlannedRun]
+    of_row: dict[int, dict[int, str]]
+    seeds: tuple[int, ...]
+
+    def run(self, row: Row, seed: int) -> PlannedRun:
+        """The run behind a row."""
+        return self.runs[self.of_row[id(row)][seed]]
+
+
+class Suite:
+    """A paper's tables.
+
+    Args:
+        spec: content of the suite file.
+        where: its name, for error messages.
+
+    Raises:
+        ConfigError: an entry is missing or not understood.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], where: str = "suite") -> None:
+        self.spec, self.where = spec, where
+        missing = [key for key in REQUIRED if key not in spec]
+        if missing:
+            raise ConfigError(f"{where}: {', '.join(missing)} is missing")
+        self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
+        self.bands: dict[str, float] = dict(spec.get("bands", {}))
+        self.ranked = bool(spec.get("ranked", False))
+        self.band_spreads = float(spec.get("band_spreads", 0.0))
+        self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """Columns that name what only the paper's protocol uses, such as its network."""
+        return frozenset(self.spec.get("replaced", ()))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all tables."""
+        return [row for table in self.tables for row in table.rows]
+
+    def scale(self, name: str) -> Mapping[str, Any]:
+        """The suite's entry for a scale."""
+        if name not in self.spec["scales"]:
+            raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
+        return dict(self.spec["scales"][name])
+
+    def band(self, row: Row, metric: str, spread: str | None) -> float | None:
+        """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more."""
+        bands: dict[str, float] = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
+        if not row.band or metric not in bands:
+            return None
+        return max(bands[metric], self.band_spreads * float(spread or 0.0))
+
+    def compares(self, scale: str) -> bool:
+        """Whether the scale is the paper's protocol: only then numbers are held against the published."""
+        return bool(self.scale(scale).get("compare", False))
+
+    def config(self, row: Row, scale: str) -> RunConfig:
+        """The resolved configuration of a row at a scale, with the scale's first seed."""
+        label, at = self.spec["labels"][row.method], self.scale(scale)
+        name = label["method"]
+        layers: list[Mapping[str, Any]] = [
+            self.spec["base"],
+            self.spec["datasets"][row.dataset],
+            {"set": {k: v for k, v in label.items() if k != "band"}},
+            {"set": row.options},
+            at,
+            at.get("datasets", {}).get(row.dataset, {}),
+        ]
+        values: dict[str, Any] = {}
+        for layer in layers:
+            values = apply(values, _options(layer.get("set", {}), name))
+            values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
+        values |= {"scale": scale, "report": self.report, "seed": at["seeds"][0]}
+        try:
+            return resolve(from_dict(values))
+        except BenchError as error:
+            raise ConfigError(f"{self.where}, {row.name}: {error}") from None
+
+    def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
+        """All runs of the suite at a scale, each once."""
+        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        plan = Plan(scale, {}, {}, seeds)
+        for row in self.rows:
+            if row.minus is not None or row.pending:
+                continue
+            base = self.config(row, scale)
+            plan.of_row[id(row)] = {}
+            for seed in seeds:
+                config = replace(base, seed=seed, runtime=runtime or base.runtime)
+                key = run_id(config)
+                plan.of_row[id(row)][seed] = key
+                plan.runs.setdefault(key, PlannedRun(key, config)).cells.append(row.name)
+        return plan
+
+    def select(
+        self,
+        plan: Plan,
+        tables: Collection[str] = (),
+        methods: Collection[str] = (),
+        only: Collection[str] = (),
+    ) -> list[PlannedRun]:
+        """The runs behind the rows that pass all filters.
+
+        Args:
+            plan: of this suite.
+            tables: numbers of tables.
+            methods: method labels.
+            only: patterns of ``table/dataset/method`` (``4/*/mine``) or beginnings of run ids.
+
+        Raises:
+            ConfigError: a filter names something that does not exist, or nothing is left.
+        """
+        for what, asked, known in (
+            ("table", tables, [t.number for t in self.tables]),
+            ("method of this suite", methods, self.spec["labels"]),
+        ):
+            for name in asked:
+                if name not in known:
+                    raise unknown(what, name, known)
+        needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
+        chosen: dict[str, PlannedRun] = {}
+        for row in self.rows:
+            if row.minus is not None or row.pending or (tables and row.table not in tables):
+                continue
+            if methods and row.method not in needed:
+                continue
+            for key in plan.of_row[id(row)].values():
+                if not only or any(fnmatch(row.name, p) or key.startswith(p) for p in only):
+                    chosen[key] = plan.runs[key]
+        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
+        if not chosen and waiting:
+            raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
+        if not chosen:
+            raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
+        return list(chosen.values())
+
+    def names(self) -> list[str]:
+        """``table/dataset/method`` of all rows that are run, each once."""
+        return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
+
+    def published(self) -> dict[Any, str]:
+        """Published values as printed, by ``Row.key``; none where ``published`` is null.
+
+        Raises:
+            ConfigError: the file is missing, or names a value twice.
+        """
+        if self.spec["published"] is None:
+            return {}
+        path = ROOT / "results" / "paper" / str(self.spec["published"])
+        if not path.exists():
+            raise ConfigError(f"{self.where}: published values {path} are missing; restore the file")
+        return read_published(path)
+
+    def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
+        rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
+        return Table(
+            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "none"))
+        )
+
+    def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
+        method = str(spec.pop("method"))
+        options = {**table.get("set", {}), **spec.pop("set", {})}
+        for what, name, known in (
+            ("method label", method, self.spec["labels"]),
+            ("data set label", dataset, self.spec["datasets"]),
+        ):
+            if name not in known:
+                raise unknown(what, name, known, f" ({self.where}, table {number})")
+        label = self.spec["labels"][method]
+        minus = tuple(label["minus"]) if "minus" in label else None
+        columns = {name: str(value) for name, value in spec.items()}
+        involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
+        pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
+        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending)
+
+
+def available() -> list[str]:
+    """Papers that have a suite file."""
+    folder = resources.files("benchmark") / "suites"
+    return sorted(f.name.removesuffix(SUFFIX) for f in folder.iterdir() if f.name.endswith(SUFFIX))
+
+
+def load(paper: str) -> Suite:
+    """The suite of a paper, by its key or by the path of a YAML file.
+
+    Raises:
+        ConfigError: no such suite.
+    """
+    if paper.endswith(SUFFIX):
+        try:
+            text = Path(paper).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"suite {paper}: {error.strerror}") from None
+        return Suite(load_yaml(text, paper), paper)
+    if paper not in available():
+        raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
+    name = paper + SUFFIX
+    text = (resources.files("benchmark") / "suites" / name).read_text(encoding="utf-8")
+    return Suite(load_yaml(text, name), name)
+
+
+def read_published(path: Path) -> dict[Any, str]:
+    """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
+
+    A column ``std``, the printed spread over seeds, is filed under the metric's name with `` std`` behind it.
+    """
+    values: dict[Any, str] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            named = {name: line.pop(name) for name in NAMED_COLUMNS}
+            spread = line.pop("std", "")
+            columns = {name: value for name, value in line.items() if value}
+            row = Row(named["table"], named["dataset"], named["method"], columns, {})
+            key = row.key(named["metric"])
+            if key in values:
+                raise ConfigError(f"{path}: two values for {row.name} {named['metric']} {columns}")
+            values[key] = named["value"]
+            if spread:
+                values[row.key(f"{named['metric']} std")] = spread
+    return values
+
+
+def _options(options: Options, method: str) -> Options:
+    """A layer's options; the ``method`` it may name is that of the run."""
+    return {**options, "method": method}
+
+
+def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
+    """The two rows whose difference a row with ``minus`` shows: same table, data set and columns."""
+    assert row.minus is not None
+    where = (row.table, row.dataset, row.columns)
+    same = {r.method: r for r in rows if (r.table, r.dataset, r.columns) == where}
+    missing = [label for label in row.minus if label not in same]
+    if missing:
+        raise ConfigError(f"{row.name}: the table has no row {missing[0]} with the columns {row.columns}")
+    first, second = row.minus
+    return same[first], same[second]

@@ -1,0 +1,1 @@
+"""What every package needs: errors, named random streams, checked arguments."""

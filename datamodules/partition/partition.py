@@ -1,0 +1,409 @@
+"""Which client holds which training samples and labels: `Partition` and the scenarios that make one."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import ArrayLike
+
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition.split import (
+    Labels,
+    Positions,
+    Rule,
+    Split,
+    check_labels,
+    class_members,
+    dirichlet,
+    iid,
+    labelled_pool,
+    pick_labelled,
+)
+
+__all__ = [
+    "Partition",
+    "Positions",
+    "Role",
+    "Rule",
+    "Split",
+    "Union",
+    "dirichlet",
+    "iid",
+    "labelled_pool",
+    "labels_at_all_clients",
+    "labels_at_partial_clients",
+    "labels_at_server",
+    "pick_labelled",
+    "unlabelled_sets",
+]
+
+Role = Literal["labelled", "unlabelled", "all"]
+Union = Literal["none", "labelled", "code_index"]
+
+_FORMAT = "fssl-bench partition 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Train-set positions (int64, read-only) of every client and of the server.
+
+    ``labelled[k]`` and ``unlabelled[k]`` belong to client k, ``server`` holds the server's labelled samples,
+    and ``pool`` is the whole unlabelled pool in stored order, samples that no client received included.
+    """
+
+    labelled: tuple[Positions, ...]
+    unlabelled: tuple[Positions, ...]
+    server: Positions
+    pool: Positions
+
+    def __post_init__(self) -> None:
+        if len(self.labelled) != len(self.unlabelled):
+            raise DataError(
+                "a partition needs one labelled and one unlabelled list per client, "
+                f"got {len(self.labelled)} and {len(self.unlabelled)}"
+            )
+        object.__setattr__(self, "labelled", tuple(_positions(part) for part in self.labelled))
+        object.__setattr__(self, "unlabelled", tuple(_positions(part) for part in self.unlabelled))
+        object.__setattr__(self, "server", _positions(self.server))
+        object.__setattr__(self, "pool", _positions(self.pool))
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, those without any sample included."""
+        return len(self.labelled)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content: number of clients, each list's length and values, little-endian int64."""
+        digest = hashlib.sha256(_FORMAT.encode())
+        digest.update(np.array(self.num_clients, dtype="<i8").tobytes())
+        for part in (*self.labelled, *self.unlabelled, self.server, self.pool):
+            digest.update(np.array(len(part), dtype="<i8").tobytes())
+            digest.update(part.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def validate(self, num_samples: int) -> None:
+        """Check the partition against a train set of ``num_samples``.
+
+        Raises:
+            DataError: a position does not exist, a sample has two owners or two roles, or the pool holds a
+                sample twice, holds a labelled sample, or misses an unlabelled sample of a client.
+        """
+        labelled = [*((f"client {k} (labelled)", part) for k, part in enumerate(self.labelled))]
+        labelled.append(("the server", self.server))
+        unlabelled = [(f"client {k} (unlabelled)", part) for k, part in enumerate(self.unlabelled)]
+        for name, part in [*labelled, *unlabelled, ("the pool", self.pool)]:
+            outside = part[(part < 0) | (part >= num_samples)]
+            if len(outside):
+                raise DataError(
+                    f"the partition was made for another data set: it gives position {outside[0]} to {name}, "
+                    f"but there are {num_samples} samples"
+                )
+        owners = [*labelled, *unlabelled]
+        twice = np.flatnonzero(_counts([part for _, part in owners], num_samples) > 1)
+        if len(twice):
+            names = [name for name, part in owners for _ in range(np.count_nonzero(part == twice[0]))]
+            raise DataError(f"the partition gives sample {twice[0]} twice: to {' and to '.join(names)}")
+        in_pool = _counts([self.pool], num_samples)
+        for problem, wrong in (
+            ("twice", in_pool > 1),
+            ("although it is labelled", in_pool * _counts([part for _, part in labelled], num_samples) > 0),
+            ("not at all, but a client has it", in_pool < _counts(self.unlabelled, num_samples)),
+        ):
+            if wrong.any():
+                sample = np.flatnonzero(wrong)[0]
+                raise DataError(f"the partition's unlabelled pool holds sample {sample} {problem}")
+
+    def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
+        """Return each client's class counts, int64 [clients, classes], given the train set's labels [N]."""
+        labels = np.asarray(labels)
+        counts = np.zeros((self.num_clients, num_classes), dtype=np.int64)
+        for k, (labelled, unlabelled) in enumerate(zip(self.labelled, self.unlabelled, strict=True)):
+            if role != "unlabelled":
+                counts[k] += np.bincount(labels[labelled], minlength=num_classes)
+            if role != "labelled":
+                counts[k] += np.bincount(labels[unlabelled], minlength=num_classes)
+        return counts
+
+    def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
+        """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not.
+
+        With the train set's ``labels`` [N] it can be loaded for that data set, in that order, only.
+        """
+        content = {
+            "format": _FORMAT,
+            "hash": self.hash,
+            **({} if labels is None else {"labels": _digest(labels)}),
+            "labelled": [part.tolist() for part in self.labelled],
+            "unlabelled": [part.tolist() for part in self.unlabelled],
+            "server": self.server.tolist(),
+            "pool": self.pool.tolist(),
+        }
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], labels: ArrayLike) -> "Partition":
+        """Read a saved partition, check its hash, and `validate` it against the train set's ``labels`` [N].
+
+        Raises:
+            DataError: the file is missing or damaged, or the partition was made for another data set.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
+            partition = cls(*(content[field] for field in ("labelled", "unlabelled", "server", "pool")))
+            if partition.hash != content["hash"]:
+                raise DataError("its content does not match its hash")
+            partition.validate(len(np.asarray(labels)))
+            if content.get("labels", _digest(labels)) != _digest(labels):
+                raise DataError("it was made for another data set, or for a copy in another order: labels differ")
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"cannot use the partition file {path}: {type(error).__name__}: {error}. "
+                "Bring an intact copy, or save it again with `describe --export` or Partition.save"
+            ) from error
+        return partition
+
+
+def _digest(labels: ArrayLike) -> str:
+    """SHA-256 of labels as little-endian int64."""
+    return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()
+
+
+def stored_hash(path: str | os.PathLike[str]) -> str:
+    """The hash that a saved partition says it has.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        return str(json.loads(Path(path).read_text(encoding="utf-8"))["hash"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot read the partition file {path}: {type(error).__name__}: {error}") from error
+
+
+def labels_at_partial_clients(
+    labels: ArrayLike,
+    num_clients: int,
+    rng: RandomState,
+    *,
+    split: Split,
+    labelled_clients: int = 1,
+    picked: int | None = None,
+    rule: Rule = "all_classes_closest",
+    labelled_from: int | None = None,
+    labelled_histogram: Sequence[int] | None = None,
+) -> Partition:
+    """Some clients have all their labels, the others none; ``labelled_clients=num_clients`` labels all.
+
+    Args:
+        labels: class of every training sample, int [N].
+        num_clients: number of clients.
+        rng: legacy generator.
+        split: how the samples are spread.
+        labelled_clients: clients 0 .. ``labelled_clients`` - 1 have labels.
+        picked: how many clients ``rule`` moves to the front, see `pick_labelled`. Give it where runs with
+            different ``labelled_clients`` must meet the same clients. Default: ``labelled_clients``, or 1 if
+            all are labelled.
+        rule: see `pick_labelled`.
+        labelled_from: keep the picked clients of the partition over this many clients, drawn first, and
+            spread all other samples over the remaining clients. Default: one partition over ``num_clients``.
+        labelled_histogram: class counts [C] of client 0: random samples of each class, drawn first, all other
+            samples are spread over the other clients.
+
+    Raises:
+        DataError: impossible sizes.
+        ConfigError: contradictory options.
+    """
+    labels = check_labels(labels, num_clients)
+    if not 1 <= labelled_clients <= num_clients:
+        raise DataError(f"labelled_clients must be 1 to {num_clients} (all clients), got {labelled_clients}")
+    if picked is None:
+        picked = labelled_clients if labelled_clients < num_clients else 1
+    if labelled_histogram is not None:
+        if picked != 1 or labelled_from is not None:
+            raise ConfigError("labelled_histogram makes the one picked client: no labelled_from, picked=1")
+        parts = [_draw_histogram(labels, labelled_histogram, rng)]
+    else:
+        parts = split(labels, labelled_from or num_clients, rng=rng)
+        parts = [parts[k] for k in pick_labelled(parts, labels, rule, picked, rng)]
+        if len(parts) != num_clients:
+            parts = parts[:picked]
+    if len(parts) < num_clients:
+        rest = _rest(labels, parts)
+        others = split(labels[rest], num_clients - len(parts), rng=rng)
+        parts += [rest[part] for part in others]
+    nothing = _positions(())
+    return Partition(
+        labelled=(*parts[:labelled_clients], *[nothing] * (num_clients - labelled_clients)),
+        unlabelled=(*[nothing] * labelled_clients, *parts[labelled_clients:]),
+        server=nothing,
+        pool=_rest(labels, parts[:labelled_clients]),
+    )
+
+
+def labels_at_server(
+    labels: ArrayLike, num_clients: int, rng: RandomState, *, split: Split, num_labels: int
+) -> Partition:
+    """The server owns ``num_labels`` class-balanced labelled samples, the clients share all others.
+
+    Draws: the labelled pool, then ``split``. The unlabelled pool is stored class by class.
+
+    Raises:
+        DataError: impossible sizes, or ``num_labels`` is not a multiple of the number of classes.
+    """
+    labels = check_labels(labels, num_clients)
+    server, pool = labelled_pool(labels, _per_class(labels, num_labels), rng)
+    parts = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
+    return Partition(tuple(_positions(()) for _ in parts), tuple(parts), server, pool)
+
+
+def labels_at_all_clients(
+    labels: ArrayLike,
+    num_clients: int,
+    rng: RandomState,
+    *,
+    split: Split,
+    labelled_split: Split | None = None,
+    num_labels: int | None = None,
+    fraction: float | None = None,
+    per_class: int | None = None,
+    shuffle_pool: bool = True,
+    order: Literal["class", "dataset"] = "dataset",
+) -> Partition:
+    """Every client owns labelled and unlabelled samples; give ``num_labels``, ``fraction`` or ``per_class``.
+
+    With ``num_labels``, a class-balanced labelled pool and the unlabelled rest are spread independently, the
+    labelled pool first. Otherwise all samples are spread once, and of each client's own samples a random part
+    is labelled (``fraction``; rounded, at least one), or the first ``per_class`` of every class it has
+    (CINIC-10 in FedDure's released code).
+
+    Args:
+        labels: class of every training sample, int [N].
+        num_clients: number of clients.
+        rng: legacy generator.
+        split: how the samples, or those of the unlabelled pool, are spread.
+        labelled_split: how the labelled pool is spread, by default as ``split``.
+        num_labels: labelled samples in total, a multiple of the number of classes.
+        fraction: labelled share of each client's samples, in (0, 1].
+        per_class: labelled samples of each of a client's classes, at most.
+        shuffle_pool: draw the labelled pool, otherwise take each class's first samples.
+        order: order of the unlabelled pool, see `labelled_pool`.
+
+    Raises:
+        DataError: impossible sizes.
+        ConfigError: contradictory options.
+    """
+    labels = check_labels(labels, num_clients)
+    given = [value is not None for value in (num_labels, fraction, per_class)]
+    if sum(given) != 1 or (labelled_split is not None and num_labels is None):
+        raise ConfigError(
+            "labels at all clients need either num_labels, with an optional labelled_split, or fraction, or per_class: "
+            f"got num_labels={num_labels}, labelled_split={labelled_split}, fraction={fraction}, per_class={per_class}"
+        )
+    if num_labels is not None:
+        count = _per_class(labels, num_labels)
+        labelled, pool = labelled_pool(labels, count, rng if shuffle_pool else None, order=order)
+        first = [labelled[part] for part in (labelled_split or split)(labels[labelled], num_clients, rng=rng)]
+        second = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
+    else:
+        first, second = [], []
+        for part in split(labels, num_clients, rng=rng):
+            if fraction is not None:
+                if not 0 < fraction <= 1:
+                    raise DataError(f"the labelled fraction of a client must be in (0, 1], got {fraction}")
+                own = rng.permutation(part)
+                count = max(1, round(fraction * len(own)))
+            else:
+                own, count = _first_of_each_class(part, labels, per_class or 0)
+            first.append(own[:count])
+            second.append(own[count:])
+        pool = _rest(labels, first)
+    return Partition(tuple(first), tuple(second), _positions(()), pool)
+
+
+def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Positions]:
+    """What each client uses without labels: its unlabelled samples, and what ``union_mode`` appends to them.
+
+    Args:
+        partition: who owns what.
+        union_mode: ``none``; ``labelled``: the client's labelled samples; ``code_index``: the samples of the
+            unlabelled pool at the places that the client's samples have in the labelled pool (ascending positions),
+            whoever owns them (FedDB, released code).
+
+    Raises:
+        DataError: ``code_index``, but the unlabelled pool is smaller than the labelled one.
+    """
+    extra: Sequence[Positions] = partition.labelled
+    if union_mode == "none":
+        return list(partition.unlabelled)
+    if union_mode == "code_index":
+        labelled = np.sort(np.concatenate(partition.labelled))
+        if len(labelled) > len(partition.pool):
+            raise DataError(
+                f"union_mode code_index: {len(labelled)} labelled samples, but only {len(partition.pool)} unlabelled "
+                "ones to take instead; choose union_mode labelled or none"
+            )
+        extra = [partition.pool[np.searchsorted(labelled, part)] for part in partition.labelled]
+    return [np.concatenate(pair) for pair in zip(partition.unlabelled, extra, strict=True)]
+
+
+def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:
+    members = class_members(labels)
+    available = [len(positions) for positions in members]
+    if len(counts) != len(members) or not all(0 <= n <= a for n, a in zip(counts, available, strict=True)):
+        raise DataError(f"the labelled histogram {list(counts)} does not fit into class counts {available}")
+    for positions in members:
+        rng.shuffle(positions)
+    return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])
+
+
+def _first_of_each_class(part: Positions, labels: Labels, count: int) -> tuple[Positions, int]:
+    """Put the first ``count`` samples of every class to the front, and say how many these are."""
+    seen: dict[int, int] = {}
+    late = np.zeros(len(part), dtype=bool)
+    for place, position in enumerate(part):
+        k = int(labels[position])
+        seen[k] = seen.get(k, 0) + 1
+        late[place] = seen[k] > count
+    return part[np.argsort(late, kind="stable")], int(len(part) - late.sum())
+
+
+def _per_class(labels: Labels, num_labels: int) -> int:
+    classes = int(labels.max()) + 1
+    if num_labels < classes or num_labels % classes:
+        near = max(num_labels // classes, 1) * classes
+        raise DataError(
+            f"num_labels={num_labels} is not a multiple of {classes} classes: take {near} or {near + classes}"
+        )
+    return num_labels // classes
+
+
+def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
+    """Return the positions that ``taken`` leaves, ascending."""
+    return np.setdiff1d(np.arange(len(labels)), np.concatenate(taken))
+
+
+def _counts(parts: Sequence[Positions], num_samples: int) -> Positions:
+    return np.bincount(np.concatenate(parts), minlength=num_samples)
+
+
+def _positions(values: ArrayLike) -> Positions:
+    """Return a read-only int64 copy of a list of positions."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(f"positions must be one list of integers, got {array.dtype} {array.shape}")
+    array = array.astype(np.int64)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,82 @@
+"""Who takes part in a round: a function of the round alone, never of the method or of what came before."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from datamodules.common.errors import ConfigError
+from datamodules.common.streams import derive_seed
+
+RULES = ("uniform", "numpy_round")
+
+
+@dataclass
+class Roster:
+    """The registered clients and the draw of participants.
+
+    Args:
+        num_clients: registered clients; ids are ``0..num_clients-1``.
+        labelled: ids of the clients that hold labels, ascending.
+        seed: run seed of the ``roster`` stream.
+        participants: clients drawn per round without replacement; ``None`` means all of them.
+        rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the
+            round index and draws ``choice(num_clients, participants, replace=False)``, so that every run
+            meets the same clients (FedDure's released code).
+
+    Raises:
+        ConfigError: more participants than clients, or an unknown rule.
+    """
+
+    num_clients: int
+    labelled: tuple[int, ...]
+    seed: int = 1337
+    participants: int | None = None
+    rule: str = "uniform"
+    _subsets: dict[int, tuple[random.Random, list[list[int]]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigError(f"roster: unknown rule {self.rule!r}; choose one of {', '.join(RULES)}")
+        if self.participants is not None and not 1 <= self.participants <= self.num_clients:
+            raise ConfigError(
+                f"roster: {self.participants} participants per round from {self.num_clients} clients; "
+                f"choose 1..{self.num_clients} or null for all"
+            )
+
+    @property
+    def unlabelled(self) -> tuple[int, ...]:
+        """Ids of the clients without a single label."""
+        held = set(self.labelled)
+        return tuple(c for c in range(self.num_clients) if c not in held)
+
+    def sample(self, round: int) -> list[int]:
+        """Ids of the round's participants, ascending."""
+        if self.participants is None:
+            return list(range(self.num_clients))
+        seed = round if self.rule == "numpy_round" else derive_seed(self.seed, "roster", round) % 2**32
+        drawn = np.random.RandomState(seed).choice(self.num_clients, self.participants, replace=False)
+        return sorted(int(c) for c in drawn)
+
+    def shuffled(self, round: int) -> list[int]:
+        """The round's participants in random order, for methods that give them different places."""
+        drawn, seed = self.sample(round), derive_seed(self.seed, "places", round) % 2**32
+        return [drawn[place] for place in np.random.RandomState(seed).permutation(len(drawn))]
+
+    def subsets(self, index: int, count: int, size: int) -> list[list[int]]:
+        """The ``index``-th group of ``count`` independent subsets of ``size`` distinct clients.
+
+        Python's ``random`` seeded once with the run seed and asked for ``sample(range(N), size)`` again and
+        again: RSCFed's published schedule (released code). Order inside a subset is the order drawn.
+
+        Raises:
+            ConfigError: ``size`` above the number of clients.
+        """
+        if not 1 <= size <= self.num_clients:
+            raise ConfigError(
+                f"roster: subsets of {size} clients from {self.num_clients}; choose 1..{self.num_clients}"
+            )
+        rng, drawn = self._subsets.setdefault(size, (random.Random(self.seed), []))
+        while len(drawn) < (index + 1) * count:
+            drawn.append(rng.sample(range(self.num_clients), size))
+        return drawn[index * count : (index + 1) * count]

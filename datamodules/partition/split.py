@@ -1,0 +1,278 @@
+"""Pure draws: spread samples over clients, take a labelled pool, choose the clients that hold labels.
+
+All of them draw from a legacy ``numpy.random.RandomState`` that the caller seeds: its streams are frozen
+across NumPy versions and platforms, and the published partitions were made with it. The order of the calls is
+part of the contract.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.random import RandomState
+from numpy.typing import ArrayLike, NDArray
+
+from datamodules.common.errors import ConfigError, DataError
+
+Positions = NDArray[np.int64]
+Labels = NDArray[np.int64]
+Rule = Literal["all_classes_closest", "index0", "random"]
+
+MAX_ATTEMPTS = 10_000
+
+
+class Split(Protocol):
+    """Spreads a pool over clients; ``functools.partial(dirichlet, beta=0.8)`` and ``iid`` are splits."""
+
+    def __call__(self, labels: Labels, num_clients: int, *, rng: RandomState) -> list[Positions]:
+        """Return one array of positions into ``labels`` per client."""
+
+
+def dirichlet(
+    labels: ArrayLike,
+    num_clients: int,
+    beta: float,
+    rng: RandomState,
+    *,
+    num_classes: int | None = None,
+    min_size: int = 10,
+    shuffle_classes: bool = True,
+    shuffle_clients: bool = True,
+) -> list[Positions]:
+    """Spread samples with one Dirichlet draw over the clients per class, and a cap on the clients' sizes.
+
+    For each class in ascending order: take its positions (shuffled, or ascending), draw shares over the
+    clients, take the share of every client that already holds ``len(labels) / num_clients`` samples or more,
+    renormalise, and cut the list at the truncated cumulated shares. A pass that leaves a client below
+    ``min_size`` is thrown away and drawn again from where the generator stands. At last each client's list is
+    shuffled, in client order.
+
+    Source: released code. RSCFed, CBAFed and FedDure use the defaults; (FL)2 shuffles nothing; FedDB shuffles
+    nothing and has ``min_size=1``. Where the shares of all clients below the cap vanish in double precision
+    (``beta`` below about 1e-3), we follow the limit of the law for small ``beta``: one of these clients,
+    drawn uniformly, receives the whole class.
+
+    Args:
+        labels: class of every sample of the pool, int [N].
+        num_clients: number of clients K.
+        beta: concentration of the symmetric Dirichlet law.
+        rng: legacy generator. Calls: per class shuffle, dirichlet; after the accepted pass the K final
+            shuffles.
+        num_classes: length of the class loop, by default all classes. Samples of later classes go to nobody
+            (released code loops over 10 classes, whatever the data set).
+        min_size: smallest client allowed.
+        shuffle_classes: shuffle each class's positions before its Dirichlet draw.
+        shuffle_clients: shuffle each client's final list, otherwise it is ordered class by class.
+
+    Returns:
+        K arrays of positions into ``labels``.
+
+    Raises:
+        DataError: impossible sizes, ``beta`` not positive and finite, ``min_size`` not met in 10 000 passes.
+    """
+    labels = check_labels(labels, num_clients)
+    if not 0 < beta < 1e300:
+        raise DataError(f"the Dirichlet concentration beta must be positive and finite, got {beta}")
+    classes = class_members(labels, num_classes)
+    available = sum(map(len, classes))
+    if available < max(1, min_size * num_clients):
+        raise DataError(
+            f"cannot give each of {num_clients} clients min_size={min_size} or more of {available} samples: "
+            "take fewer clients or a smaller min_size"
+        )
+    concentration = np.full(num_clients, beta)
+    capacity = len(labels) / num_clients
+    for _ in range(MAX_ATTEMPTS):
+        sizes = np.zeros(num_clients, dtype=np.int64)
+        pieces: list[tuple[Positions, Positions]] = []
+        for ascending in classes:
+            members = ascending.copy()
+            if shuffle_classes:
+                rng.shuffle(members)
+            shares = rng.dirichlet(concentration)
+            if len(members):
+                cuts = _cuts(shares, sizes < capacity, len(members), rng)
+                sizes += np.diff(cuts, prepend=0, append=len(members))
+                pieces.append((members, cuts))
+        if sizes.min() >= min_size:
+            break
+    else:
+        raise DataError(
+            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} left "
+            f"every client min_size={min_size} samples in {MAX_ATTEMPTS} attempts: take fewer clients, a "
+            "larger beta or a smaller min_size"
+        )
+    parts = [np.concatenate(slices) for slices in zip(*(np.split(*piece) for piece in pieces), strict=True)]
+    if shuffle_clients:
+        for part in parts:
+            rng.shuffle(part)
+    return parts
+
+
+def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
+    """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
+
+    Shares in float32, as torch draws them, are normalised and added up in torch's order (FedDB, released code).
+    """
+    shares = np.where(below_cap, shares, 0)
+    if shares.dtype == np.float32 and shares.sum() > 0:
+        narrow = torch.from_numpy(shares)
+        cuts: Positions = (torch.cumsum(narrow / narrow.sum(), 0) * size).long().numpy()[:-1]
+        return cuts
+    total = shares.sum()
+    if total > 0:
+        shares = shares / total
+    else:  # all shares underflowed: to 0, or to NaN in the generator
+        shares = np.zeros(len(shares))
+        shares[rng.choice(np.flatnonzero(below_cap))] = 1
+    return (np.cumsum(shares) * size).astype(np.int64)[:-1]
+
+
+def iid(
+    labels: ArrayLike,
+    num_clients: int,
+    rng: RandomState,
+    *,
+    remainder: Literal["drop", "last"] = "drop",
+    permutations: int = 1,
+    stratified: bool = False,
+) -> list[Positions]:
+    """Spread samples evenly at random: permute all N, then cut into ``num_clients`` contiguous parts.
+
+    Source: released code. (FL)2 and FedDB give each client floor(N / K) samples and drop the remainder;
+    FedDure permutes twice in a row and gives each of the last N mod K clients one more.
+
+    Args:
+        labels: class of every sample of the pool, int [N].
+        num_clients: number of clients K, at most N.
+        rng: legacy generator, called for ``permutations`` shuffles of N elements.
+        remainder: what happens to the N mod K samples left over.
+        permutations: number of consecutive permutations (one is enough in law).
+        stratified: deal the permuted samples out class by class instead of cutting, so that a class's counts
+            differ by at most one between clients.
+
+    Returns:
+        K arrays of positions into ``labels``.
+
+    Raises:
+        DataError: impossible sizes.
+    """
+    labels = check_labels(labels, num_clients)
+    size, left = divmod(len(labels), num_clients)
+    order = np.arange(len(labels))
+    for _ in range(permutations):
+        rng.shuffle(order)
+    if remainder == "drop":
+        order, left = order[: size * num_clients], 0
+    if stratified:
+        order = order[np.argsort(labels[order], kind="stable")]
+        return [order[num_clients - 1 - k :: num_clients] for k in range(num_clients)]
+    sizes = [size] * (num_clients - left) + [size + 1] * left
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def labelled_pool(
+    labels: ArrayLike,
+    per_class: int,
+    rng: RandomState | None = None,
+    *,
+    order: Literal["class", "dataset"] = "class",
+) -> tuple[Positions, Positions]:
+    """Take ``per_class`` samples of every class as the labelled pool; the rest is the unlabelled pool.
+
+    Source: released code. (FL)2 and FedDB draw them: each class's ascending positions are shuffled with
+    ``rng`` and the first ``per_class`` are taken. FedDure takes the first ones in the data set (no ``rng``).
+
+    Args:
+        labels: class of every sample, int [N].
+        per_class: labelled samples per class.
+        rng: legacy generator, called for one shuffle per class.
+        order: order of the unlabelled pool: class by class in the order left by the draw ((FL)2, FedDure), or
+            ascending positions (FedDB). The labelled pool is always stored class by class.
+
+    Returns:
+        Labelled and unlabelled positions, int64 [C * per_class] and [N - C * per_class].
+
+    Raises:
+        DataError: a class has fewer samples than asked for.
+    """
+    labelled, unlabelled = [], []
+    for k, members in enumerate(class_members(check_labels(labels))):
+        if not 0 <= per_class <= len(members):
+            raise DataError(f"cannot label {per_class} samples of class {k}: it has {len(members)}")
+        if rng is not None:
+            rng.shuffle(members)
+        labelled.append(members[:per_class])
+        unlabelled.append(members[per_class:])
+    rest = np.concatenate(unlabelled)
+    return np.concatenate(labelled), np.sort(rest) if order == "dataset" else rest
+
+
+def pick_labelled(
+    parts: Sequence[Positions],
+    labels: ArrayLike,
+    rule: Rule = "all_classes_closest",
+    count: int = 1,
+    rng: RandomState | None = None,
+) -> Positions:
+    """Choose ``count`` clients to be labelled and return the order of clients that puts them first.
+
+    The first choice changes places with client 0, the second with whoever is then client 1, and so on; nobody
+    else moves.
+
+    Args:
+        parts: the K clients' positions.
+        labels: class of every sample, int [N].
+        rule: ``all_classes_closest``: of the clients owning every class, those whose size is closest to N / K
+            (fits RSCFed's three published partitions), then those missing the fewest classes, closest sizes
+            first (CBAFed); ``index0``: as drawn; ``random``: uniformly with ``rng``.
+        count: how many.
+        rng: legacy generator of the rule ``random``.
+
+    Returns:
+        int64 [K]; the new client k is ``parts[order[k]]``.
+
+    Raises:
+        DataError: ``count`` is not between 0 and K.
+        ConfigError: unknown rule, or no generator for ``random``.
+    """
+    if not 0 <= count <= len(parts):
+        raise DataError(f"cannot pick {count} labelled clients out of {len(parts)}")
+    labels = check_labels(labels)
+    if rule == "all_classes_closest":
+        owned = [len(np.unique(labels[part])) for part in parts]
+        distance = [abs(len(part) - len(labels) / len(parts)) for part in parts]
+        chosen = np.lexsort(np.array([distance, np.negative(owned)]))
+    elif rule == "index0":
+        chosen = np.arange(len(parts))
+    elif rule == "random" and rng is not None:
+        chosen = rng.permutation(len(parts))
+    else:
+        raise ConfigError(
+            f"cannot pick labelled clients by the rule {rule!r}: use all_classes_closest, index0, or random "
+            "with a generator"
+        )
+    order = np.arange(len(parts))
+    for place, client in enumerate(chosen[:count]):
+        other = int(np.flatnonzero(order == client)[0])
+        order[[place, other]] = order[[other, place]]
+    return order
+
+
+def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
+    """Return labels as int64 [N]; raise `DataError` if they are none, or too few for the clients."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
+        raise DataError(f"labels must be one list of class numbers from 0, got {array.dtype} {array.shape}")
+    if not 1 <= num_clients <= len(array):
+        raise DataError(
+            f"cannot spread {len(array)} samples over {num_clients} clients: take at least one client, and "
+            "at least one sample per client"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def class_members(labels: Labels, num_classes: int | None = None) -> list[Positions]:
+    """Return each class's ascending positions, for ``num_classes`` classes (default: up to the largest)."""
+    return [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1 if num_classes is None else num_classes)]

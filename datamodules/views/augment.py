@@ -1,0 +1,303 @@
+"""Views of resident 8-bit images: cut a window, transform it, normalise it, always for a whole batch.
+
+A `Geometry` lays all images of a data set out once (`prepare`: enlarge or pad, 8 bits kept) and then cuts
+one randomly placed window per requested image in a single gather. A `View` is a geometry, optional
+transforms of the 8-bit windows, the normalisation, and optional transforms of the normalised batch.
+Everything runs on the device of the prepared images and draws only from the generator it is given; there is
+no loop over images.
+
+Padding by the same amount on both sides commutes with mirroring, and a window position is uniform, so
+"flip, then crop" and "crop, then flip" are one and the same law: no geometry distinguishes them.
+"""
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.common.errors import ConfigError, DataError, RunError
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]
+"""Maps 8-bit windows uint8 [B, h, w, C] to windows of the same shape; every image has its own random draw."""
+
+PostTransform = Callable[[Tensor, torch.Generator], Tensor]
+"""Maps a normalised batch float32 [B, C, h, w] to the same shape; every image has its own random draw."""
+
+_CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How windows are cut from a set of images; compared and hashed by value, a key for prepared images.
+
+    `channels=3` turns one-channel images into three identical channels. `base` is a geometry without
+    randomness (`Resize` or `Pad`) whose `prepare` is applied first.
+    """
+
+    _: KW_ONLY
+    channels: int | None = None
+    base: "Geometry | None" = None
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Lay out uint8 images [N, H, W, C] for cutting: uint8 [N, H', W', C'], contiguous, same device.
+
+        Raises `DataError` for images that are not uint8 [N, H, W, C], that are too small for this geometry,
+        or whose channels cannot be turned into `channels`.
+        """
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise DataError(
+                f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; "
+                "convert them to uint8 with the channels last"
+            )
+        if self.base is not None:
+            images = self.base.prepare(images)
+        images = self._lay_out(images)
+        if self.channels not in (None, images.shape[3]):
+            if images.shape[3] != 1:
+                raise DataError(
+                    f"{self}: images with {images.shape[3]} channels cannot become {self.channels}; "
+                    "only one-channel images can be repeated, leave channels unset for these"
+                )
+            images = images.expand(-1, -1, -1, self.channels)
+        return images.contiguous()
+
+    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
+        return prepared.index_select(0, index)
+
+    def _lay_out(self, images: Tensor) -> Tensor:
+        return images
+
+
+@dataclass(frozen=True)
+class Resize(Geometry):
+    """The test view: both sides forced to `size` (None: as they are); nothing random, needs no generator."""
+
+    size: int | None = None
+
+    def _lay_out(self, images: Tensor) -> Tensor:
+        return images if self.size is None else resize(images, self.size)
+
+
+@dataclass(frozen=True)
+class Pad(Geometry):
+    """`pad` black pixels on every side (28 to 32 with `pad=2`); nothing random, needs no generator."""
+
+    pad: int
+
+    def _lay_out(self, images: Tensor) -> Tensor:
+        return zero_pad(images, self.pad)
+
+
+@dataclass(frozen=True)
+class ZoomCrop(Geometry):
+    """Enlarge to `zoom` x `zoom`, keep a `crop` x `crop` window at a uniform position, without padding.
+
+    The window is mirrored with probability `flip`. Raises `ConfigError` for a window larger than the picture.
+    """
+
+    zoom: int
+    crop: int
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a window larger than the picture."""
+        if not 0 < self.crop <= self.zoom:
+            raise ConfigError(f"{self}: a window of {self.crop} does not fit into {self.zoom}; make crop <= zoom")
+
+    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Cut windows: uint8 [B, crop, crop, C]."""
+        return random_windows(prepared, index, self.crop, self.crop, self.flip, generator)
+
+    def _lay_out(self, images: Tensor) -> Tensor:
+        return resize(images, self.zoom)
+
+
+@dataclass(frozen=True)
+class PadCrop(Geometry):
+    """Pad every side by `pad`, keep a window of the original size at a uniform position.
+
+    The window is mirrored with probability `flip`; 0 draws no coin. `mode` is "reflect" (mirrored content,
+    border pixel not repeated) or "zero" (black). Raises `ConfigError` for another mode.
+    """
+
+    pad: int
+    mode: Literal["reflect", "zero"]
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown padding mode."""
+        if self.mode not in ("reflect", "zero"):
+            raise ConfigError(f"{self}: unknown padding mode {self.mode!r}; use 'reflect' or 'zero'")
+
+    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Cut windows of the original size: uint8 [B, H, W, C]."""
+        height, width = (
+            prepared.shape[1] - 2 * self.pad,
+            prepared.shape[2] - 2 * self.pad,
+        )
+        return random_windows(prepared, index, height, width, self.flip, generator)
+
+    def _lay_out(self, images: Tensor) -> Tensor:
+        return zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
+
+
+@dataclass(frozen=True)
+class View:
+    """A geometry, transforms of the 8-bit windows, normalisation, and transforms of the normalised batch.
+
+    `mean` and `std` refer to pixels scaled to [0, 1] and have one value per channel, or one for all channels.
+    """
+
+    geometry: Geometry
+    _: KW_ONLY
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    transforms: tuple[Transform, ...] = ()
+    post: tuple[PostTransform, ...] = ()
+
+    def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Views of `prepared[index]`: float32 [B, C, h, w] in channels_last memory, (x / 255 - mean) / std.
+
+        `prepared` comes from `geometry.prepare`; `index` is int64 [B]. The generator, on the same device,
+        may be None only where nothing is random (`RunError` otherwise).
+        """
+        windows = self.geometry(prepared, index, generator)
+        for transform in self.transforms:
+            windows = transform(windows, _required(generator, self))
+        batch = normalise(windows, self.mean, self.std)
+        for transform in self.post:
+            batch = transform(batch, _required(generator, self))
+        return batch
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Zero one square per image of a normalised batch (a `PostTransform`).
+
+    The centre is uniform over the pixels; the square covers [c - size/2, c + size/2) in both axes, cut at the
+    border (the rule of FedDure's released code, where the side is 16).
+    """
+
+    size: int
+
+    def __call__(self, batch: Tensor, generator: torch.Generator) -> Tensor:
+        """Return `batch`, float [B, C, h, w], with the squares set to 0."""
+        rows = self._covered(batch.shape[0], batch.shape[2], generator)
+        columns = self._covered(batch.shape[0], batch.shape[3], generator)
+        return batch.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+
+    def _covered(self, count: int, side: int, generator: torch.Generator) -> Tensor:
+        centre = torch.randint(side, (count, 1), generator=generator, device=generator.device)
+        start = centre - self.size // 2
+        pixel = torch.arange(side, device=generator.device)
+        return (pixel >= start) & (pixel < start + self.size)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Force uint8 images [N, H, W, C] to [N, size, size, C]: bilinear, anti-aliased, 8 bits kept.
+
+    Computed on the CPU in fixed-point arithmetic (as Pillow does) whatever the device of `images`, so that
+    every device sees the same pixels, and in chunks, so that memory stays bounded.
+    """
+    count, height, width, channels = images.shape
+    if (height, width) == (size, size):
+        return images
+    out = images.new_empty(count, size, size, channels)
+    step = max(1, _CHUNK_BYTES // (max(height * width, size * size) * channels))
+    for start in range(0, count, step):
+        chunk = images[start : start + step].cpu().permute(0, 3, 1, 2)
+        chunk = F.interpolate(chunk, (size, size), mode="bilinear", antialias=True)
+        out[start : start + step] = chunk.permute(0, 2, 3, 1).to(out.device)
+    return out
+
+
+def zero_pad(images: Tensor, pad: int) -> Tensor:
+    """Surround uint8 images [N, H, W, C] by `pad` zero pixels: [N, H + 2 pad, W + 2 pad, C]."""
+    return F.pad(images, (0, 0, pad, pad, pad, pad))
+
+
+def reflect_pad(images: Tensor, pad: int) -> Tensor:
+    """Surround uint8 images [N, H, W, C] by `pad` mirrored pixels per side, border pixel not repeated.
+
+    Returns [N, H + 2 pad, W + 2 pad, C]. Raises `DataError` where the images have no `pad` pixels beyond
+    the border to mirror.
+    """
+    if pad >= min(images.shape[1:3]):
+        raise DataError(
+            f"reflect_pad: images of {images.shape[1]}x{images.shape[2]} have no {pad} pixels beyond the "
+            "border to mirror; use a smaller pad or zero padding"
+        )
+    for axis in (1, 2):
+        last = images.shape[axis] - 1
+        position = torch.arange(-pad, last + pad + 1, device=images.device).abs()
+        images = images.index_select(axis, last - (last - position).abs())
+    return images
+
+
+def random_windows(
+    prepared: Tensor,
+    index: Tensor,
+    height: int,
+    width: int,
+    flip: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Cut a uniformly placed window per image and mirror it with probability `flip`, in one gather.
+
+    `prepared` is uint8 [N, H, W, C], `index` int64 [B]; returns uint8 [B, height, width, C]. Draws, in this
+    order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
+    without a generator.
+    """
+    generator = _required(generator, "random_windows")
+    count, (_, full_height, full_width, channels) = len(index), prepared.shape
+    device = prepared.device
+    top = torch.randint(full_height - height + 1, (count,), generator=generator, device=device)
+    left = torch.randint(full_width - width + 1, (count, 1), generator=generator, device=device)
+    column = torch.arange(width, device=device)
+    if flip > 0:
+        mirrored = torch.rand((count, 1), generator=generator, device=device) < flip
+        column = torch.where(mirrored, width - 1 - column, column)
+    row = (index * full_height + top)[:, None] + torch.arange(height, device=device)
+    pixel = (row * full_width)[:, :, None] + (left + column)[:, None, :]
+    return prepared.view(-1, channels).index_select(0, pixel.view(-1)).view(count, height, width, channels)
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Turn uint8 images [B, h, w, C] into (x / 255 - mean) / std: float32 [B, C, h, w], channels_last memory.
+
+    Raises `ConfigError` where the number of constants fits neither one nor the number of channels.
+    """
+    count, height, width, channels = images.shape
+    scale, shift = _scale_shift(mean, std, channels, width, images.device)
+    rows = images.reshape(count * height, width * channels).to(torch.float32)
+    return rows.mul_(scale).add_(shift).view(count, height, width, channels).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=64)
+def _scale_shift(
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    channels: int,
+    width: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    if {len(mean), len(std)} - {1, channels}:
+        raise ConfigError(
+            f"normalise: {len(mean)} means and {len(std)} deviations for {channels} channels; "
+            "give one value per channel, or one for all"
+        )
+    centre, spread = (
+        torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width) for v in (mean, std)
+    )
+    return (1 / (255 * spread)).to(torch.float32), (-centre / spread).to(torch.float32)
+
+
+def _required(generator: torch.Generator | None, who: object) -> torch.Generator:
+    if generator is None:
+        raise RunError(f"{who}: random views need a torch.Generator; pass the generator of the client and round")
+    return generator

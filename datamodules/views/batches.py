@@ -1,0 +1,117 @@
+"""Batches without worker processes: positions are shuffled, views are cut in blocks on the device."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from datamodules.common.errors import ConfigError
+
+Batch = dict[str, dict[str, Tensor]]
+BLOCK = 1024
+
+
+class TakesViews(Protocol):
+    """Anything that can cut views of training images (a data module)."""
+
+    def take(self, view: str, index: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Float views ``[B, C, H, W]`` of the training images at ``index``."""
+
+
+@dataclass
+class Stream:
+    """What a client (or the server) walks through, one batch per step.
+
+    Args:
+        index: positions in the training set, int64 ``[n]``.
+        views: batch field -> name of the view to cut freshly for it at every pass.
+        fields: batch field -> tensor aligned with ``index`` (labels, masks, stored views), first axis ``n``.
+        batch_size: samples per step; the last, shorter batch of a pass is kept.
+        shuffle: a new order at every pass, else the order of ``index``.
+        cycle: start over when exhausted, as often as the other streams of the client need.
+        min_batch: shorter batches are left out (2 where a one-image batch breaks batch norm).
+
+    Raises:
+        ConfigError: no images per step, or a field of another length.
+    """
+
+    index: Tensor
+    batch_size: int
+    views: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    shuffle: bool = True
+    cycle: bool = False
+    min_batch: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, values in self.fields.items() if len(values) != len(self.index)]
+        if self.batch_size < 1 or wrong:
+            why = f"{wrong[0]} has not one entry per image" if wrong else f"batch_size={self.batch_size}"
+            raise ConfigError(f"a stream of {len(self.index)} images: {why}; align the fields, take 1 or more per step")
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a pass gives any batch: not for a stream without images, or with fewer than ``min_batch``."""
+        return min(len(self), self.batch_size) >= max(self.min_batch, 1)
+
+
+def _walk(
+    stream: Stream, data: TakesViews, order: torch.Generator, augment: torch.Generator
+) -> Iterator[dict[str, Tensor]]:
+    size, device = stream.batch_size, stream.index.device
+    block = max(1, BLOCK // size) * size
+    while True:
+        n = len(stream)
+        positions = torch.randperm(n, generator=order) if stream.shuffle else torch.arange(n)
+        positions = positions.to(device)
+        for start in range(0, n, block):
+            part = positions[start : start + block]
+            index = stream.index[part]
+            samples = {name: values[part] for name, values in stream.fields.items()}
+            samples |= {name: data.take(view, index, augment) for name, view in stream.views.items()}
+            for a in range(0, len(part), size):
+                if min(size, len(part) - a) >= stream.min_batch:
+                    yield {name: values[a : a + size] for name, values in samples.items()}
+        if not stream.cycle:
+            return
+
+
+def epoch(
+    streams: Mapping[str, Stream],
+    data: TakesViews,
+    generator: Callable[[str], torch.Generator],
+    steps: int | None = None,
+) -> Iterator[Batch]:
+    """One pass: a batch from each stream per step, until ``steps`` or the shortest stream that does not cycle.
+
+    Args:
+        streams: stream name -> stream; those that are not ``usable`` are left out.
+        data: cuts the views.
+        generator: gives the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on
+            the device of the data).
+        steps: number of steps; needed when every stream cycles.
+
+    Raises:
+        ConfigError: every stream cycles and no number of steps is given.
+    """
+    live = {name: s for name, s in streams.items() if s.usable}
+    if not live:
+        return
+    if steps is None and all(s.cycle for s in live.values()):
+        raise ConfigError("every stream of the client cycles: the pass needs a number of steps")
+    walks = {n: _walk(s, data, generator(f"order/{n}"), generator(f"augment/{n}")) for n, s in live.items()}
+    step = 0
+    while steps is None or step < steps:
+        batch = {}
+        for name, walk in walks.items():
+            samples = next(walk, None)
+            if samples is None:
+                return
+            batch[name] = samples
+        yield batch
+        step += 1

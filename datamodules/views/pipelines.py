@@ -1,0 +1,115 @@
+"""Named image pipelines: which views a data set offers, by the operations they are made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from datamodules.common.errors import ConfigError
+from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
+from datamodules.views.features import FeatureView
+from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, MAXIMAL, RandAugment
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a pipeline needs to know of a data set.
+
+    Args:
+        size: side of the network's input.
+        zoom: side that images are enlarged to before a window of ``size`` is cut (zoom pipelines).
+        flip: probability of a horizontal flip.
+        mean: per-channel mean of pixels in [0, 1].
+        std: per-channel standard deviation.
+        border: black pixels around the stored images in place of a resize to ``size``.
+    """
+
+    size: int
+    zoom: int
+    flip: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    border: int = 0
+
+    @property
+    def base(self) -> Geometry:
+        """How stored images come to the network's size."""
+        return Pad(self.border) if self.border else Resize(self.size)
+
+    def view(self, geometry: Geometry, transforms: tuple = (), post: tuple = ()) -> View:  # type: ignore[type-arg]
+        """A view with this normalisation."""
+        return View(geometry, transforms=transforms, post=post, mean=self.mean, std=self.std)
+
+    @property
+    def plain(self) -> View:
+        """No randomness: resized where the stored images have another size."""
+        return self.view(replace(self.base, channels=3))
+
+
+Views = Mapping[str, View | FeatureView]
+Pipeline = Callable[[Look], Views]
+
+
+def zoom_crop_flip(look: Look) -> dict[str, View]:
+    """Enlarge, cut a window without padding, flip; test images are not enlarged (RSCFed, CBAFed)."""
+    return {"weak": look.view(ZoomCrop(look.zoom, look.size, look.flip, channels=3)), "test": look.plain}
+
+
+def pad_crop_flip(look: Look) -> dict[str, View]:
+    """Cut a window out of the image with 4 reflected pixels around it, flip."""
+    window = PadCrop(4, "reflect", look.flip, base=look.base, channels=3)
+    return {"weak": look.view(window), "test": look.plain}
+
+
+def _strong(look: Look, recipe: RandAugment) -> dict[str, View]:
+    weak = pad_crop_flip(look)
+    return {**weak, "strong": look.view(weak["weak"].geometry, transforms=(recipe,))}
+
+
+def randaugment_uniform(look: Look) -> dict[str, View]:
+    """``pad_crop_flip``; strong: another such window, 3 operations of uniform magnitude, a box ((FL)2)."""
+    return _strong(look, RandAugment(FIXMATCH_UNIFORM, 3))
+
+
+def randaugment_maximal(look: Look) -> dict[str, View]:
+    """``pad_crop_flip``; strong: another such window, 2 operations of maximal magnitude (SemiFL, FedDB)."""
+    return _strong(look, RandAugment(MAXIMAL, 2))
+
+
+def randaugment_levels(look: Look) -> dict[str, View]:
+    """``pad_crop_flip``; strong: another such window, 2 operations at levels 1 to 9, a box (FedRGD)."""
+    return _strong(look, RandAugment(FIXMATCH_LEVELS, 2))
+
+
+def randaugment_levels_cutout(look: Look) -> dict[str, View]:
+    """``randaugment_levels``; for labelled images ``zero_crop``: a window out of the image with 4 black pixels
+    around it, flipped, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
+    """
+    window = PadCrop(4, "zero", look.flip, base=look.base, channels=3)
+    views = {"zero_crop": look.view(window), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
+    return {**randaugment_levels(look), **views}
+
+
+def feature_versions(look: Look) -> dict[str, FeatureView]:
+    """Feature vectors in place of images: of the sample itself; strong: of one of its distorted copies ((FL)2)."""
+    return {"weak": FeatureView(), "strong": FeatureView(distorted=True), "test": FeatureView()}
+
+
+PIPELINES: dict[str, Pipeline] = {
+    "zoom_crop_flip": zoom_crop_flip,
+    "pad_crop_flip": pad_crop_flip,
+    "randaugment_uniform": randaugment_uniform,
+    "randaugment_maximal": randaugment_maximal,
+    "randaugment_levels": randaugment_levels,
+    "randaugment_levels_cutout": randaugment_levels_cutout,
+    "feature_versions": feature_versions,
+}
+
+
+def views(name: str, look: Look) -> Views:
+    """The views of the pipeline ``name``; always has ``weak`` and ``test``.
+
+    Raises:
+        ConfigError: no such pipeline.
+    """
+    if name not in PIPELINES:
+        raise ConfigError(f"unknown pipeline {name!r}; choose one of {', '.join(sorted(PIPELINES))}")
+    return PIPELINES[name](look)

@@ -1,0 +1,206 @@
+"""RandAugment for whole batches: every image draws its own operations, each operation runs once per batch.
+
+A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the
+papers' released codes. Lengths are fractions of the side, so a pool means the same at every resolution; the papers'
+pixel numbers refer to 32 x 32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from datamodules.common.errors import DataError
+from datamodules.views.pixelops import GREY, OPS, box, constant
+
+Law = Callable[[Tensor, Tensor], Tensor]
+"""Maps two independent uniform draws from [0, 1), float64 [b] each, to the magnitudes of an `Op`."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A magnitude uniform between `low` and `high`."""
+
+    low: float
+    high: float
+
+    def __call__(self, u: Tensor, coin: Tensor) -> Tensor:
+        """Magnitudes float64 [b]."""
+        return self.low + (self.high - self.low) * u
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A magnitude uniform over `values`, with a random sign if `signed`, added to `around`."""
+
+    values: tuple[float, ...]
+    signed: bool = False
+    around: float = 0.0
+
+    def __call__(self, u: Tensor, coin: Tensor) -> Tensor:
+        """Magnitudes float64 [b]."""
+        magnitude = constant(self.values, u.device)[(u * len(self.values)).to(torch.int64)]
+        return self.around + (torch.where(coin < 0.5, -magnitude, magnitude) if self.signed else magnitude)
+
+
+def large_box(u: Tensor, coin: Tensor) -> Tensor:
+    """A `box` of 40 / 32 image sides, centred uniformly over the image: float64 [b, 3]."""
+    return torch.stack((u, coin, torch.full_like(u, 40 / 32)), 1)
+
+
+def _check(images: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise DataError(
+            f"strong view: expected 8-bit images [B, h, w, 3], got {images.dtype} {list(images.shape)}; "
+            "give the geometry channels=3 for one-channel images"
+        )
+
+
+@dataclass(frozen=True)
+class RandomBox:
+    """A box painted on every image (a `Transform`).
+
+    Its side is uniform between `smallest` and `largest`, its centre uniform from `first` to 1 in both axes,
+    all in image sides.
+    """
+
+    smallest: float
+    largest: float
+    paint: tuple[int, int, int]
+    first: float = 0.0
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Paint uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
+        _check(images)
+        u = torch.rand(len(images), 3, generator=generator, dtype=torch.float64, device=images.device)
+        start = constant((self.first, self.first, self.smallest), images.device)
+        end = constant((1.0, 1.0, self.largest), images.device)
+        return box(images, start + (end - start) * u, self.paint)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Operations, all equally likely, listed by the law of their magnitude.
+
+    A drawn operation is executed with probability `execution`. With `caps`, every image first draws one cap
+    c and its `Levels` then use only their first c values. `last` is painted on every image afterwards.
+    """
+
+    laws: tuple[tuple[Law, tuple[str, ...]], ...]
+    execution: float = 1.0
+    caps: tuple[int, ...] = ()
+    last: RandomBox | None = None
+
+    @property
+    def entries(self) -> list[tuple[str, Law]]:
+        """Every operation with its law, in the order of their numbers."""
+        return [(name, law) for law, names in self.laws for name in names]
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Apply `n` operations of `pool` to every image, drawn with replacement (a `Transform`)."""
+
+    pool: Pool
+    n: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Augment uint8 images [B, h, w, 3]; raises `DataError` for images of another kind."""
+        _check(images)
+        entries, count, device = self.pool.entries, len(images), images.device
+        shape = (3, self.n, count)
+        u, coin, chance = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).unbind()
+        choice = torch.randint(len(entries), (self.n, count), generator=generator, device=device)
+        if caps := self.pool.caps:
+            cap = torch.randint(len(caps), (count,), generator=generator, device=device)
+            u = u * (constant(caps, device) / max(caps))[cap]
+        choice = torch.where(chance < self.pool.execution, choice, len(entries))
+        order = choice.argsort(1)
+        sizes = (choice[:, :, None] == torch.arange(len(entries) + 1, device=device)).sum(1).tolist()
+        images = images.clone()
+        for slot in range(self.n):
+            groups = torch.split(order[slot], sizes[slot])[:-1]
+            for (name, law), rows in zip(entries, groups, strict=True):
+                if len(rows):
+                    v = law(u[slot, rows], coin[slot, rows])
+                    images.index_copy_(0, rows, OPS[name](images.index_select(0, rows), v))
+        return images if self.pool.last is None else self.pool.last(images, generator)
+
+
+_NONE = Levels((0.0,))
+_LEVELS = range(1, 10)
+_WEAKEN = Levels(tuple(0.09 * v + 0.05 for v in _LEVELS))
+_GRID = [step / 9 for step in range(5)]
+_ENHANCE = ("brightness", "colour", "contrast", "sharpness")
+_SHEAR = ("shear_x", "shear_y")
+_TRANSLATE = ("translate_x", "translate_y")
+
+FIXMATCH_UNIFORM = Pool(
+    laws=(
+        (_NONE, ("autocontrast", "equalize", "identity")),
+        (Uniform(0.05, 0.95), _ENHANCE),
+        (Uniform(4, 8), ("posterize",)),
+        (Uniform(0, 256), ("solarize",)),
+        (Uniform(-30, 30), ("rotate",)),
+        (Uniform(-0.3, 0.3), _SHEAR + _TRANSLATE),
+    ),
+    last=RandomBox(0.0, 0.5, paint=(125, 123, 114), first=1 / 32),
+)
+"""Continuous magnitudes, always executed, then a box of up to half the side ((FL)2, released code, with n=3).
+
+The box centre starts at pixel 1 of 32, not 0, in the released code.
+"""
+
+MAXIMAL = Pool(
+    laws=(
+        (_NONE, ("autocontrast", "equalize", "invert")),
+        (Levels((1.9,)), _ENHANCE),
+        (Levels((4,)), ("posterize",)),
+        (Levels((0,)), ("solarize",)),
+        (Levels((30,), signed=True), ("rotate",)),
+        (Levels((0.3,), signed=True), ("linear_shear_x", "linear_shear_y")),
+        (Levels((100 / 32,), signed=True), _TRANSLATE),
+        (large_box, ("grey_box",)),
+    ),
+    execution=0.5,
+)
+"""Maximal magnitudes, no final box (SemiFL and FedDB, released code, with n=2).
+
+The released code draws an execution probability from U(0.2, 0.8) for every operation and uses it once,
+which is the same law as probability 1/2.
+"""
+
+FIXMATCH_LEVELS = Pool(
+    laws=(
+        (_NONE, ("autocontrast", "equalize", "identity")),
+        (_WEAKEN, _ENHANCE),
+        (Levels(tuple(int(0.4 * v) + 4 for v in _LEVELS)), ("posterize",)),
+        (Levels(tuple(256 - int(25.6 * v) for v in _LEVELS)), ("solarize",)),
+        (Levels(tuple(3 * v for v in _LEVELS), signed=True), ("rotate",)),
+        (Levels(tuple(0.03 * v for v in _LEVELS), signed=True), _SHEAR),
+        (Levels(tuple(int(0.03 * v * 32) / 32 for v in _LEVELS), signed=True), _TRANSLATE),
+    ),
+    execution=0.5,
+    last=RandomBox(0.5, 0.5, paint=GREY),
+)
+"""Levels 1 to 9, each operation executed with probability 1/2, then a box (FedDure and FedRGD, with n=2)."""
+
+GRID_LEVELS = Pool(
+    laws=(
+        (_NONE, ("autocontrast", "identity")),
+        (Levels(tuple(0.3 * t for t in _GRID), signed=True, around=1), ("brightness",)),
+        (Levels(tuple(0.5 * t for t in _GRID), signed=True, around=1), ("contrast",)),
+        (Levels(tuple(0.9 * t for t in _GRID), signed=True, around=1), ("colour", "sharpness")),
+        (Levels(tuple(round(8 - 4 * t) for t in _GRID)), ("posterize",)),
+        (Levels(tuple(256 - 25 * t for t in _GRID)), ("solarize",)),
+        (Levels(tuple(360 * t for t in _GRID)), ("rotate_on_grey",)),
+        (Levels(tuple(0.3 * t for t in _GRID), signed=True), ("cubic_shear_x", "cubic_shear_y")),
+        (Levels(tuple(0.2 * t for t in _GRID), signed=True), _TRANSLATE),
+    ),
+    caps=(2, 3, 4, 5),
+)
+"""The low end of a ten-step grid, always executed (FedMatch, released code, with n=6).
+
+There, equalize is an identity, rotation leaves grey corners and shears are cubic.
+"""

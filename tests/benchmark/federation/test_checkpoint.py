@@ -1,0 +1,195 @@
+"""Checkpoints: whatever is killed or damaged, what is loaded was saved whole."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark.federation import checkpoint
+from datamodules.common.errors import RunError
+
+STATES = [{"round": n, "w": torch.full((1000,), float(n)), "nested": {"a": [(n, torch.tensor(n))]}} for n in range(4)]
+
+
+def equal(found, number):
+    expected = STATES[number]
+    return (
+        found is not None
+        and found["round"] == number
+        and torch.equal(found["w"], expected["w"])
+        and torch.equal(found["nested"]["a"][0][1], torch.tensor(number))
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "checkpoint.pt"
+
+
+@pytest.fixture
+def two(path):
+    """Two checkpoints: 0 became the predecessor of 1."""
+    for number in (0, 1):
+        checkpoint.save(path, STATES[number])
+    return path
+
+
+def test_round_trip_and_one_predecessor(path):
+    assert checkpoint.load(path) is None
+    for number in range(4):
+        checkpoint.save(path, STATES[number])
+        assert equal(checkpoint.load(path), number)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]
+    path.unlink()
+    assert equal(checkpoint.load(path), 2)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 40, 60, 1000, -1])
+def test_a_torn_file_falls_back_to_its_predecessor(two, keep):
+    two.write_bytes(two.read_bytes()[:keep])
+    assert equal(checkpoint.load(two), 0)
+
+
+@pytest.mark.parametrize("where", [0, 30, 60, 2000, -1])
+def test_one_flipped_bit_is_noticed(two, where):
+    raw = bytearray(two.read_bytes())
+    raw[where] ^= 1
+    two.write_bytes(raw)
+    assert equal(checkpoint.load(two), 0)
+
+
+def test_an_intact_predecessor_outlives_the_damaged_file(two):
+    """Even if the next save is torn, too."""
+    two.write_bytes(b"damaged")
+    assert equal(checkpoint.load(two), 0)
+    checkpoint.save(two, STATES[2])
+    two.write_bytes(b"damaged again")
+    assert equal(checkpoint.load(two), 0)
+
+
+def test_both_damaged(two):
+    for file in (two, checkpoint.previous(two)):
+        file.write_bytes(b"not a checkpoint")
+    with pytest.raises(RunError, match=r"no checkpoint is intact.*checkpoint\.pt, checkpoint\.pt\.previous.*delete"):
+        checkpoint.load(two)
+
+
+def test_saving_over_a_damaged_file(two):
+    two.write_bytes(b"")
+    checkpoint.save(two, STATES[2])
+    assert equal(checkpoint.load(two), 2)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL at a system call."""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["nothing before", "two before"])
+def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, first):
+    """Every call that touches the disk is where the process dies, before and after it took effect."""
+    steps = [(name, done) for name in ("open", "fsync", "replace", "replace 2") for done in (False, True)]
+    outcomes = []
+    for step, done in steps:
+        for file in path.parent.iterdir():
+            file.unlink()
+        if not first:
+            checkpoint.save(path, STATES[0])
+            checkpoint.save(path, STATES[1])
+        name, _, nth = step.partition(" ")
+        left = [int(nth or 1)]
+        module = __import__("builtins") if name == "open" else os
+        real = getattr(module, name)
+
+        def dying(*args, real=real, left=left, done=done, **kwargs):
+            left[0] -= 1
+            if left[0]:
+                return real(*args, **kwargs)
+            if done:
+                real(*args, **kwargs)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, dying)
+            try:
+                checkpoint.save(path, STATES[2])
+            except Killed:
+                outcomes.append(step)
+        found = checkpoint.load(path)
+        assert (found is None if first else equal(found, 1)) or equal(found, 2)
+        checkpoint.save(path, STATES[3])
+        assert equal(checkpoint.load(path), 3)
+    assert len(outcomes) == len(steps) - (2 if first else 0)
+
+
+def test_the_file_is_complete_before_it_gets_its_name(path, monkeypatch):
+    """The rename happens after fsync of the very bytes that were written."""
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(("replace", b)), replace(a, b)))
+    checkpoint.save(path, STATES[0])
+    assert order == [("fsync", path.stat().st_size), ("replace", path)]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = open
+
+    def on_a_full_disk(*args):
+        file = opened(*args, buffering=0)
+        wrapped = type("Full", (), {"__enter__": lambda self: self, "__exit__": lambda *_: file.close()})()
+        wrapped.write, wrapped.flush, wrapped.fileno = full, file.flush, file.fileno
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        if call == "fsync":
+            patch.setattr(os, "fsync", full)
+        else:
+            patch.setattr("builtins.open", on_a_full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(two, STATES[2])
+    assert sorted(p.name for p in two.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]
+    assert equal(checkpoint.load(two), 1)
+
+
+def test_a_plain_file_is_written_whole_or_not_at_all(path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoint.save_plain(path, {"w": torch.ones(3)})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save_plain(path, {"w": torch.zeros(3)})
+    assert list(path.parent.iterdir()) == [path]
+    assert torch.load(path)["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tensors_are_saved_by_value_and_load_on_the_cpu(path):
+    weights = torch.arange(6.0)
+    checkpoint.save(path, {"view": weights[2:4]})
+    weights.zero_()
+    assert checkpoint.load(path)["view"].tolist() == [2.0, 3.0]
+
+
+def test_remove(two):
+    two.with_name("checkpoint.pt.tmp").write_bytes(b"half")
+    other = two.with_name("weights.pt")
+    other.write_bytes(b"stays")
+    checkpoint.remove(two)
+    checkpoint.remove(two)
+    assert list(two.parent.iterdir()) == [other]
+
+
+def test_in_a_read_only_folder_checkpoints_stay(two, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    checkpoint.remove(two)
+    assert equal(checkpoint.load(two), 1)

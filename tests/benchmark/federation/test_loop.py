@@ -1,0 +1,370 @@
+"""The loop: who trains where, what is counted and kept, and symmetries that every federation has."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from benchmark.federation.loop import Federation, assign
+from benchmark.registry import KINDS, find_class
+from datamodules.base import FSSLDataModule, SiteData
+from datamodules.common.errors import ConfigError, RunError
+from datamodules.io.sources import Arrays
+from datamodules.partition.partition import Partition
+from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
+from methods.base import FedMethod, Stream, Visit
+
+PARAMETERS = 92_626
+
+
+class Everybody(FedMethod):
+    """Cross-entropy on images that are not augmented."""
+
+    views = {"labelled": {"x": "test"}}
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class Unshuffled(Everybody):
+    """One full batch in stored order: no random number is left."""
+
+    def streams(self, data):
+        return {"labelled": Stream(data.labelled, 1000, {"x": "test"}, {"y": data.labels}, shuffle=False)}
+
+
+def federation(cls=Everybody, clients=4, labelled=None, rounds=2, data=None, **args):
+    return make_federation(cls, data or few_data(clients, labelled), rounds, **args)
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
+
+
+# --- sharding over ranks
+
+
+plans = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2)), max_size=30)
+
+
+@settings(deadline=None)
+@given(plans, st.lists(st.integers(0, 500), min_size=9, max_size=9), st.integers(1, 5))
+def test_visits_are_dealt_out_whole_and_level(plan, sizes, ranks):
+    """Each visit once, a client's visits on one rank in order, and loads at most the largest client apart."""
+    visits = [Visit(client=c, cohort=m, size=sizes[c]) for c, m in plan]
+    parts = assign(visits, ranks)
+    assert len(parts) == ranks
+    assert sorted(map(id, visits)) == sorted(id(v) for part in parts for v in part)
+    owners = {}
+    for rank, part in enumerate(parts):
+        positions = [next(i for i, v in enumerate(visits) if v is w) for w in part]
+        assert positions == sorted(positions)
+        for visit in part:
+            assert owners.setdefault(visit.client, rank) == rank
+    loads = [sum(max(v.size, 1) for v in part) for part in parts]
+    largest = max((sum(max(v.size, 1) for v in visits if v.client == c) for c in owners), default=0)
+    assert max(loads) - min(loads) <= largest
+    assert assign(visits, ranks) == parts
+
+
+def test_equal_clients_are_dealt_out_evenly():
+    parts = assign([Visit(client=c, size=100) for c in range(10)], 4)
+    assert sorted(len(part) for part in parts) == [2, 2, 3, 3]
+
+
+# --- what a row says
+
+
+def test_bytes_are_those_of_the_tensors():
+    """Every visit costs the network once each way, added up over rounds."""
+    first, second = run_rows(federation(clients=3))
+    assert first["bytes_up"] == first["bytes_down"] == 3 * 4 * PARAMETERS
+    assert second["bytes_up"] == second["bytes_down"] == 2 * first["bytes_up"]
+
+
+def test_statistics_count_as_bytes():
+    """A relation matrix goes down to everybody, and up from clients with labels."""
+    data = few_data(3, 1)
+    (row,) = run_rows(make_federation("fedirm", data, rounds=1, warmup_rounds=0))
+    assert row["bytes_down"] == 3 * 4 * (PARAMETERS + 100)
+    assert row["bytes_up"] == 3 * 4 * PARAMETERS + 4 * 100
+
+
+def test_a_row():
+    row = run_rows(federation())[0]
+    assert set(row) == {
+        *("round", "acc", "auc", "precision", "recall", "loss"),
+        *("participants", "visits", "bytes_up", "bytes_down"),
+    }
+    assert (row["round"], row["participants"], row["visits"]) == (0, 4, 4)
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
+def test_evaluation_every_few_rounds_and_after_the_last(every, evaluated):
+    """How often it looks changes nothing about what is trained; callbacks hear of every round."""
+    heard = []
+
+    class Hears:
+        def on_round_end(self, federation, row):
+            heard.append((federation.round, row and row["round"]))
+            assert (row is None) == (federation.round - 1 not in evaluated)
+            assert row is None or row["timing"]["seconds"] >= 0
+
+    run, reference = federation(clients=2, rounds=5), federation(clients=2, rounds=5)
+    run.eval_every, run.callbacks = every, [Hears()]
+    run.run()
+    rows = run_rows(reference)
+    assert [row for _, row in heard if row is not None] == evaluated
+    assert [number for number, _ in heard] == [1, 2, 3, 4, 5]
+    assert equal(run.server, reference.server)
+    assert run.bytes_up == rows[-1]["bytes_up"]
+
+
+def test_evaluating_is_repeatable_and_harmless():
+    run, reference = federation(clients=2), federation(clients=2)
+    run.run_round(0)
+    reference.run_round(0)
+    assert run.evaluate() == run.evaluate()
+    assert run.method.training
+    assert run.run_round(1) == reference.run_round(1)
+
+
+@pytest.mark.parametrize("bad", [{"rounds": 0}, {"rounds": 1, "eval_every": 0}])
+def test_no_rounds(bad):
+    run = federation()
+    with pytest.raises(ConfigError, match="at least 1"):
+        Federation(run.method, run.data, run.roster, run.fabric, **{"seed": 0, **bad})
+
+
+# --- plans
+
+
+def test_a_client_may_come_twice():
+    """Both visits start from the same global model; the second continues the client's own state."""
+
+    class Twice(Everybody):
+        scopes = {"taken": "personal"}
+
+        def __init__(self, model, **base):
+            super().__init__(model, **base)
+            self.register_buffer("taken", torch.zeros(()))
+            self.met = []
+
+        def plan(self, round, roster):
+            return [[2, 0], [1, 2]]
+
+        def client_start(self, first):
+            self.met.append((self.visit.client, self.visit.cohort, self.visit.repeat, first))
+            self.start = {**getattr(self, "start", {}), len(self.met): self.tensors("shared")}
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.taken += 1
+
+        def aggregate(self, uploads):
+            self.order = [(u.visit.client, u.visit.repeat) for u in uploads]
+            super().aggregate(uploads)
+
+    run = federation(Twice, clients=3, rounds=1)
+    (row,) = run_rows(run)
+    assert run.method.met == [(2, 0, 0, True), (0, 0, 0, True), (1, 1, 0, True), (2, 1, 1, False)]
+    assert run.method.order == [(0, 0), (1, 0), (2, 0), (2, 1)]
+    assert all(equal(start, run.method.start[1]) for start in run.method.start.values())
+    assert [float(run.clients[c].tensors["taken"]) for c in range(3)] == [2, 2, 4]
+    assert (row["participants"], row["visits"]) == (3, 4)
+
+
+def test_a_round_without_participants_changes_nothing():
+    """Clients without labels do not train in FedAvg; such a round is still evaluated."""
+    run = make_federation("fedavg", few_data(6, 1), rounds=30)
+    run.roster.participants = 1
+    idle = next(r for r in range(30) if run.roster.sample(r) != [0])
+    before = {k: v.clone() for k, v in run.server.items()}
+    row = run.run_round(idle)
+    assert equal(run.server, before)
+    assert row["participants"] == row["bytes_up"] == 0
+    assert "loss" not in row
+
+
+@pytest.mark.parametrize("client", [-1, 4])
+def test_a_plan_with_a_client_that_does_not_exist(client):
+    class Plans(Everybody):
+        def plan(self, round, roster):
+            return [[0, client]]
+
+    with pytest.raises(RunError, match=rf"Plans\.plan, round 0: there is no client {client}; ids run from 0 to 3"):
+        federation(Plans).run()
+
+
+# --- symmetries
+
+
+def test_names_of_clients_do_not_matter():
+    """The same clients under other ids give the same model, up to the order of summation."""
+    data, turned = few_data(4), few_data(4)
+    site = data._clients[0]
+    data._clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    turned._clients = data._clients[::-1]
+    runs = [federation(Unshuffled, data=d, rounds=3, precision="64-true") for d in (data, turned)]
+    for run in runs:
+        run_rows(run)
+    for name, value in runs[0].server.items():
+        torch.testing.assert_close(runs[1].server[name], value, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_identical_clients_are_one_client(count):
+    """k clients that hold the same images return the model of one, bit for bit."""
+    one, many = few_data(4), few_data(4)
+    one._clients = one._clients[:1]
+    many._clients = many._clients[:1] * count
+    runs = [federation(Unshuffled, data=data) for data in (one, many)]
+    for run in runs:
+        run.roster.num_clients = len(run.data._clients)
+        run_rows(run)
+    assert equal(runs[0].server, runs[1].server)
+
+
+def test_a_client_without_images_does_not_pull():
+    data, reference = few_data(4), few_data(4)
+    site = data._clients[3]
+    data._clients[3] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled)
+    runs = [federation(data=d) for d in (data, reference)]
+    runs[1].roster.num_clients = 3
+    rows = [run_rows(run) for run in runs]
+    assert equal(runs[0].server, runs[1].server)
+    assert [r["acc"] for r in rows[0]] == [r["acc"] for r in rows[1]]
+
+
+def test_a_state_is_a_snapshot():
+    """Going on does not change a state taken before, and it can be continued from twice."""
+    run = federation(clients=2, rounds=3)
+    run.run_round(0)
+    run.round = 1
+    state = run.state_dict()
+    frozen = copy.deepcopy(state)
+    rows = run_rows(run)
+    for _ in range(2):
+        again = federation(clients=2, rounds=3)
+        again.load_state_dict(state)
+        assert run_rows(again) == rows
+        assert equal(again.server, run.server)
+    kept, expected = state["clients"][1][1][0][0], frozen["clients"][1][1][0][0]
+    assert equal(kept, expected)
+    assert equal(state["server"], frozen["server"])
+
+
+# --- many clients
+
+
+class Specks(FSSLDataModule):
+    """20 000 images of 4 x 4 pixels in two classes that differ in brightness."""
+
+    num_classes, image_size, zoom_size, mean, std = 2, 4, 4, (0.5,), (0.25,)
+
+    def read(self):
+        rng = np.random.default_rng(0)
+        labels = np.arange(20_000) % 2
+        images = rng.integers(0, 128, (20_000, 4, 4, 1)) + 127 * labels[:, None, None, None]
+        images, labels = images.astype(np.uint8), labels.astype(np.int64)
+        return Arrays(images, labels, images[:100], labels[:100], ("dark", "bright"), {})
+
+
+def test_ten_thousand_clients_of_whom_ten_take_part(tmp_path):
+    """Only who took part is stored, and both clients of a pair of images learn."""
+    empty = np.array([], dtype=np.int64)
+    pairs = tuple(np.arange(2 * k, 2 * k + 2) for k in range(10_000))
+    file = tmp_path / "partition.json"
+    Partition(labelled=pairs, unlabelled=(empty,) * 10_000, server=empty, pool=empty).save(file)
+    data = Specks(partition_file=str(file), num_clients=10_000)
+    data.setup()
+    torch.manual_seed(0)
+    method = Everybody(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)))
+    run = Federation(method, data, data.roster(0, participants=10), plain_fabric(), rounds=4, seed=0)
+    rows = run_rows(run)
+    drawn = {c for r in range(4) for c in run.roster.sample(r)}
+    assert 30 < len(drawn) <= 40
+    assert run.clients.keys() == run.state_dict()["clients"].keys() == drawn
+    assert [row["participants"] for row in rows] == [10] * 4
+    assert rows[-1]["acc"] > rows[0]["acc"] - 1e-9 and rows[-1]["acc"] > 90
+
+
+# --- the server's own training
+
+
+class ServerTrains(Everybody):
+    """Clients do nothing; the server trains on its labels before and in every round."""
+
+    scenario = "server"
+
+    def client_finish(self, client):
+        return None
+
+    def server_start(self, server):
+        self.steps_before = server.fit(self.streams(server.data), 2)
+
+    def server_step(self, server):
+        server.fit(self.streams(server.data), 1)
+
+
+def test_the_server_trains_and_keeps_its_momentum():
+    """As plain SGD over 2 + 3 passes would, momentum carried along, after a resume too."""
+    whole = make_federation(ServerTrains, rounds=3)
+    rows = run_rows(whole)
+    assert whole.method.steps_before == 2  # 40 labels, a batch of 64
+    assert rows[-1]["bytes_up"] == 0
+    assert [row["server/loss"] for row in rows] == sorted((r["server/loss"] for r in rows), reverse=True)
+
+    data, site = whole.data, whole.data.server
+    model = make_federation(ServerTrains, data).method.model
+    optimizer = torch.optim.SGD(model.parameters(), 0.03, 0.9, weight_decay=5e-4, fused=True)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data.take("test", site.labelled)), site.labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hook", ["plan", "broadcast", "aggregate", "refresh_norm", "predict"])
+@pytest.mark.parametrize("stack", [None, 2])
+def test_errors_outside_visits_say_where(hook: str, stack: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that breaks where nobody trains is named with its method and round."""
+    data, method = make_data(), make_method("fedavg")
+    federation = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0, stack=stack)
+
+    def broken(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(federation.method, hook, broken)
+    with pytest.raises(RunError, match=rf"FedAvg\.{hook}( to client \d)?, round 0: KeyError: 'lost'"):
+        federation.run()
+
+
+def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption() -> None:
+    """Noise at the server comes from a stream of the round, not from wherever torch's generator stands."""
+
+    class Noisy(find_class("fedavg", KINDS["method"])):
+        def aggregate(self, uploads: Any) -> None:
+            super().aggregate(uploads)
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter += 1e-2 * torch.randn_like(parameter)
+
+    whole, half, rest = (make_federation(Noisy, rounds=n) for n in (2, 1, 2))
+    whole.run()
+    half.run()
+    rest.load_state_dict(half.state_dict())
+    torch.manual_seed(99)
+    rest.run()
+    assert all(torch.equal(value, rest.server[name]) for name, value in whole.server.items())
+
+
+def test_training_on_labels_that_nobody_has_is_refused() -> None:
+    with pytest.raises(RunError, match=r"FedAvg\.plan, round 0: ConfigError: no client holds labels"):
+        make_federation("fedavg", make_data("server")).run()

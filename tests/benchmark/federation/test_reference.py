@@ -1,0 +1,435 @@
+"""The reference engine: equal to plain torch, states in their scopes, errors that say where, honest metrics."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmark.federation.reference import EVAL_BLOCK, LocalSite
+from datamodules.base import SiteData
+from datamodules.common.errors import RunError
+from datamodules.common.streams import SERVER, generator
+from federations import few_data, make_federation, run_rows
+from methods import models
+from methods.base import FedMethod, Visit
+
+ROUNDS = 2
+
+
+class Plain(FedMethod):
+    """Cross-entropy on images that are not augmented."""
+
+    views = {"labelled": {"x": "test"}}
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def federation(cls=Plain, clients=1, labelled=None, rounds=ROUNDS, **args):
+    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+
+
+# --- the same as plain torch
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_one_client_is_a_plain_training_loop(reset):
+    """With all data at one client, the federation is SGD over shuffled epochs, bit for bit."""
+    run = federation(local_epochs=2, lr=0.1, clip_norm=1.0, nesterov=True, reset_momentum=reset)
+    data, site = run.data, run.data.client(0)
+    run_rows(run)
+
+    torch.manual_seed(0)
+    model = models.build("small_cnn", 10)
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "fused": True}
+    for number in range(ROUNDS):
+        if reset or not number:
+            optimizer = torch.optim.SGD(model.parameters(), **options)
+        for epoch in (1, 2):
+            order = torch.randperm(250, generator=generator(0, f"order/labelled/{epoch}", number, 0, 0))
+            for part in order.split(64):
+                x = data.take("test", site.labelled[part])
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), site.labels[part]).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+    trained = {f"model.{k}": v for k, v in model.state_dict().items()}
+    assert trained.keys() == run.server.keys()
+    assert all(torch.equal(v, run.server[k]) for k, v in trained.items())
+
+
+class Normalised(Plain):
+    """On a network with running statistics."""
+
+    def __init__(self, model, **base):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 10))
+        super().__init__(net, **base)
+
+
+def test_batch_norm_travels_with_the_model():
+    """Statistics are averaged like weights; a counter is averaged and truncated when it is loaded."""
+    one = federation(Normalised, rounds=1)
+    alone = one.engine.client(one.visits(0)[0], one.server, None)[0].tensors
+    run_rows(one)
+    assert all(torch.equal(v, one.server[k]) for k, v in alone.items())
+    assert int(one.server["model.1.num_batches_tracked"]) == 4
+
+    run = federation(Normalised, clients=2, rounds=2)
+    site = run.data.client(1)
+    run.data._clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
+    uploads = [run.engine.client(v, run.server, None)[0].tensors for v in run.visits(0)]
+    run.run_round(0)
+    for name in ("model.1.running_mean", "model.1.running_var", "model.0.weight"):
+        mean = (125 * uploads[0][name].double() + 70 * uploads[1][name].double()) / 195
+        torch.testing.assert_close(run.server[name], mean.float(), rtol=1e-6, atol=0)
+    assert [int(u["model.1.num_batches_tracked"]) for u in uploads] == [2, 2]
+    run.server["model.1.num_batches_tracked"] += 3
+    run.data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    run.run_round(1)
+    assert int(run.server["model.1.num_batches_tracked"]) == int((125 * (5 + 2) + 20 * (5 + 1)) / 145) == 6
+
+
+def test_optimiser_state_is_kept_or_reset():
+    """A kept buffer continues, is a client's own, and a visit changes only a copy of it."""
+    kept, reset = (federation(clients=3, reset_momentum=r) for r in (False, True))
+    for run in (kept, reset):
+        run.run_round(0)
+    assert all(state.optimizers == [] for state in reset.clients.values())
+    buffers = {c: s.optimizers[0][0]["momentum_buffer"] for c, s in kept.clients.items()}
+    assert not torch.equal(buffers[0], buffers[1])
+    before = buffers[0].clone()
+    visit = kept.visits(1)[0]
+    first = kept.engine.client(visit, kept.server, kept.clients[0])
+    second = kept.engine.client(visit, kept.server, kept.clients[0])
+    forgotten = kept.engine.client(visit, kept.server, None)
+    assert torch.equal(buffers[0], before)
+    assert all(torch.equal(v, second[0].tensors[k]) for k, v in first[0].tensors.items())
+    assert any(not torch.equal(v, forgotten[0].tensors[k]) for k, v in first[0].tensors.items())
+
+
+class TwoOptimisers(Plain):
+    """One optimiser for the head, one for the rest."""
+
+    def configure_optimizers(self):
+        head = list(self.model.head.parameters())
+        known = {id(p) for p in head}
+        rest = [p for p in self.model.parameters() if id(p) not in known]
+        return [torch.optim.Adam(head, 1e-3), torch.optim.SGD(rest, 0.03, momentum=0.9)]
+
+    def local_step(self, batch, batch_idx, optimizer):
+        for one in optimizer:
+            one.zero_grad()
+        loss = self.training_step(batch, batch_idx)
+        loss.backward()
+        for one in optimizer:
+            one.step()
+        self.log("loss", loss)
+
+
+def test_several_optimisers_keep_their_own_states():
+    run = federation(TwoOptimisers, clients=2)
+    run.run_round(0)
+    adam, sgd = run.clients[1].optimizers
+    assert set(adam[0]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert set(sgd[0]) == {"momentum_buffer"}
+    steps = float(adam[0]["step"])
+    run.run_round(1)
+    assert float(run.clients[1].optimizers[0][0]["step"]) == 2 * steps > 0
+
+
+# --- scopes
+
+
+class Scoped(Plain):
+    """A counter of steps in every scope, and what each visit finds in them."""
+
+    scopes = {"mine": "personal", "scratch": "local", "secret": "server"}
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        for name in ("mine", "scratch", "secret", "common", "mute"):
+            self.register_buffer(name, torch.zeros(()))
+        self.found = []
+
+    def counters(self):
+        return {n: float(v) for n, v in self.named_buffers()}
+
+    def broadcast(self, server, visit):
+        return {k: v for k, v in super().broadcast(server, visit).items() if k != "mute"}
+
+    def client_start(self, first):
+        self.found.append((self.visit, first, self.counters()))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for _, buffer in self.named_buffers():
+            buffer += 1.0
+
+    def aggregate(self, uploads):
+        self.found.append(("aggregate", None, self.counters()))
+        super().aggregate(uploads)
+
+    def server_step(self, server):
+        self.found.append(("server", None, self.counters()))
+        self.secret += 10.0
+
+    def refresh_norm(self, data):
+        self.found.append(("refresh", None, self.counters()))
+
+
+def test_scopes():
+    """Personal tensors stay, local ones are rebuilt, the server's never travel, unsent ones are not another's."""
+    run = federation(Scoped, clients=3)
+    site = run.data.client(1)
+    run.data._clients[1] = SiteData(site.labelled[:40], site.labels[:40], site.unlabelled)
+    run_rows(run)
+    assert [run.data.client(c).size for c in range(3)] == [83, 40, 83]
+    steps = [2, 1, 2]
+    mean = (83 * 2 + 40 * 1 + 83 * 2) / 206
+    visits = [(v, f, n) for v, f, n in run.method.found if isinstance(v, Visit) and v.client != SERVER]
+    assert len(visits) == 3 * ROUNDS
+    for visit, first, found in visits:
+        again = visit.round > 0
+        assert first is not again
+        assert found["mine"] == (steps[visit.client] if again else 0)
+        assert found["common"] == pytest.approx(mean if again else 0)
+        assert found["scratch"] == found["secret"] == found["mute"] == 0
+    at_server = [(v, n) for v, _, n in run.method.found if isinstance(v, str)]
+    assert [v for v, _ in at_server] == ["refresh", *["aggregate", "server", "refresh"] * ROUNDS]
+    for _, found in at_server:
+        assert found["mine"] == found["scratch"] == 0
+    assert float(run.server["secret"]) == 10 * ROUNDS
+    assert run.server.keys() == set(run.method.names("shared", "server"))
+    assert all(state.tensors.keys() == {"mine"} for state in run.clients.values())
+
+
+def test_uploads_and_downloads_hold_shared_tensors_only():
+    run = federation(Scoped, clients=2)
+    visit = run.visits(0)[0]
+    upload, kept, _, down = run.engine.client(visit, run.server, None)
+    assert upload.tensors.keys() == set(run.method.names("shared"))
+    assert upload.weight == visit.size == run.data.client(0).size
+    assert float(kept.tensors["mine"]) > 0
+    assert down == 4 * (92_626 + 1)  # the network and `common`
+
+
+def test_a_visit_depends_only_on_what_it_is_given():
+    """Whoever was visited before, in whichever mode they left the module."""
+    run = federation(Scoped, clients=3)
+    visits = run.visits(0)
+    alone = run.engine.client(visits[2], run.server, None)[0]
+    run.engine.client(visits[0], run.server, None)
+    run.method.eval()
+    after = run.engine.client(visits[2], run.server, None)[0]
+    assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
+
+
+class Modes(Plain):
+    def client_start(self, first):
+        self.modes = [(self.training, torch.is_grad_enabled())]
+
+    def client_prepare(self, client):
+        self.eval()
+        return super().client_prepare(client)
+
+    def training_step(self, batch, batch_idx):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", {"momentum": 0.9}),
+        ("fedavg", {"momentum": 0.0}),
+        ("fedavg", {"reset_momentum": True}),
+        ("fed_consist", {"warmup_rounds": 0}),
+        ("local_ssl", {"reset_momentum": False}),
+    ],
+)
+def test_what_clients_keep_is_foretold(name, options):
+    """The bytes shown before a run are those of the store after it."""
+    run = make_federation(name, rounds=1, **options)
+    foretold = run.engine.kept_bytes()
+    run_rows(run)
+    for state in run.clients.values():
+        kept = [
+            t for own in state.optimizers for s in own for t in s.values() if isinstance(t, torch.Tensor) and t.ndim
+        ]
+        every = [*state.tensors.values(), *kept]
+        assert foretold == sum(t.numel() * t.element_size() for t in every)
+    assert run.clients
+
+
+def test_modes():
+    """Hooks start in training mode, ``client_start`` without gradients; training is in training mode."""
+    run = federation(Modes, clients=6)
+    run.method.eval()
+    run.engine.client(run.visits(0)[0], run.server, None)
+    assert run.method.modes[0] == (True, False)
+    assert set(run.method.modes[1:]) == {(True, True)}
+
+
+# --- errors
+
+
+class Breaks(Plain):
+    """Raises in one hook."""
+
+    def __init__(self, model, hook="", **base):
+        super().__init__(model, **base)
+
+    def fail(self, hook):
+        if self.hparams["hook"] == hook and self.visit.round == 1:
+            raise ZeroDivisionError("broken on purpose")
+
+    def client_start(self, first):
+        self.fail("client_start")
+
+    def training_step(self, batch, batch_idx):
+        self.fail("training_step")
+        loss = super().training_step(batch, batch_idx)
+        bad = self.hparams["hook"] == "loss" and self.visit.round == 1
+        return loss * torch.inf if bad else loss
+
+    def client_finish(self, client):
+        self.fail("client_finish")
+        return super().client_finish(client)
+
+    def server_step(self, server):
+        self.fail("server_step")
+
+
+@pytest.mark.parametrize(
+    ("hook", "who"),
+    [
+        ("client_start", r"client 0 \(125 images\)"),
+        ("training_step", r"client 0 \(125 images\)"),
+        ("client_finish", r"client 0 \(125 images\)"),
+        ("server_step", "the server"),
+    ],
+)
+def test_errors_name_method_site_and_round(hook, who):
+    run = federation(Breaks, clients=2, hook=hook)
+    with pytest.raises(RunError, match=rf"Breaks, {who}, round 1: ZeroDivisionError: broken on purpose") as error:
+        run.run()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run():
+    run = federation(Breaks, clients=2, hook="loss")
+    with pytest.raises(RunError, match=r"Breaks, client 0 .*, round 1: the loss is not finite.*lower the learning"):
+        run.run()
+    assert run.round == 1
+
+
+def test_a_view_that_the_pipeline_lacks():
+    class Strong(Plain):
+        views = {"labelled": {"x": "sideways"}}
+
+    with pytest.raises(RunError, match=r"Strong, client 0 .*no view 'sideways', only weak, test"):
+        federation(Strong).run()
+
+
+# --- randomness, tallies and pseudo-labels
+
+
+class Noisy(Plain):
+    """Adds torch's own noise to the loss's inputs, as dropout does."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("noise", torch.rand(()))
+        return super().training_step(batch, batch_idx)
+
+
+def test_torch_noise_belongs_to_the_visit():
+    """It repeats, differs between rounds, clients and repeats, and leaves the global generator alone."""
+    run = federation(Noisy, clients=2)
+    first = run.visits(0)[0]
+    state = torch.random.get_rng_state()
+
+    def noise(visit):
+        return float(run.engine.client(visit, run.server, None)[2]["noise"][0])
+
+    assert noise(first) == noise(first)
+    others = [replace(first, round=1), replace(first, client=1), replace(first, repeat=1)]
+    assert len({noise(v) for v in (first, *others)}) == 4
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_streams_of_a_site():
+    run = federation(clients=2)
+    site = LocalSite(run.engine, run.data.client(0), Visit(round=3, client=0), [])
+    index = torch.arange(2 * EVAL_BLOCK + 5) % 250
+    blocks = list(site.views("test", index))
+    assert [len(b) for b in blocks] == [EVAL_BLOCK, EVAL_BLOCK, 5]
+    assert torch.equal(torch.cat(blocks), run.data.take("test", index))
+    weak = [torch.cat(list(site.views("weak", index, purpose))) for purpose in ("a", "a", "b")]
+    assert torch.equal(weak[0], weak[1])
+    assert not torch.equal(weak[0], weak[2])
+
+
+def test_the_server_meets_other_numbers_before_the_first_round_than_in_it():
+    """Pre-training and the first server step do not repeat each other's shuffles."""
+
+    class Listens(Plain):
+        def server_start(self, server):
+            self.drawn = [float(torch.rand(1, generator=server.generator("order")))]
+
+        def server_step(self, server):
+            self.drawn.append(float(torch.rand(1, generator=server.generator("order"))))
+
+    run = federation(Listens, clients=6)
+    run.run()
+    assert len(set(run.method.drawn)) == 1 + ROUNDS
+
+
+def tallies(run, index, labels, selected, **options):
+    site = LocalSite(run.engine, run.data.client(0), Visit(), [])
+    run.method._tally = tally = {}
+    site.report_pseudo_labels(index, labels, selected, **options)
+    run.method._tally = None
+    return {name: (total / weight).tolist() for name, (total, weight) in tally.items()}
+
+
+def test_pseudo_labels_are_judged_by_the_hidden_labels():
+    """Of 8 images 6 are selected and 4 of them are right; shares are of all 8."""
+    run = federation(clients=2, labelled=1)
+    index = run.data.client(1).unlabelled[:8]
+    labels = run.data._labels[index].clone()
+    selected = torch.tensor([True] * 6 + [False] * 2)
+    labels[[0, 1, 6]] = (labels[[0, 1, 6]] + 1) % 10
+    shares = tallies(run, index, labels, selected)
+    assert (shares["pseudo/selected"], shares["pseudo/correct"]) == (0.75, 0.5)
+    per_class = tallies(run, index, labels, selected, per_class=True)
+    assert sum(per_class["pseudo/selected_by_class"]) == pytest.approx(0.75)
+    assert sum(per_class["pseudo/correct_by_class"]) == pytest.approx(0.5)
+    assert tallies(run, index[:0], labels[:0], selected[:0]) == {}
+    assert tallies(run, index, labels, torch.zeros(8, dtype=torch.bool))["pseudo/correct"] == 0
+
+
+def test_hidden_labels_are_for_declared_oracles_only():
+    run = federation(clients=2, labelled=1)
+    site = LocalSite(run.engine, run.data.client(1), Visit(client=1), [])
+    index = site.data.unlabelled[:4]
+    with pytest.raises(RunError, match="uses_oracle"):
+        site.oracle(index, run.data._labels[index])
+    run.method.uses_oracle = True
+    assert site.oracle(index, run.data._labels[index]).all()
+
+
+def test_tallies_are_means_over_steps_and_clients():
+    """The row's ``loss`` is the mean over all batches of all clients; ``batch_size`` weighs."""
+
+    class Logs(Plain):
+        def training_step(self, batch, batch_idx):
+            self.log("plain", float(batch_idx))
+            self.log("weighted", torch.tensor(float(len(batch["labelled"]["y"]))), batch_size=batch_idx + 1)
+            return super().training_step(batch, batch_idx)
+
+    run = federation(Logs, clients=1, rounds=1)
+    row = run_rows(run)[0]
+    assert row["plain"] == (0 + 1 + 2 + 3) / 4
+    assert row["weighted"] == pytest.approx((64 * (1 + 2 + 3) + 58 * 4) / 10)

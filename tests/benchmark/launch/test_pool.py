@@ -1,0 +1,297 @@
+"""Many runs at once: every run once, failures and deaths reported, the others unharmed, records kept."""
+
+import importlib
+import io
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from benchmark import registry as classes
+from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.launch.environment import cores
+from benchmark.launch.lock import run_lock
+from benchmark.launch.pool import LOG, attempt, run_all
+from benchmark.launch.progress import Display
+from benchmark.registry import ClassSpec
+from benchmark.report import records
+from benchmark.report.records import RunFolder, read_record, state
+from benchmark.suites.suite import PlannedRun
+from datamodules.common.errors import RunError
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+FIT = """
+import os, signal, sys, time, types
+from benchmark import registry as classes
+from benchmark.report import records
+from benchmark.registry import Kind
+from benchmark.config import folder
+from datamodules.common.errors import RunError
+from benchmark.report.records import RunFolder
+
+class Base: pass
+class Method(Base): pass
+class Data(Base): pass
+
+KINDS = {"method": Kind("m", "fake_runs", "fake_runs.Base"), "data": Kind("d", "fake_runs", "fake_runs.Base")}
+classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
+records.environment = dict
+
+def fit(config):
+    run = RunFolder(folder(config))
+    with run.lock():
+        run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+        run.rewind(0)
+        print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads, flush=True)
+        if config.seed == 666:
+            raise ZeroDivisionError("seed 666")
+        if config.seed == 667:
+            raise RunError("a known problem")
+        if config.seed == 700:
+            (run.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
+            time.sleep(1.5)  # for longer than the parent waits between two looks
+            run.rows()
+        if config.seed >= 1000:
+            def synchronize():
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+            sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        if config.seed == 999:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for number in range(config.rounds):
+            run.append({"round": number, "acc": 10.0 + config.seed})
+        run.finish()
+    return run.path
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Dotted path of a run function, with light classes, that worker processes can import too."""
+    (tmp_path / "fake_runs.py").write_text(FIT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fake_runs", raising=False)
+    monkeypatch.setattr(records, "environment", records.environment)
+    for slot, kind in classes.KINDS.items():
+        monkeypatch.setitem(classes.KINDS, slot, kind)
+    importlib.import_module("fake_runs")
+    return "fake_runs.fit"
+
+
+def planned(tmp_path, *seeds):
+    runs = []
+    for seed in seeds:
+        spec = ClassSpec("fake_runs.Method"), ClassSpec("fake_runs.Data")
+        config = resolve(RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r"))))
+        runs.append(PlannedRun(run_id(config), config, [f"1/A/low{seed}", "2/A/low"]))
+    return runs
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def seed_status(outcomes):
+    return {outcome.run.config.seed: outcome.status for outcome in outcomes}
+
+
+def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake):
+    runs = planned(tmp_path, 1, 999, 666, 2, 3)
+    console = quiet()
+    outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
+    expected = {1: "complete", 2: "complete", 3: "complete", 666: "failed", 999: "failed"}
+    assert seed_status(outcomes) == expected
+    messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
+    assert messages[666] == "ZeroDivisionError: seed 666"
+    assert "killed by SIGKILL; run the same command again" in messages[999]
+    states = {run.config.seed: state(folder(run.config)) for run in runs}
+    assert states == {**expected, 999: "stale"}
+    assert "ZeroDivisionError: seed 666" in read_record(folder(runs[2].config))["error"]
+    text = console.file.getvalue()
+    assert "[5/5]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
+    logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
+    assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
+    assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
+
+
+def test_one_run_left_gets_the_threads_that_it_would_have_had_among_many(tmp_path, fake):
+    runs = planned(tmp_path, 1)
+    assert seed_status(run_all(runs, 2, 0, Display(1, quiet()), fake)) == {1: "complete"}
+    pid, devices, threads = (folder(runs[0].config) / LOG).read_text().split()[2:]
+    assert pid != str(os.getpid()) and (devices, threads) == ("1", str(max(1, cores() // 2)))
+
+
+def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):
+    runs = planned(tmp_path, 1, 667, 2)
+    outcomes = run_all(runs, 1, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "complete", 667: "failed", 2: "complete"}
+    assert outcomes[1].message == "a known problem"
+    assert capsys.readouterr().out.count(f"hello from {os.getpid()} auto auto") == 3
+
+
+def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake):
+    """After some CUDA errors every further call of the process fails: each run has to get a process of its own."""
+    runs = planned(tmp_path, 1000, 1001, 1002)
+    outcomes = run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
+    assert [outcome.message for outcome in outcomes] == ["RuntimeError: CUDA error: device-side assert triggered"] * 3
+    assert len({(folder(run.config) / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
+
+
+def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
+    """Where locks do not reach from one machine to the other."""
+    (run,) = planned(tmp_path, 1)
+    there = RunFolder(folder(run.config))
+    there.open(run.config, FACTS)
+    (there.path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
+    before = (there.path / "record.json").read_bytes()
+    outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+    assert seed_status(outcomes) == {1: "busy"} and "process 1 on another-machine" in outcomes[0].message
+    assert (there.path / "record.json").read_bytes() == before
+
+
+def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
+    (run,) = planned(tmp_path, 1)
+    with run_lock(folder(run.config)):
+        outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
+    assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
+    assert state(folder(run.config)) == "missing"
+
+
+def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
+    def fails(config):
+        raise RunError("no data")
+
+    (run,) = planned(tmp_path, 1)
+    assert attempt(run.config, fails) == ("failed", "no data")
+    assert state(folder(run.config)) == "failed"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of `Display.ticking`
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
+    runs = planned(tmp_path, 1, 700, 2, 3)
+    outcomes = run_all(runs, jobs, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "complete", 700: "failed", 2: "complete", 3: "complete"}
+    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
+    assert "line 1 is damaged; delete the folder" in message
+
+
+def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
+    runs = planned(tmp_path, 1, 2, 3)
+    (folder(runs[0].config) / LOG).mkdir(parents=True)
+    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "failed", 2: "complete", 3: "complete"}
+    (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
+    assert message.startswith("IsADirectoryError") and LOG in message
+
+
+def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake, monkeypatch):
+    def fails(config):
+        raise RunError("no data")
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    (run,) = planned(tmp_path, 1)
+    monkeypatch.setattr(RunFolder, "fail", full)
+    assert attempt(run.config, fails) == ("failed", "no data")
+
+
+def test_attempt_leaves_a_record_that_cannot_be_read(tmp_path, fake):
+    def fails(config):
+        raise RunError("no data")
+
+    (run,) = planned(tmp_path, 1)
+    folder(run.config).mkdir(parents=True)
+    (folder(run.config) / "record.json").write_text("{")
+    assert attempt(run.config, fails) == ("failed", "no data")
+    assert (folder(run.config) / "record.json").read_text() == "{"
+
+
+def test_attempt_never_touches_a_complete_record(tmp_path, fake):
+    def fails(config):
+        raise RunError("made under other defaults")
+
+    (run,) = planned(tmp_path, 1)
+    done = RunFolder(folder(run.config))
+    done.open(run.config, FACTS)
+    done.append({"round": 1, "acc": 1.0})
+    done.finish()
+    before = (done.path / "record.json").read_bytes()
+    assert attempt(run.config, fails)[0] == "failed"
+    assert (done.path / "record.json").read_bytes() == before
+
+
+ORPHAN = """
+import sys
+from benchmark.launch.pool import _Worker
+if __name__ == "__main__":
+    worker = _Worker(0, 0, "os.getpid")
+    print(worker.process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_workers_die_with_their_parent(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker = int(parent.stdout.readline())
+    os.kill(worker, 0)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
+    (run,) = planned(tmp_path, 1)
+    folder_ = RunFolder(folder(run.config))
+    folder_.open(run.config, FACTS)
+    folder_.append({"round": 0, "acc": 33.0})
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+        display.live.refresh()
+        display.finish(run, "complete", "")
+    text = console.file.getvalue()
+    assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
+
+
+def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
+    (run,) = planned(tmp_path, 1)
+    folder_ = RunFolder(folder(run.config))
+    folder_.open(run.config, FACTS)
+    console = quiet()
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+        folder_.append({"round": 0, "acc": 33.0})
+        display.tick()
+    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1
+
+
+def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
+    """It looks twice a second, and a run may have thousands of rows."""
+    monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
+    (run,) = planned(tmp_path, 1)
+    path = folder(run.config)
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("not looked at\n" * 10 + '{"round": 0, "acc": 33.0}\n{"round": 1, "ac')
+    console = quiet()
+    with Display(1, console) as display:
+        display.start(run)
+        display.tick()
+    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1

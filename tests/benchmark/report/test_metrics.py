@@ -1,0 +1,150 @@
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import precision_score, recall_score, roc_auc_score
+
+from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from datamodules.common.errors import DataError, RunError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture(autouse=True)
+def no_warning_escapes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def oracle(probs: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    p, y = probs.numpy().astype(np.float64), labels.numpy()
+    predicted = p.argmax(1)
+    aucs = [roc_auc_score(y == c, p[:, c]) for c in np.unique(y)]
+    macro = {"average": "macro", "zero_division": 0}
+    return {
+        "acc": 100 * (predicted == y).mean(),
+        "auc": 100 * float(np.mean(aucs)),
+        "precision": 100 * precision_score(y, predicted, **macro),
+        "recall": 100 * recall_score(y, predicted, **macro),
+    }
+
+
+def random_case(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n,), generator=g)
+    logits = torch.randn(n, classes, generator=g)
+    logits[torch.arange(n), labels] += 1.0
+    return logits.softmax(1), labels
+
+
+def test_released_numbers():
+    data = json.loads((GOLDEN / "rscfed/metrics.json").read_text())
+    probs = torch.tensor(data["inputs"]["probs"]["data"]).view(data["inputs"]["probs"]["shape"])
+    labels = torch.tensor(data["inputs"]["labels"]["data"])
+    scores = classification_metrics(probs, labels)
+    expected = {name: 100 * value for name, value in data["outputs"].items()}
+    expected["acc"] = expected.pop("accuracy")
+    assert scores == pytest.approx(expected, rel=data["tolerance"]["rtol"])
+    assert 4 not in probs.argmax(1)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(2000, 10), (700, 2), (400, 37), (26_032, 10)])
+def test_agrees_with_scikit_learn(n, classes):
+    probs, labels = random_case(n, n, classes)
+    assert classification_metrics(probs, labels) == pytest.approx(oracle(probs, labels), abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ties_count_half(seed):
+    probs, labels = random_case(seed, 200, 5)
+    probs = (probs * 8).round() / 8
+    assert len(probs.unique()) < 10
+    assert classification_metrics(probs, labels) == pytest.approx(oracle(probs, labels), abs=1e-3)
+
+
+def test_constant_prediction_is_chance():
+    labels = torch.arange(4).repeat(25)
+    scores = classification_metrics(torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(100, 4), labels)
+    assert scores == pytest.approx({"acc": 25.0, "auc": 50.0, "precision": 6.25, "recall": 25.0})
+
+
+def test_perfect_prediction():
+    labels = torch.arange(3).repeat(4)
+    scores = classification_metrics(torch.nn.functional.one_hot(labels).float(), labels)
+    assert scores == {"acc": 100.0, "auc": 100.0, "precision": 100.0, "recall": 100.0}
+
+
+def test_two_classes_by_hand():
+    probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    # class 1 holds samples 2 and 3; of its four pairs with class 0, (2, 1) is in the wrong order
+    scores = classification_metrics(probs, torch.tensor([0, 0, 1, 1]))
+    expected = {"acc": 75.0, "auc": 75.0, "precision": 100 * (2 / 3 + 1) / 2, "recall": 75.0}
+    assert scores == pytest.approx(expected)
+
+
+def test_absent_class_that_is_predicted_has_precision_and_recall_0_and_no_auc():
+    probs, labels = random_case(3, 300, 4)
+    labels[labels == 2] = 1
+    assert 2 in probs.argmax(1)
+    scores = classification_metrics(probs, labels)
+    assert scores == pytest.approx(oracle(probs, labels), abs=1e-3)
+    three = [roc_auc_score(labels.numpy() == c, probs[:, c].numpy()) for c in (0, 1, 3)]
+    assert scores["auc"] == pytest.approx(100 * sum(three) / 3, abs=1e-3)
+
+
+def test_class_that_neither_occurs_nor_is_predicted_changes_nothing():
+    probs, labels = random_case(4, 300, 4)
+    padded = torch.cat([probs, torch.zeros(300, 1)], 1)
+    assert classification_metrics(padded, labels) == classification_metrics(probs, labels)
+
+
+def test_one_class_has_no_auc():
+    probs, _ = random_case(5, 50, 3)
+    labels = torch.ones(50, dtype=torch.int64)
+    scores = classification_metrics(probs, labels)
+    assert math.isnan(scores["auc"])
+    assert scores["acc"] == pytest.approx(100 * float((probs.argmax(1) == 1).float().mean()))
+
+
+def test_order_of_samples_and_classes_does_not_matter():
+    probs, labels = random_case(6, 500, 6)
+    rows, columns = torch.randperm(500), torch.randperm(6)
+    moved = classification_metrics(probs[rows][:, columns], columns.argsort()[labels[rows]])
+    assert moved == pytest.approx(classification_metrics(probs, labels), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("probs", "labels", "error", "message"),
+    [
+        (torch.rand(3, 2), torch.tensor([0, 1]), DataError, r"\[3, 2\] and labels \[2\]"),
+        (torch.rand(0, 2), torch.zeros(0, dtype=torch.int64), DataError, "N > 0"),
+        (torch.rand(2, 2), torch.tensor([0, 2]), DataError, "labels run from 0 to 2, but the model has 2"),
+        (torch.rand(2, 2), torch.tensor([-1, 1]), DataError, "labels run from -1 to 1"),
+        (torch.tensor([[0.5, torch.nan]]), torch.tensor([0]), RunError, "nan to nan .*diverged"),
+        (torch.tensor([[-3.0, 4.0]]), torch.tensor([0]), RunError, "-3.0 to 4.0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(probs, labels, error, message):
+    with pytest.raises(error, match=message):
+        classification_metrics(probs, labels)
+
+
+def test_pseudo_label_shares():
+    shares = pseudo_label_shares(0.9, 0.6)
+    assert shares == pytest.approx({"wrong": 0.3, "accuracy": 2 / 3, "correct_per_wrong": 2.0})
+    assert pseudo_label_shares(0.5, 0.5) == {"wrong": 0.0, "accuracy": 1.0}
+    assert pseudo_label_shares(0.0, 0.0) == {"wrong": 0.0}
+
+
+def test_pseudo_label_classes():
+    even = pseudo_label_classes([0.2, 0.2, 0.2, 0.2], [0.2, 0.1, 0.0, 0.05])
+    assert even == {"accuracy_by_class": [1.0, 0.5, 0.0, 0.25], "balance": pytest.approx(1.0)}
+    lone = pseudo_label_classes([0.0, 0.3], [0.0, 0.1])
+    assert lone == {"accuracy_by_class": [None, 0.333333], "balance": 0.0}
+    assert pseudo_label_classes([0.5, 0.5, 0.0, 0.0], [0.0] * 4)["balance"] == pytest.approx(0.5)
+    assert pseudo_label_classes([0.0, 0.0], [0.0, 0.0]) == {"accuracy_by_class": [None, None]}

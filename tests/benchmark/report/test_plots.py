@@ -1,0 +1,205 @@
+"""Learning curves: what is drawn, how runs are called, and what is refused."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from benchmark.cli import main
+from benchmark.report import plots, records
+from datamodules.common.errors import ConfigError
+
+ROWS = {
+    "one": [{"round": r, "acc": 10.0 * r, "timing": {"seconds": 1.0}} for r in range(4)],
+    "two": [{"round": r, "acc": 5.0 * r, **({"share": [0.1 * r, 0.2]} if r > 1 else {})} for r in range(4)],
+}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are written; a warning while they are is an error."""
+    figures, save = [], plots.Figure.savefig
+
+    def keep(figure: Any, path: Path) -> None:
+        figures.append(figure)
+        with warnings.catch_warnings(action="error"):
+            save(figure, path)
+
+    monkeypatch.setattr(plots.Figure, "savefig", keep)
+    return figures
+
+
+def by_class(classes: int, rounds: int = 3) -> list[dict[str, Any]]:
+    return [
+        {"round": r, "acc": 1.0 * r, "share_by_class": [0.1 * r + k for k in range(classes)]} for r in range(rounds)
+    ]
+
+
+def texts(legend: Any) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def record(run_id: str, *, method: str = "fixmatch", dataset: str = "digits", seed: int = 0, **args: Any) -> Any:
+    data = {"class_path": dataset, "init_args": {"beta": 0.3, "mean": [len(dataset)]}}
+    config = {"method": {"class_path": method, "init_args": args}, "data": data, "seed": seed, "model_args": {"w": 8}}
+    return {"run_id": run_id, "method": method, "dataset": dataset, "config": config}
+
+
+def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
+    """One line per run, one per entry of a list, rounds from 0 as in the records; the file is a picture."""
+    path = plots.learning_curves(ROWS, ["acc", "share"], tmp_path / "curves.png")
+    assert imread(path).std() > 0
+    accuracy, share = drawn[0].axes
+    assert [line.get_label() for line in accuracy.lines] == ["one", "two"]
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 0], [1, 10], [2, 20], [3, 30]]
+    assert [line.get_xydata()[2:].tolist() for line in share.lines] == [
+        [[2, pytest.approx(0.2)], [3, pytest.approx(0.3)]],
+        [[2, 0.2], [3, 0.2]],
+    ]
+    assert share.get_xlabel() == "round" and share.get_ylabel() == "share" and share.get_title("left") == "two"
+
+
+def test_unknown_columns(tmp_path: Path) -> None:
+    """The error lists the columns there are."""
+    with pytest.raises(ConfigError, match="no run has a column 'auc'; there are acc, share"):
+        plots.learning_curves(ROWS, ["acc", "auc"], tmp_path / "curves.png")
+    with pytest.raises(ConfigError, match="no column to draw"):
+        plots.learning_curves(ROWS, [], tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_run_tells_classes_apart(tmp_path: Path, drawn: list[Any]) -> None:
+    """Colours and labels per class; a class without a value leaves a gap."""
+    rows = [{"round": r, "share_by_class": [0.1, None if r else 0.2]} for r in range(3)]
+    plots.learning_curves({"run": rows}, ["share_by_class"], tmp_path / "classes.png")
+    first, second = drawn[0].axes[0].lines
+    assert (first.get_label(), second.get_label()) == ("class 0", "class 1")
+    assert first.get_color() != second.get_color() and first.get_linewidth() > 1
+    assert second.get_ydata()[0] == 0.2 and np.isnan(second.get_ydata()[1:]).all()
+
+
+def test_rows_without_a_column_leave_a_gap(tmp_path: Path, drawn: list[Any]) -> None:
+    """Also where the value is null; a point between two gaps is marked, as no line shows it."""
+    rows = [{"round": r, "loss": 1.0, "parts": [1.0, 2.0]} for r in range(20)]
+    rows[5], rows[9] = {"round": 5}, {"round": 9}
+    rows[7]["loss"] = None
+    plots.learning_curves({"run": rows}, ["loss", "parts"], tmp_path / "gap.png")
+    loss, parts = drawn[0].axes
+    assert np.flatnonzero(np.isnan(loss.lines[0].get_ydata())).tolist() == [5, 7, 9]
+    assert loss.lines[0].get_markevery() == [6, 8] and loss.lines[0].get_marker() == "o"
+    assert [np.flatnonzero(np.isnan(line.get_ydata())).tolist() for line in parts.lines] == [[5, 9]] * 2
+    assert parts.lines[0].get_marker() == "None" and parts.lines[1].get_label() == "entry 1"
+
+
+def test_classes_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
+    """A panel per run with one scale, the same colours in each, and one legend of classes."""
+    plots.learning_curves({"a": by_class(10), "b": by_class(10)}, ["share_by_class"], tmp_path / "classes.png")
+    (first, second), figure = drawn[0].axes, drawn[0]
+    assert [panel.get_title("left") for panel in (first, second)] == ["a", "b"]
+    assert texts(first.get_legend()) == [f"class {k}" for k in range(10)]
+    assert second.get_legend() is None and not figure.legends
+    colours = [[line.get_color() for line in panel.lines] for panel in (first, second)]
+    assert colours[0] == colours[1] and len(set(colours[0])) == 10
+    assert first.get_ylim() == second.get_ylim()
+
+
+def test_many_classes_have_no_legend(tmp_path: Path, drawn: list[Any]) -> None:
+    """Runs stay named, and the layout fits (``drawn`` refuses the warning)."""
+    runs = {"a": by_class(100), "b": by_class(100)}
+    plots.learning_curves(runs, ["share_by_class", "acc"], tmp_path / "classes.png")
+    figure = drawn[0]
+    assert all(panel.get_legend() is None for panel in figure.axes) and texts(figure.legends[0]) == ["a", "b"]
+    assert [panel.get_title("left") for panel in figure.axes] == ["a", "b", ""]
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 100
+    plots.learning_curves({"c": by_class(20)}, ["share_by_class"], tmp_path / "twenty.png")
+    assert len({line.get_color() for line in drawn[1].axes[0].lines}) == len(texts(drawn[1].axes[0].get_legend())) == 20
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 30])
+def test_few_rows_are_marked_and_rounds_are_whole(tmp_path: Path, drawn: list[Any], rounds: int) -> None:
+    """One evaluated round shows as a point."""
+    path = plots.learning_curves({"a": by_class(3, rounds)}, ["acc", "share_by_class"], tmp_path / "few.png")
+    for panel in drawn[0].axes:
+        low, high = panel.get_xlim()
+        ticks = [tick for tick in panel.get_xticks() if low <= tick <= high]
+        assert ticks and all(tick == round(tick) for tick in ticks)
+        assert {line.get_marker() for line in panel.lines} == ({"o"} if rounds < 30 else {"None"})
+    pixels = imread(path)[..., :3]
+    assert (abs(pixels - np.array([31, 119, 180]) / 255) < 0.02).all(axis=-1).sum() > 20  # C0
+
+
+def test_many_runs_look_different_and_the_legend_hides_nothing(tmp_path: Path, drawn: list[Any]) -> None:
+    """Styles of lines cycle where colours repeat; the legend lies below the panel."""
+    plots.learning_curves({f"a rather long name {k}": by_class(1) for k in range(25)}, ["acc"], tmp_path / "runs.png")
+    figure, panel = drawn[0], drawn[0].axes[0]
+    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 25
+    (legend,) = figure.legends
+    assert len(texts(legend)) == 25 and panel.get_legend() is None
+    assert legend.get_window_extent().y1 < panel.get_tightbbox().y0
+    assert legend.get_window_extent().x0 > 0 and legend.get_window_extent().x1 < figure.bbox.x1
+    assert panel.get_window_extent().height > 250
+
+
+def test_default_labels() -> None:
+    """The method, the data set where there are several, options that differ; ids where that is not enough."""
+    labels = plots.default_labels
+    assert labels([record("a", dpl=True)]) == ["fixmatch"]
+    assert labels([record("a", dpl=True), record("b", method="feddb", dpl=False)]) == ["fixmatch", "feddb"]
+    assert labels([record("a", dpl=True), record("b", dpl=False), record("c", method="feddb", t=1)]) == [
+        "fixmatch (dpl=true)", "fixmatch (dpl=false)", "feddb"
+    ]  # fmt: skip
+    assert labels([record("a", seed=1), record("b", seed=2, new=3)]) == [
+        "fixmatch (seed=1)",
+        "fixmatch (seed=2)",
+    ]
+    assert labels([record("a"), record("b", dataset="cifar10")]) == ["fixmatch (digits)", "fixmatch (cifar10)"]
+    assert labels([record("a"), record("b")]) == ["fixmatch a", "fixmatch b"]
+    many = [record(str(i), a=i % 2, b=i % 2, c=i % 2, d=f"x{i}", seed=i) for i in range(4)]
+    assert labels(many)[3] == "fixmatch (a=1, b=1, d=x3, …)" and len(set(labels(many))) == 4
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders of two runs that differ in an option; what a record must hold is not the point here."""
+    monkeypatch.setattr(records, "validate", lambda record, where: None)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        Path(name, "record.json").write_text(json.dumps(record(name, dpl=name == "b")))
+        Path(name, "metrics.jsonl").write_text(json.dumps({"round": 0, "acc": 1.0}) + "\n")
+    return ["a", "b"]
+
+
+def test_plot_labels(runs: list[str], drawn: list[Any]) -> None:
+    """Given with ``--labels``, or made from the records."""
+    assert main(["plot", *runs]) == 0
+    assert main(["plot", *runs, "--labels", "plain, with DPL", "--out", "labelled.SVG"]) == 0
+    assert texts(drawn[0].legends[0]) == ["fixmatch (dpl=false)", "fixmatch (dpl=true)"]
+    assert texts(drawn[1].legends[0]) == ["plain", "with DPL"]
+    assert Path("curves.png").is_file() and Path("labelled.SVG").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "b", "--labels", "one"], "--labels: 1 for 2 runs; give one per run"),
+        (["a", "b", "--labels", "x,x"], "two runs are called 'x'; give each a name of its own with --labels"),
+        (["a", "a"], "two runs are called 'fixmatch a'"),
+        (["a", "/missing/run"], "there is no run at /missing/run; name folders that hold a record.json"),
+        (["a", "--out", "q.foo"], "--out q.foo: the suffix says the format; end the name with .png"),
+        (["a", "--out", "q"], "--out q: the suffix says the format"),
+        (["a", "--out", "/nonexistent/q.png"], "--out /nonexistent/q.png: there is no folder /nonexistent"),
+        (["a", "--out", "folder.png"], "--out folder.png: cannot be written there; name another file"),
+    ],
+)  # fmt: skip
+def test_bad_plots_are_one_line(runs: list[str], capsys: Any, arguments: list[str], message: str) -> None:
+    """With what to do about it."""
+    Path("folder.png").mkdir()
+    assert main(["plot", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1 and "start over" not in err
+    assert out == "" and not Path("curves.png").exists()

@@ -1,0 +1,83 @@
+"""What ``status`` says about the runs of a plan: the accuracy that tables report, and what tells runs apart."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.registry import ClassSpec
+from benchmark.report.records import RunFolder
+from benchmark.report.status import show
+from benchmark.suites.suite import Plan, PlannedRun
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+ACCURACY = (10.0, 60.0, 50.0, 30.0)
+
+
+def planned(tmp_path, report="best", clients=10, seed=1, rounds=4):
+    config = RunConfig(
+        ClassSpec("fedavg"),
+        ClassSpec("digits", {"num_clients": clients}),
+        rounds=rounds,
+        seed=seed,
+        last_k=2,
+        report=report,
+        runtime=Runtime(results_dir=str(tmp_path)),
+    )
+    config = resolve(config)
+    return PlannedRun(run_id(config), config, ["4/A/low"])
+
+
+def run(planned_run, rounds=4):
+    run_folder = RunFolder(folder(planned_run.config))
+    run_folder.open(planned_run.config, FACTS)
+    for number in range(rounds):
+        run_folder.append({"round": number, "acc": ACCURACY[number]})
+    if rounds == 4:
+        run_folder.finish()
+
+
+def said(*runs):
+    console = Console(file=io.StringIO(), width=250)
+    show(Plan("quick", {run.id: run for run in runs}, {}, (1,)), console)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
+def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
+    one = planned(tmp_path, report)
+    run(one)
+    head, line, counts = said(one)
+    assert f"acc ({report})" in head and line.split()[:5] == ["DONE", folder(one.config).name, "1", "4/4", value]
+    assert counts == "1 DONE"
+
+
+def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):
+    one, none = planned(tmp_path), planned(tmp_path, seed=2)
+    run(one, rounds=3)
+    lines = said(one, none)
+    assert lines[1].split()[3:5] == ["3/4", "60.00"] and lines[2].split()[3:5] == ["0/4", "4/A/low"]
+
+
+def test_runs_of_one_cell_and_seed_show_the_options_in_which_they_differ(tmp_path):
+    few, many, alone = planned(tmp_path, clients=5), planned(tmp_path, clients=50), planned(tmp_path, seed=2)
+    lines = [line.split() for line in said(few, many, alone)]
+    assert lines[1][5:] == ["data.num_clients=5"] and lines[2][5:] == ["data.num_clients=50"]
+    assert lines[3][4:] == ["4/A/low"]
+
+
+def test_a_cell_that_is_needed_twice_is_named_once(tmp_path):
+    one = planned(tmp_path)
+    assert said(replace(one, cells=["4/A/low", "4/A/low", "5/A/low"]))[1].split()[4:] == ["4/A/low,", "5/A/low"]
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+    one, damaged = planned(tmp_path), planned(tmp_path, seed=2)
+    run(one)
+    run(damaged)
+    (folder(damaged.config) / "metrics.jsonl").write_text('{"rou\n' * 3)
+    lines = said(damaged, one)
+    assert lines[1].split()[3] == "?/4" and "60.00" in lines[2]
+    assert "metrics.jsonl: line 1 is damaged" in lines[-1]

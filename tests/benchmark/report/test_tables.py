@@ -1,0 +1,351 @@
+"""Tables: numbers, statuses, honesty about scales, and files that change only with the records."""
+
+import csv
+import io
+import math
+
+import pandas as pd
+import pytest
+
+from benchmark.config import Runtime, folder
+from benchmark.report import tables
+from benchmark.report.records import RunFolder
+from benchmark.report.tables import Run, deviation, difference, interval, judge, render, replace_block, write
+from benchmark.suites.suite import Suite
+
+PUBLISHED = {
+    "low": {"acc": "60.0", "auc": "91.23"},
+    "high": {"acc": "70.26", "auc": "95.5"},
+    "gain": {"acc": "10.26"},
+}
+
+
+def toy():
+    return Suite(
+        {
+            "paper": "toy",
+            "title": "A toy paper",
+            "published": "toy.csv",
+            "report": "best",
+            "bands": {"acc": 2.0},
+            "band_note": "a guess",
+            "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
+            "datasets": {"SVHN": {}},
+            "labels": {
+                "low": {"method": "fedavg", "band": "none"},
+                "high": {"method": "rscfed"},
+                "gain": {"minus": ["high", "low"], "band": "none"},
+            },
+            "tables": {
+                4: {
+                    "title": "Four",
+                    "datasets": ["SVHN"],
+                    "metrics": ["acc", "auc"],
+                    "rows": [
+                        {"method": "low", "M": 1},
+                        {"method": "high", "M": 1},
+                        {"method": "gain", "M": 1},
+                    ],
+                }
+            },
+            "scales": {
+                "paper": {"seeds": [1, 2, 3], "compare": True, "note": "the protocol"},
+                "quick": {"seeds": [1, 2, 3], "note": "not the protocol"},
+            },
+        }
+    )
+
+
+ENVIRONMENT = {"cpu": "Some CPU", "cores": 8, "threads": 2, "gpu": None, "devices": 1, "accelerator": "auto"}
+
+
+def record(acc, auc=90.0):
+    row = {"acc": acc, "auc": auc}
+    final, mean = {"acc": acc - 1, "auc": auc}, {"acc": acc - 0.5, "auc": auc}
+    return {
+        "best": row,
+        "final": final,
+        "last_k_mean": mean,
+        "code_version": "abc",
+        "environment": ENVIRONMENT,
+    }
+
+
+def published(suite):
+    return {
+        row.key(metric): PUBLISHED[row.method][metric]
+        for row in suite.rows
+        for metric in ("acc", "auc")
+        if metric in PUBLISHED[row.method]
+    }
+
+
+def rendered(scale, accuracies, states=None):
+    """Table of runs with these accuracies by (label, seed); ``None``: not complete."""
+    suite = toy()
+    plan = suite.plan(scale)
+    runs = {}
+    for row in suite.rows[:2]:
+        for seed in (1, 2, 3):
+            acc = accuracies.get((row.method, seed))
+            state = "complete" if acc is not None else (states or {}).get((row.method, seed), "missing")
+            runs[plan.run(row, seed).id] = Run(state, None if acc is None else record(acc))
+    return suite, plan, render(suite, plan, runs, published(suite))[0]
+
+
+FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
+
+
+def lines(table):
+    return {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(table.csv))}
+
+
+def test_means_intervals_and_the_three_readings():
+    *_, table = rendered("paper", FULL)
+    low = lines(table)["low", "acc"]
+    assert (low["ours"], low["n"], low["published"], low["delta"]) == ("61.0000", "3", "60.0", "1.0000")
+    assert float(low["ci95"]) == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4) and low["std"] == "1.0000"
+    assert (low["best"], low["last"], low["last_k_mean"]) == ("61.0000", "60.0000", "60.5000")
+    assert lines(table)["low", "auc"]["last"] == ""
+    assert len(low["runs"].split()) == 3
+    assert "| 61.00 ± 2.48 (3) | 60.0        | +1.0  | no band" in table.markdown
+
+
+def test_a_difference_is_taken_seed_by_seed():
+    *_, table = rendered("paper", FULL | {("low", 2): None})
+    gain = lines(table)["gain", "acc"]
+    assert (gain["ours"], gain["n"]) == ("8.0000", "2")
+    assert gain["published"] == "10.26" and gain["delta"] == "-2.2600" and gain["status"] == "2 of 3; no band"
+    assert len(gain["runs"].split()) == 6
+
+
+@pytest.mark.parametrize(
+    ("acc", "status"),
+    [
+        (71.5, "reproduced"),
+        (72.26, "reproduced"),
+        (72.27, "close"),
+        (66.26, "close"),
+        (66.25, "not reproduced"),
+    ],
+)
+def test_status_follows_the_band(acc, status):
+    accuracies = {("high", seed): acc for seed in (1, 2, 3)}
+    assert lines(rendered("paper", accuracies)[2])["high", "acc"]["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "states", "status", "cell"),
+    [
+        ([], ["missing"] * 3, "not run", "not run"),
+        ([70.0], ["missing", "missing"], "1 of 3; reproduced", "70.00 (1 of 3)"),
+        ([70.0, 70.0], ["failed"], "2 of 3; failed (1)", "70.00 ± 0.00 (2 of 3)"),
+        ([70.0], ["outdated", "failed"], "1 of 3; failed (1); outdated (1)", "70.00 (1 of 3)"),
+        ([], ["failed", "failed", "missing"], "failed (2)", "failed (2)"),
+        ([], ["outdated", "missing", "missing"], "outdated (1)", "outdated (1)"),
+        ([70.0], ["running", "stale"], "1 of 3; running (1); stale (1); reproduced", "70.00 (1 of 3)"),
+    ],
+)
+def test_a_row_says_what_it_lacks_and_is_not_judged_with_a_failed_seed(accuracies, states, status, cell):
+    """A verdict says how many seeds it rests on; at other scales there is none."""
+    values = {("high", seed): acc for seed, acc in enumerate(accuracies, 1)}
+    found = {("high", seed): state for seed, state in enumerate(states, 1 + len(accuracies))}
+    for scale in ("paper", "quick"):
+        table = rendered(scale, values, found)[2]
+        expected = status if scale == "paper" else status.removesuffix("; reproduced")
+        assert lines(table)["high", "acc"]["status"] == expected
+        assert f"| {cell} |" in " ".join(table.markdown.split())
+        assert lines(table)["high", "acc"]["n"] == str(len(accuracies))
+
+
+def test_a_difference_lacks_what_one_of_its_runs_lacks():
+    states = {("high", 2): "running", ("low", 1): "failed"}
+    table = lines(rendered("paper", {("high", 1): 70.0}, states)[2])
+    assert table["gain", "acc"]["status"] == "failed (1); running (1)"
+    assert table["gain", "auc"]["status"] == "failed (1); running (1); published: none"
+
+
+def test_a_metric_without_a_value_is_not_called_not_run():
+    suite = toy()
+    plan = suite.plan("paper")
+    runs = {key: Run("complete", record(70.0, auc=None)) for key in plan.runs}
+    table = lines(render(suite, plan, runs, published(suite))[0])
+    assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "reproduced"
+
+
+def test_only_the_seeds_of_the_suite_are_judged():
+    suite = toy()
+    for seeds, status in (([7], "other seeds"), ([1, 2], "other seeds"), ([1, 2, 3, 4], "reproduced")):
+        plan = suite.plan("paper", seeds)
+        runs = {key: Run("complete", record(70.0)) for key in plan.runs}
+        assert lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]["status"] == status
+
+
+def test_incomplete_and_failed_runs_are_said_aloud():
+    _, plan, table = rendered("paper", {("high", 1): 70.0}, {("low", 1): "failed"})
+    failed = next(key for key, run in plan.runs.items() if "4/SVHN/low" in run.cells)
+    assert f"**1 of 6 runs complete**; failed: {failed}." in table.markdown
+    old = rendered("paper", {("high", 1): 70.0}, {("low", 1): "outdated"})[2]
+    assert f"**1 of 6 runs complete**; outdated: {failed}." in old.markdown
+    assert "complete**" not in rendered("paper", FULL)[2].markdown
+
+
+def test_another_scale_is_not_compared_with_the_paper():
+    *_, table = rendered("quick", FULL)
+    assert "delta" not in table.frame and set(table.frame["status"]) == {"", "published: none"}
+    for word in ("Δ", "reproduced", "status"):
+        assert word not in table.markdown
+    assert "<sub>60.0</sub>" in table.markdown and "digits (as SVHN)" in table.markdown
+    assert "no comparison is meant" in table.markdown
+    assert lines(table)["low", "acc"]["data"] == "digits"
+
+
+def test_the_network_is_named_with_its_arguments():
+    suite = toy()
+    suite.spec["base"]["set"] |= {"model": "wrn28_2", "model_args.depth": 10, "model_args.width": 1}
+    suite.spec["labels"]["high"] |= {"model_args.norm": "group"}
+    plan = suite.plan("quick")
+    table = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {})[0]
+    assert lines(table)["low", "acc"]["network"] == "wrn28_2 (depth=10, width=1)"
+    assert lines(table)["high", "acc"]["network"] == "wrn28_2 (depth=10, width=1, norm=group)"
+    assert "| digits (as SVHN), wrn28_2 (depth=10, width=1, norm=group) | high " in " ".join(table.markdown.split())
+
+
+def test_published_is_a_number_or_empty():
+    """What is not published says so in the status, and in words in the Markdown."""
+    suite = toy()
+    suite.spec["tables"][4]["unpublished"] = "not available to us"
+    suite = Suite(suite.spec)
+    plan = suite.plan("paper")
+    values = published(suite)
+    del values[suite.rows[1].key("acc")]
+    runs = {key: Run("complete", record(70.0)) for key in plan.runs}
+    table = render(suite, plan, runs, values)[0]
+    frame = pd.read_csv(io.StringIO(table.csv))
+    assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
+    high = lines(table)["high", "acc"]
+    assert (high["published"], high["status"]) == ("", "published: not available to us")
+    assert "| 70.00 ± 0.00 (3) | not available to us |" in " ".join(table.markdown.split())
+
+
+def test_pending_rows_and_published_spreads_are_shown():
+    suite = toy()
+    suite.spec["labels"]["low"]["pending"] = "needs a method"
+    suite = Suite(suite.spec)
+    values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
+    for scale in ("paper", "quick"):
+        plan = suite.plan(scale)
+        runs = {key: Run("complete", record(68.0)) for key in plan.runs}
+        table = render(suite, plan, runs, values)[0]
+        found = lines(table)
+        assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
+        assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
+        assert "| pending |" in " ".join(table.markdown.split())
+        assert (found["high", "acc"]["spread"], found["high", "acc"]["ours"]) == ("1.5", "68.0000")
+        assert "70.26 ± 1.5" in table.markdown
+        assert "complete**" not in table.markdown
+        assert scale == "paper" or found["low", "acc"]["data"] == found["high", "acc"]["data"] == "digits"
+
+
+def test_another_scale_still_says_what_is_missing():
+    *_, table = rendered("quick", {}, {("high", 3): "running"})
+    text = " ".join(table.markdown.split())
+    assert "| not run |" in text and "| running (1) |" in text
+
+
+def test_every_table_names_its_provenance_and_rule():
+    paper, quick = rendered("paper", FULL)[2].markdown, rendered("quick", FULL)[2].markdown
+    for text in (paper, quick):
+        assert "data: digits; " in text and "rounds: 5; seeds: 1, 2, 3; " in text
+        assert "reading: the round of best test accuracy; " in text
+        assert "hardware: Some CPU, 2 of 8 cores per run; code: abc." in text
+        assert "mean of the last 2 rounds" in text and "`std` in the CSV (divisor n − 1)" in text
+    assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
+    assert "Status: reproduced if |Δ| is at most the band" in paper and "bands: acc 2.0 (a guess)" in paper
+
+
+def test_interval_is_students():
+    assert interval([5.0]) is None and interval([]) is None
+    assert interval([1.0, 1.0]) == 0.0
+    assert interval([1.0, 3.0]) == pytest.approx(12.7062, abs=1e-4)
+
+
+def test_deviation_is_a_samples():
+    assert deviation([5.0]) is None and deviation([]) is None
+    assert deviation([1.0, 3.0, 5.0]) == 2.0
+
+
+def test_difference_rounds_as_the_paper_prints():
+    assert difference(95.55, "95.5") in (0.0, 0.1)
+    assert difference(95.53, "95.5") == 0.0
+    assert difference(70.264, "70.26") == 0.0
+    assert difference(68.2, "70.26") == -2.06
+
+
+def test_judge():
+    assert [judge(d, 2.0) for d in (2.0, -2.0, 2.01, 4.0, -4.01)] == [
+        "reproduced", "reproduced", "close", "close", "not reproduced"
+    ]  # fmt: skip
+    assert judge(0.1 + 0.2, 0.3) == "reproduced"
+    assert judge(0.0, None) == "no band"
+
+
+def test_replace_block_is_idempotent_and_leaves_the_rest():
+    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    once = replace_block(text, "x", "new\n\n")
+    assert once == "a\n<!-- x:begin -->\nnew\n<!-- x:end -->\nb"
+    assert replace_block(once, "x", "new") == once
+    assert replace_block(text, "y", "new") == text
+    assert replace_block("a <!-- x:begin --> b", "x", "new") == "a <!-- x:begin --> b"
+
+
+def test_files_change_only_with_the_records(tmp_path):
+    suite, _, table = rendered("quick", FULL)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table:toy-quick-4:begin -->\n<!-- table:toy-quick-4:end -->\ntail\n")
+    changed = write(suite, "quick", [table], tmp_path, readme)
+    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "README.md"]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
+    assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path, readme) == []
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
+    assert "### Table 4: Four" in readme.read_text() and readme.read_text().endswith("tail\n")
+    assert (tmp_path / "tables/toy-quick.md").read_text().startswith("# A toy paper\n\n### Table 4: Four\n")
+    less = rendered("quick", FULL | {("low", 1): None})[2]
+    assert len(write(suite, "quick", [less], tmp_path, readme)) == 3
+    write(suite, "quick", [less], tmp_path, tmp_path / "no-readme.md")
+    assert not (tmp_path / "no-readme.md").exists()
+
+
+def test_collect_reads_states_and_records_from_disk(tmp_path):
+    suite = toy()
+    plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path)))
+    done, cut, *_ = plan.runs.values()
+    run = RunFolder(folder(done.config))
+    run.open(done.config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+    run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
+    run.finish()
+    RunFolder(folder(cut.config)).open(cut.config)
+    found = tables.collect(plan)
+    assert [found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
+    assert found[done.id].record["best"]["acc"] == 50.0 and found[cut.id].record is None
+    text = render(suite, plan, found, {})[0].markdown
+    assert "50.00 (1 of 3)" in text and "**1 of 6 runs complete**" in text
+
+
+def test_ranked_tables_without_published_values():
+    """Best first, rows without a value last; there is no column of published values, and no verdict."""
+    suite = toy()
+    suite.spec |= {"published": None, "ranked": True}
+    suite = Suite(suite.spec)
+    plan = suite.plan("quick")
+    at = {"high": 40.0, "low": 60.0}
+    runs = {
+        key: Run("complete", record(at[cell.split("/")[-1]]))
+        for key, run in plan.runs.items()
+        for cell in run.cells[:1]
+    }
+    page = render(suite, plan, runs, suite.published())[0]
+    shown = [name for name in page.frame["method"].drop_duplicates() if name in at]
+    assert shown == ["low", "high"]
+    assert "published" not in page.frame and "ublished" not in page.markdown
+    assert "Rows are ordered by ours" in page.markdown

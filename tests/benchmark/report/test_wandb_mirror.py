@@ -1,0 +1,112 @@
+"""The W&B mirror: modes, offline files, and that it can fail without anybody noticing more than a warning."""
+
+import sys
+import warnings
+
+import pandas as pd
+import pytest
+
+from benchmark.config import RunConfig, Runtime
+from benchmark.registry import ClassSpec
+from benchmark.report.wandb_mirror import Mirror, choose_mode, mirror_run, mirror_tables
+
+RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
+CONFIG = RunConfig(
+    ClassSpec("methods.fedavg.FedAvg"),
+    ClassSpec("datamodules.digits.Digits"),
+    runtime=Runtime(wandb="offline"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_account(tmp_path, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("mode", ["off", "offline", "online"])
+def test_what_is_asked_for_is_done(mode, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert choose_mode(mode, "paper") == mode
+
+
+def test_auto(monkeypatch, tmp_path):
+    assert choose_mode("auto", "quick") == "off"
+    assert choose_mode("auto", "paper") == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
+    assert choose_mode("auto", "paper") == "online" and choose_mode("auto", "quick") == "off"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert choose_mode("auto", "paper") == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert choose_mode("auto", "paper") == "online"
+    for asked, mode in {
+        "disabled": "off",
+        "offline": "offline",
+        "dryrun": "offline",
+        "online": "online",
+    }.items():
+        monkeypatch.setenv("WANDB_MODE", asked)
+        assert choose_mode("auto", "quick") == choose_mode("auto", "paper") == mode
+
+
+@pytest.mark.parametrize("address", ["http://[", "https://[::1", "nonsense"])
+def test_an_address_that_makes_no_sense_names_no_key(monkeypatch, address):
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    assert choose_mode("auto", "paper") == "offline"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe machine", b"rubbish", b"machine x login"])
+def test_a_netrc_that_cannot_be_read_names_no_key(tmp_path, content):
+    (tmp_path / "netrc").write_bytes(content)
+    assert choose_mode("auto", "paper") == "offline"
+
+
+def test_offline_files_hold_rows_and_tables(tmp_path):
+    path = tmp_path / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with mirror_run(CONFIG, path) as mirror:
+            mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
+            mirror.record(RECORD)
+        frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]})}
+        mirror_tables("offline", "toy", "paper", frames, tmp_path / "results")
+    written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(written) == 1 and b"12.5" in written[0].read_bytes()
+    tables = list((tmp_path / "results").rglob("*.table.json"))
+    assert len(tables) == 1 and '[["x",1.5]]' in tables[0].read_text().replace(" ", "")
+
+
+def test_off_does_not_import_wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with Mirror("off", tmp_path / "run") as mirror:
+        mirror.row({"round": 0, "acc": 1.0})
+        mirror.record(RECORD)
+        mirror.tables({})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mirror_that_cannot_start_is_one_warning(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.warns(UserWarning, match="the W&B mirror is off, the run goes on") as caught:
+        mirror = Mirror("offline", tmp_path)
+        mirror.row({"round": 0, "acc": 1.0})
+        mirror.row({"round": 1, "acc": 1.0})
+        mirror.close()
+    assert len(caught) == 1
+
+
+def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path):
+    class Broken:
+        def __getattr__(self, name):
+            raise RuntimeError("no network")
+
+    mirror = Mirror("off", tmp_path)
+    mirror._run = Broken()
+    with pytest.warns(UserWarning, match="no network") as caught:
+        for number in range(3):
+            mirror.row({"round": number})
+        mirror.close()
+    assert len(caught) == 1

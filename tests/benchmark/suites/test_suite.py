@@ -1,0 +1,336 @@
+"""Suite files: layers, expansion to distinct runs, filters; the RSCFed suite and its published values."""
+
+import csv
+from collections import Counter
+
+import pytest
+
+from benchmark.config import Runtime, from_yaml, run_id, to_yaml
+from benchmark.launch.environment import ROOT
+from benchmark.registry import build
+from benchmark.suites import suite
+from benchmark.suites.suite import Suite, operands
+from datamodules.common.errors import ConfigError
+from methods import models
+
+PUBLISHED = ROOT / "results" / "paper" / "rscfed.csv"
+SCALES = ("quick", "lite", "paper")
+
+
+def spec(**changes):
+    return {
+        "paper": "toy",
+        "title": "Toy",
+        "published": "toy.csv",
+        "report": "last",
+        "bands": {"acc": 2.0},
+        "base": {"set": {"rounds": 9, "data": "digits", "method.lr": 0.5, "data.beta": 1.0}},
+        "datasets": {"A": {"set": {"data.beta": 2.0}, "methods": {"rscfed": {"method.subsets": 2}}}, "B": {}},
+        "labels": {
+            "low": {"method": "fedavg", "band": "none"},
+            "high": {"method": "rscfed", "method.subset_size": 4},
+            "gain": {"minus": ["high", "low"], "band": "none"},
+        },
+        "tables": {
+            1: {
+                "title": "First",
+                "datasets": ["A", "B"],
+                "metrics": ["acc", "auc"],
+                "set": {"data.num_clients": 8},
+                "rows": [
+                    {"method": "low", "M": 1},
+                    {"method": "high", "M": 1},
+                    {"method": "gain", "M": 1},
+                    {"method": "high", "M": 2, "set": {"method.subset_size": 3}},
+                ],
+            },
+            2: {
+                "title": "Second",
+                "datasets": ["A"],
+                "metrics": ["acc"],
+                "rows": [{"method": "low", "set": {"data.num_clients": 8}}],
+            },
+        },
+        "scales": {
+            "paper": {"seeds": [1, 2], "compare": True},
+            "quick": {
+                "seeds": [7],
+                "set": {"rounds": 2},
+                "methods": {"rscfed": {"method.subset_size": 5}},
+                "datasets": {"B": {"set": {"rounds": 3}}},
+            },
+        },
+        **changes,
+    }
+
+
+def test_layers_in_their_order():
+    toy = Suite(spec())
+    low, high, _, other = toy.tables[0].rows[:4]
+    config = toy.config(high, "paper")
+    assert config.method.name == "rscfed" and config.data.name == "digits"
+    args = config.method.init_args
+    assert (args["lr"], args["subsets"], args["subset_size"]) == (0.5, 2, 4)
+    assert (config.data.init_args["beta"], config.data.init_args["num_clients"]) == (2.0, 8)
+    assert (config.rounds, config.scale, config.report, config.seed) == (9, "paper", "last", 1)
+    assert toy.config(other, "paper").method.init_args["subset_size"] == 3
+    assert toy.config(high, "quick").method.init_args["subset_size"] == 5
+    assert toy.config(high, "quick").rounds == 2
+    assert "subsets" not in toy.config(low, "paper").method.init_args
+    on_b = toy.tables[0].rows[4:]
+    assert toy.config(on_b[0], "quick").rounds == 3 and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
+
+
+def test_equal_runs_of_several_tables_are_one_run():
+    toy = Suite(spec())
+    plan = toy.plan("paper")
+    assert len(plan.runs) == 2 * 3 * 2
+    low, again = toy.tables[0].rows[0], toy.tables[1].rows[0]
+    assert plan.run(low, 2) is plan.run(again, 2)
+    assert plan.run(low, 2).cells == ["1/A/low", "2/A/low"]
+    assert plan.run(low, 2).config.seed == 2
+    assert all(key == run.id == run_id(run.config) for key, run in plan.runs.items())
+
+
+def test_seeds_and_runtime_of_a_plan():
+    plan = Suite(spec()).plan("paper", seeds=[5], runtime=Runtime(devices=3))
+    assert plan.seeds == (5,) and {run.config.seed for run in plan.runs.values()} == {5}
+    assert {run.config.runtime.devices for run in plan.runs.values()} == {3}
+    assert set(plan.runs) == set(Suite(spec()).plan("paper", seeds=[5]).runs)
+
+
+def test_filters():
+    toy = Suite(spec())
+    plan = toy.plan("paper")
+
+    def cells(**filters):
+        return {cell for run in toy.select(plan, **filters) for cell in run.cells}
+
+    assert len(toy.select(plan)) == len(plan.runs)
+    assert cells(tables=["2"]) == {"1/A/low", "2/A/low"}
+    assert cells(methods=["high"]) == {"1/A/high", "1/B/high"}
+    assert cells(methods=["gain"], tables=["1"]) == {"1/A/low", "2/A/low", "1/B/low", "1/A/high", "1/B/high"}
+    assert cells(only=["*/B/low"]) == {"1/B/low"}
+    some = next(iter(plan.runs))
+    assert [run.id for run in toy.select(plan, only=[some[:8]])] == [some]
+    with pytest.raises(ConfigError, match="unknown table '3'"):
+        toy.select(plan, tables=["3"])
+    with pytest.raises(ConfigError, match="unknown method of this suite 'lo'; did you mean 'low'"):
+        toy.select(plan, methods=["lo"])
+    with pytest.raises(ConfigError, match="no run passes the filters; there are 1/A/low, 1/A/high, "):
+        toy.select(plan, only=["9/*"])
+
+
+def test_operands_of_a_difference_share_table_data_set_and_columns():
+    toy = Suite(spec())
+    rows = toy.tables[0].rows
+    first, second = operands(rows[6], rows)
+    assert (first.dataset, first.method, first.columns) == ("B", "high", {"M": "1"})
+    assert (second.dataset, second.method) == ("B", "low")
+    with pytest.raises(ConfigError, match="no row low"):
+        operands(rows[6], rows[5:])
+
+
+def test_errors_name_the_place():
+    toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
+    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
+        toy.plan("paper")
+    with pytest.raises(ConfigError, match="unknown scale 'papr'; did you mean 'paper'"):
+        toy.plan("papr")
+    broken = spec()
+    del broken["base"], broken["scales"]
+    with pytest.raises(ConfigError, match="base, scales is missing"):
+        Suite(broken)
+    broken = spec(labels={})
+    with pytest.raises(ConfigError, match="unknown method label 'low'"):
+        Suite(broken)
+    with pytest.raises(ConfigError, match=r"published values .*toy\.csv are missing"):
+        toy.published()
+
+
+def test_pending_rows_have_no_run_and_say_why():
+    labels = {**spec()["labels"], "high": {"pending": "later"}}
+    toy = Suite(spec(labels=labels))
+    assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later", "gain": "later"}
+    assert toy.names() == ["1/A/low", "1/B/low", "2/A/low"]
+    plan = toy.plan("paper")
+    assert {run.config.method.name for run in plan.runs.values()} == {"fedavg"}
+    assert len(toy.select(plan)) == len(plan.runs)
+    by_data = Suite(spec(datasets={"A": {"pending": "no data"}, "B": {}}))
+    assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
+
+
+def test_published_spreads(tmp_path):
+    path = tmp_path / "toy.csv"
+    path.write_text("table,dataset,method,M,metric,value,std\n1,A,low,1,acc,50.1,2.0\n1,A,low,2,acc,51.0,\n")
+    where = "1", "A", "low", (("M", "1"),)
+    values = suite.read_published(path)
+    assert (values[*where, "acc"], values[*where, "acc std"]) == ("50.1", "2.0")
+    assert len(values) == 3
+    toy = Suite(spec(band_spreads=1.5))
+    low, high = toy.tables[0].rows[:2]
+    assert [toy.band(high, "acc", s) for s in (None, "1.0", "4.0")] == [2.0, 2.0, 6.0]
+    assert toy.band(low, "acc", "4.0") is None
+    assert toy.band(high, "auc", "4.0") is None
+
+
+def test_load():
+    assert "rscfed" in suite.available()
+    with pytest.raises(ConfigError, match="unknown paper 'rscfet'; did you mean 'rscfed'"):
+        suite.load("rscfet")
+    with pytest.raises(ConfigError, match=r"suite /nowhere/x\.yaml: No such file"):
+        suite.load("/nowhere/x.yaml")
+
+
+@pytest.fixture(scope="module")
+def rscfed():
+    return suite.load("rscfed")
+
+
+@pytest.fixture(scope="module")
+def plans(rscfed):
+    return {scale: rscfed.plan(scale, seeds=[1337]) for scale in SCALES}
+
+
+@pytest.fixture(scope="module")
+def published():
+    with open(PUBLISHED, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
+    keys = [row.key(metric) for table in rscfed.tables for row in table.rows for metric in table.metrics]
+    assert len(keys) == 156 and set(keys) == set(rscfed.published())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_rscfed_expands_to_forty_distinct_runs_per_seed(plans, scale):
+    plan = plans[scale]
+    assert len(plan.runs) == 40
+    for run in plan.runs.values():
+        assert from_yaml(to_yaml(run.config)) == run.config
+    labels = Counter(cell.split("/")[1] for run in plan.runs.values() for cell in run.cells[:1])
+    assert labels == {"SVHN": 28, "CIFAR-100": 6, "ISIC2018": 6}
+
+
+def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
+    plan = plans["paper"]
+    runs = {(row.name, tuple(row.columns.values())): plan.run(row, 1337).config for row in rscfed.rows if not row.minus}
+    svhn = runs["1/SVHN/rscfed", ("1", "9", "yes")]
+    wanted = {
+        "subsets": 3, "subset_size": 5, "dma": True, "labelled_multiplier": 6.0,
+        "labelled_weight_mode": "once", "dma_beta_labelled": 100.0, "dma_beta_unlabelled": 10000.0,
+        "dma_distance": "sum_tensor", "dma_skip_counters": False, "force_labelled": False,
+        "retrain_repeated": True, "reset_momentum": False, "lambda_u": 0.02, "mse_reduction": "fixed_batch",
+        "warmup_rounds": 7, "teacher_init": "current", "ema_ramp": True, "ema_decay": 0.999,
+        "temperature": 0.5, "lr": 0.03, "lr_unlabelled": 0.021, "batch_size": 64, "momentum": 0.9,
+        "weight_decay": 5e-4, "clip_norm": 5.0, "local_epochs": 1,
+    }  # fmt: skip
+    assert {name: svhn.method.init_args[name] for name in wanted} == wanted
+    data = {"beta": 0.75, "partition_seed": 1337, "num_clients": 10, "labelled_clients": 1, "min_size": 10}
+    assert {name: svhn.data.init_args[name] for name in data} == data
+    assert (svhn.rounds, svhn.last_k, svhn.eval_every, svhn.report, svhn.model) == (
+        1000,
+        50,
+        1,
+        "best",
+        "small_cnn",
+    )
+    isic = runs["1/ISIC2018/rscfed", ("1", "9", "yes")]
+    wanted = {
+        "labelled_multiplier": 200.0, "dma_beta_labelled": 0.01, "dma_beta_unlabelled": 0.01, "lr": 0.002,
+        "lr_unlabelled": 0.001, "batch_size": 12,
+    }  # fmt: skip
+    assert {name: isic.method.init_args[name] for name in wanted} == wanted
+    assert (isic.rounds, isic.model, isic.data.init_args["partition_seed"]) == (800, "resnet18_cifar", 10087)
+    upper, lower = runs["1/SVHN/fedavg_upper", ("10", "0")], runs["1/SVHN/fedavg_lower", ("1", "0")]
+    assert upper.data.init_args | {"labelled_clients": 1} == lower.data.init_args == svhn.data.init_args
+    assert runs["1/CIFAR-100/rscfed", ("1", "9", "yes")].data.init_args["beta"] == 0.8
+    two = runs["3/SVHN/rscfed", ("2", "8")]
+    assert (two.method.init_args["labelled_multiplier"], two.method.init_args["dma_beta_unlabelled"]) == (
+        2,
+        7000,
+    )
+    assert two.data.init_args | {"labelled_clients": 1} == svhn.data.init_args
+    many = runs["4/SVHN/rscfed", ("1", "49")]
+    assert many.data.init_args == svhn.data.init_args | {"num_clients": 50}
+    part = runs["5/SVHN/rscfed", ("0.10", "no")]
+    assert (part.data.init_args["scenario"], part.data.init_args["label_fraction"]) == ("all_clients", 0.1)
+    assert part.method.init_args["labelled_multiplier"] == 1 and part.method.init_args["lr_unlabelled"] == 0.03
+    for row, (subsets, size) in {"8": (2, 4), "9": (3, 3), "10": (2, 5), "15": (3, 5)}.items():
+        args = runs["6/SVHN/rscfed", (row, f"{int(row) / 10}")].method.init_args
+        assert (args["subsets"], args["subset_size"]) == (subsets, size) and subsets * size == int(row)
+    for (name, columns), config in runs.items():
+        if name == "7/SVHN/rscfed":
+            args = config.method.init_args
+            assert (str(args["subsets"]), str(args["subset_size"])) == columns
+
+
+def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
+    quick, paper = plans["quick"], plans["paper"]
+    for row in rscfed.rows:
+        if row.minus is None:
+            small, real = quick.run(row, 1337).config, paper.run(row, 1337).config
+            assert small.data.name == "digits" and small.model == "small_cnn" and small.rounds <= 50
+            assert small.data.init_args == real.data.init_args
+            assert not rscfed.compares("quick") and rscfed.compares("paper")
+
+
+def test_rscfed_published_values(published):
+    assert Counter(row["table"] for row in published) == dict(zip("1234567", (60, 18, 16, 36, 8, 10, 8), strict=True))
+    for row in published:
+        value = float(row["value"])
+        low, high = (0, 5) if row["method"] == "improvement" else (10, 100)
+        assert low < value < high, row
+        assert row["metric"] in ("acc", "auc", "precision", "recall")
+        assert len(row["value"].partition(".")[2]) in (1, 2)
+        assert row["dataset"] == "SVHN" or row["table"] in "12"
+
+
+def test_rscfed_published_improvements_are_the_differences_of_their_rows(published):
+    table = {(r["method"], r["unlabelled"], r["metric"]): float(r["value"]) for r in published if r["table"] == "4"}
+    gains = [key for key in table if key[0] == "improvement"]
+    assert len(gains) == 12
+    for _, unlabelled, metric in gains:
+        gain = table["rscfed", unlabelled, metric] - table["fed_consist", unlabelled, metric]
+        assert gain == pytest.approx(table["improvement", unlabelled, metric], abs=1e-6)
+
+
+def test_rscfed_published_values_repeat_consistently_between_tables(published):
+    """The standard setting is printed in Tables 1, 2, 4, 6 and 7, sometimes with one decimal."""
+    standard = {}
+    for row in published:
+        again = (row["table"] == "4" and row["unlabelled"] == "9") or row["comm_cost"] == "1.5" or row["M"] == "3"
+        if row["method"] == "rscfed" and (row["table"] in "12" or again):
+            standard.setdefault((row["dataset"], row["metric"]), []).append(float(row["value"]))
+    assert len(standard["SVHN", "acc"]) == 5
+    assert all(max(values) - min(values) < 0.0501 for values in standard.values())
+
+
+@pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
+def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(paper):
+    """Real data sets, another network (and its input size) or fewer rounds, no comparison with published values."""
+    papers = suite.load(paper)
+    scale, plan = papers.scale("small"), papers.plan("small")
+    assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
+    assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
+    for row in papers.rows:
+        if row.minus is None and not row.pending:
+            ours, theirs = papers.config(row, "small"), papers.config(row, "paper")
+            if not row.dataset.startswith("AGNews"):
+                mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
+                assert (ours.data.class_path, mine) == (theirs.data.class_path, its)
+                assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
+            shape = {"in_features": 8} if ours.model == "linear" else {}
+            models.build(ours.model, 10, **shape, **ours.model_args)
+
+
+@pytest.mark.parametrize("paper", suite.available())
+def test_every_data_module_of_a_suite_can_be_made(paper):
+    """What only the constructor of a data module refuses shows here, and not after the first run has been started."""
+    papers = suite.load(paper)
+    specs = {
+        str(run.config.data): run.config.data for s in papers.spec["scales"] for run in papers.plan(s).runs.values()
+    }
+    for spec in specs.values():
+        build(spec, "data")

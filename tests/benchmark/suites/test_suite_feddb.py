@@ -1,0 +1,92 @@
+"""The FedDB suite: protocol of the tables, published values, and that nothing is invented where none is known."""
+
+from typing import Any
+
+import pytest
+
+from benchmark.config import RunConfig
+from benchmark.report.tables import collect, render
+from benchmark.suites import suite
+from benchmark.suites.suite import Plan, Suite
+
+
+@pytest.fixture(scope="module")
+def feddb() -> Suite:
+    return suite.load("feddb")
+
+
+@pytest.fixture(scope="module")
+def quick(feddb: Suite) -> Plan:
+    return feddb.plan("quick")
+
+
+def config(feddb: Suite, table: str, dataset: str, method: str, scale: str = "paper") -> RunConfig:
+    row = next(r for r in feddb.rows if (r.table, r.dataset, r.method) == (table, dataset, method))
+    return feddb.config(row, scale)
+
+
+def test_published_values_are_those_of_table_1_and_no_other(feddb: Suite) -> None:
+    values = feddb.published()
+    means = {key for key in values if key[-1] == "acc"}
+    assert len(means) == 30 and {key[0] for key in means} == {"1"}
+    assert means == {row.key("acc") for row in feddb.rows if row.table == "1"}
+    assert values["1", "CIFAR10-4000", "FedDB", (("partition", "iid"),), "acc"] == "67.32"
+    assert values["1", "SVHN-1000", "SemiFL", (("partition", "iid"),), "acc std"] == "10.03"
+
+
+@pytest.mark.parametrize("dataset", ["CIFAR10-4000", "SVHN-1000", "CIFAR100-10000"])
+def test_paper_scale_is_the_protocol(feddb: Suite, dataset: str) -> None:
+    name, labels = dataset.split("-")
+    shared: dict[str, Any] = {
+        "lr": 0.03,
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 5e-4,
+        "clip_norm": 1.0,
+        "local_epochs": 5,
+        "lr_schedule": "cosine",
+        "aggregation": "uniform",
+        "reset_momentum": False,
+    }
+    for method in ("FedAvg", "FixMatch", "SemiFL", "FedRGD", "FixMatch-FedDPL", "FedDB"):
+        run = config(feddb, "1", dataset, method)
+        data, args = run.data.init_args, run.method.init_args
+        assert (run.model, run.rounds, run.roster, run.report) == ("wrn28_2", 800, {"participants": 10}, "best")
+        assert run.model_args == {"norm": "group" if method == "FedRGD" else "batch"}
+        assert (data["scenario"], data["num_clients"], data["num_labels"]) == ("all_clients", 100, int(labels))
+        assert (data["partition"], data["partition_seed"], data["union_mode"]) == ("iid", None, "labelled")
+        assert (data["pipeline"], data["flip"]) == ("randaugment_maximal", 0.0 if name == "SVHN" else 0.5)
+        assert args.items() >= shared.items()
+        assert args["server_momentum"] == (0.0 if method == "FedRGD" else 0.5)
+        assert args["eval_batch"] == 250
+        if method != "FedAvg":
+            assert (args["threshold"], args["full_batch"], args["labelled_only_batch"]) == (0.95, True, 64)
+            assert args["dpl"] == (method in ("FixMatch-FedDPL", "FedDB"))
+    assert args["dma"] == "code" and args["pl_batch"] == 250
+    assert feddb.scale("paper")["seeds"] == [0, 1, 2, 3]
+
+
+def test_skewed_tables(feddb: Suite) -> None:
+    for table, beta in (("2", 0.1), ("3", 0.3)):
+        data = config(feddb, table, "SVHN-4000", "FedDB").data.init_args
+        assert (data["partition"], data["beta"], data["min_size"]) == ("dirichlet", beta, 1)
+        assert (data["num_labels"], data["shuffle"], data["flip"]) == (4000, False, 0.0)
+    released = config(feddb, "presets", "CIFAR10-4000", "as released")
+    assert released.data.init_args["union_mode"] == "code_index"
+
+
+def test_quick_runs_every_row_but_fedmatch(feddb: Suite, quick: Plan) -> None:
+    assert {run.config.data.name for run in quick.runs.values()} == {"digits"}
+    assert {row.method for row in feddb.rows if row.pending} == {"FedMatch", "FedMatch-FedDPL"}
+    assert all(quick.run(row, 0) for row in feddb.rows if not row.pending)
+
+
+def test_unknown_published_values_are_said_to_be_unknown(feddb: Suite, quick: Plan) -> None:
+    tables = {t.number: t for t in render(feddb, quick, collect(quick), feddb.published())}
+    assert set(tables) == {"1", "2", "3", "4", "fashion", "presets", "released"}
+    for number in "234":
+        assert tables[number].frame["published"].isna().all()
+        assert tables[number].frame["status"].str.endswith("published: not available to us").all()
+        assert "not available to us" in tables[number].markdown
+    first = tables["1"].frame
+    assert not first[first["metric"] == "acc"]["published"].str.contains("not available").any()

@@ -1,0 +1,116 @@
+"""The tables of FedDure: every published value has a row, every row a run, every run its constants."""
+
+from typing import Any
+
+import pytest
+
+from benchmark.config import RunConfig
+from benchmark.suites.suite import Row, Suite, load
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    return load("feddure")
+
+
+def find(suite: Suite, table: str, dataset: str, method: str, partition: str) -> Row:
+    wanted = (table, dataset, method, {"partition": partition})
+    (row,) = [r for r in suite.rows if (r.table, r.dataset, r.method, r.columns) == wanted]
+    return row
+
+
+def config(suite: Suite, table: str, dataset: str, method: str, partition: str = "iid_dir") -> RunConfig:
+    return suite.config(find(suite, table, dataset, method, partition), "paper")
+
+
+def test_every_published_value_has_a_row(suite: Suite) -> None:
+    published = {key: value for key, value in suite.published().items() if not key[-1].endswith(" std")}
+    assert len(published) == 97
+    assert set(published) <= {row.key("acc") for row in suite.rows}
+    assert published[find(suite, "1", "cinic10", "FedDure", "dir_dir").key("acc")] == "46.43"
+    assert published[find(suite, "2", "cifar10", "FedAvg+FixMatch (Baseline)", "iid_dir").key("acc")] == "46.67"
+    spread = find(suite, "1", "cifar10", "FedProx+FixMatch", "iid_dir").key("acc std")
+    assert suite.published()[spread] == "0.71"
+
+
+@pytest.mark.parametrize("scale", ["paper", "lite", "quick"])
+def test_all_rows_but_the_pending_ones_run(suite: Suite, scale: str) -> None:
+    plan = suite.plan(scale)
+    assert {r.method for r in suite.rows if r.pending} == {"FedMatch"}
+    assert set(plan.of_row) == {id(r) for r in suite.rows if not r.pending}
+    assert {r.config.report for r in plan.runs.values()} == {"last"}
+    if scale == "quick":
+        assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
+    if scale == "paper":
+        assert plan.seeds == (0, 1, 2)
+        assert len(plan.runs) == 309
+
+
+def test_protocol(suite: Suite) -> None:
+    run = config(suite, "1", "cifar10", "FedDure")
+    args, data = run.method.init_args, run.data.init_args
+    assert (run.model, run.rounds, run.roster) == ("resnet9", 200, {"participants": 5, "rule": "numpy_round"})
+    assert (data["labelled_partition"], data["partition"], data["beta"], data["min_size"]) == (
+        "iid", "dirichlet", 0.5, 10,
+    )  # fmt: skip
+    assert (data["num_clients"], data["num_labels"], data["partition_seed"]) == (100, 5000, None)
+    assert (args["variant"], args["batch_size"], args["steps_per_visit"], args["reset_momentum"]) == (
+        "paper", 10, 5, True,
+    )  # fmt: skip
+    clothes = config(suite, "1", "fashion_mnist", "FedDure").data.init_args
+    assert (clothes["border"], clothes["mean"], clothes["std"]) == (2, [0.219], [0.3318])
+    assert config(suite, "1", "cinic10", "FedDure").eval_every == 5
+    for partition, kinds in (("iid_iid", ("iid", "iid")), ("dir_dir", ("dirichlet", "dirichlet"))):
+        drawn = config(suite, "1", "cinic10", "FedAvg*", partition).data.init_args
+        assert (drawn["labelled_partition"], drawn["partition"]) == kinds
+
+
+CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("(a) FedDure", "feddure", {"variant": "paper", "supervised_steps": None}),
+    ("(b) FedDure, 5 supervised steps", "feddure", {"variant": "paper", "supervised_steps": 5}),
+    ("(c) release", "feddure", {"variant": "release", "supervised_steps": None, "creg_d_clip": None}),
+    ("(d) release, no supervised steps", "feddure", {"variant": "release", "supervised_steps": 0}),
+    ("(e) release, d = 0", "feddure", {"variant": "release", "creg_d_clip": 0.0}),
+    (
+        "(f) FedAvg+FixMatch, 5 supervised steps, ramp",
+        "local_ssl",
+        {"objective": "fixmatch", "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
+    ),
+    ("(g) FedAvg*, 10 steps", "local_ssl", {"objective": "supervised", "steps_per_visit": 10}),
+]
+
+
+@pytest.mark.parametrize(("label", "method", "args"), CONTROLS, ids=lambda v: v[:3] if isinstance(v, str) else "")
+def test_controls(suite: Suite, label: str, method: str, args: dict[str, Any]) -> None:
+    for partition in ("iid_dir", "dir_dir"):
+        run = config(suite, "controls", "cifar10", label, partition)
+        assert run.method.name == method
+        assert {name: run.method.init_args[name] for name in args} == args
+
+
+def test_rows_that_are_one_run(suite: Suite) -> None:
+    """Baseline, controls (a) and (c) cost nothing beyond the main table and the release table."""
+    plan = suite.plan("paper")
+    same = [
+        (("2", "FedAvg+FixMatch (Baseline)"), ("1", "FedAvg+FixMatch")),
+        (("controls", "(a) FedDure"), ("1", "FedDure")),
+        (("controls", "(c) release"), ("release", "FedDure (release)")),
+    ]
+    for pair in same:
+        ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
+        assert ids[0] == ids[1]
+    assert len({plan.of_row[id(r)][0] for r in suite.rows if not r.pending}) == 103
+
+
+def test_bands_are_the_data_sets(suite: Suite) -> None:
+    assert suite.band(find(suite, "1", "cifar10", "FedAvg*", "iid_iid"), "acc", "0.1") == 3.0
+    assert suite.band(find(suite, "1", "fashion_mnist", "FedAvg*", "iid_iid"), "acc", "0.1") == 1.5
+    assert suite.band(find(suite, "1", "cifar10", "FedDure", "iid_iid"), "acc", "0.1") is None
+
+
+def test_the_released_constants_for_cinic10(suite: Suite) -> None:
+    args = config(suite, "release", "cinic10_release", "FedDure (release)").method.init_args
+    names = ("lr", "supervised_steps", "steps_per_visit", "warmup_steps", "creg_wait")
+    assert [args[name] for name in names] == [5e-4, 100, 10, 100, 0]
+    cifar = config(suite, "release", "cifar10", "FedDure (release)").method.init_args
+    assert [cifar[name] for name in names] == [None, None, 5, 10, 2]

@@ -1,0 +1,122 @@
+"""The (FL)2 suite: protocol of the tables, published values, what is pending."""
+
+from typing import Any
+
+import pytest
+
+from benchmark.config import RunConfig
+from benchmark.suites import suite
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError
+
+PRETRAIN = {"CIFAR10-10": 10, "CIFAR10-40": 10, "SVHN-40": 102, "SVHN-250": 16, "CIFAR100-100": 10, "CIFAR100-400": 10}
+
+
+@pytest.fixture(scope="module")
+def fl2() -> Suite:
+    return suite.load("fl2")
+
+
+def config(fl2: Suite, table: str, dataset: str, method: str, scale: str = "paper", **columns: str) -> RunConfig:
+    rows = [
+        r
+        for r in fl2.rows
+        if (r.table, r.dataset, r.method) == (table, dataset, method) and columns.items() <= r.columns.items()
+    ]
+    return fl2.config(rows[0], scale)
+
+
+def test_every_published_value_has_a_row(fl2: Suite) -> None:
+    published = {key for key in fl2.published() if not key[-1].endswith(" std")}
+    rows = {row.key("acc") for row in fl2.rows}
+    assert len(published) == 72 + 5 + 8
+    assert published <= rows
+    assert {key[0] for key in rows - published} == {"ablation", "fig4", "presets", "pretraining", "labels"}
+
+
+def test_published_values(fl2: Suite) -> None:
+    values = fl2.published()
+    iid = (("partition", "iid"),)
+    assert values["1", "CIFAR10-40", "fl2", iid, "acc"] == "81.5"
+    assert values["1", "CIFAR10-40", "fl2", iid, "acc std"] == "7.4"
+    assert values["2", "SVHN-40", "fixmatch", iid, "acc"] == "50.2"
+    assert ("2", "SVHN-40", "fixmatch", iid, "acc std") not in values
+    printed = [float(v) for k, v in values.items() if k[0] == "1" and k[2] == "fl2" and k[-1] == "acc"]
+    assert sum(printed) == pytest.approx(199.0 + 228.9 + 332.8)  # by partition, added by hand
+
+
+@pytest.mark.parametrize("dataset", PRETRAIN)
+def test_paper_scale_is_the_protocol(fl2: Suite, dataset: str) -> None:
+    name, labels = dataset.split("-")
+    for method in ("fl2", "semifl"):
+        run = config(fl2, "1", dataset, method, partition="dir0.1")
+        data, args = run.data.init_args, run.method.init_args
+        assert (run.rounds, run.roster, run.report) == (800, {"participants": 10}, "last")
+        assert (data["scenario"], data["num_clients"], data["num_labels"]) == ("server", 100, int(labels))
+        assert (data["partition"], data["beta"], data["min_size"]) == ("dirichlet", 0.1, 10)
+        assert data["partition_seed"] is None
+        assert (data["pipeline"], data["flip"]) == ("randaugment_uniform", 0.5)
+        assert run.model == ("wrn28_8" if name == "CIFAR100" else "wrn28_2")
+        assert (args["lr"], args["lr_schedule"], args["server_momentum"]) == (0.03, "cosine", 0.5)
+        assert args["server_pretrain"] == (PRETRAIN[dataset] if method == "fl2" else 0)
+        if method == "fl2":
+            assert args["rho"] == (1.0 if name == "CIFAR100" else 0.1)
+    constants = {"CIFAR10": (0.485, 0.225), "SVHN": (0.438, 0.1744), "CIFAR100": (129.3 / 255, 70.4 / 255)}[name]
+    assert (data["mean"][0], data["std"][2]) == pytest.approx(constants, abs=1e-6)
+    assert fl2.scale("paper")["seeds"] == [0, 1, 2]
+
+
+def test_ablation_rows(fl2: Suite) -> None:
+    expected: dict[str, dict[str, Any]] = {
+        "sacr_fixmatch": {"selection": "fixed", "sacr": True, "aggregation": "uniform"},
+        "cat": {"selection": "adaptive", "sacr": False, "aggregation": "uniform"},
+        "cat_sacr": {"selection": "adaptive", "sacr": True, "aggregation": "uniform"},
+        "fl2": {"selection": "adaptive", "sacr": True, "aggregation": "lsaa"},
+    }
+    for method, wanted in expected.items():
+        args = config(fl2, "2", "SVHN-40", method).method.init_args
+        assert {k: args[k] for k in wanted} == wanted
+        assert args["server_pretrain"] == 102
+    assert config(fl2, "2", "SVHN-40", "fixmatch").method.init_args["server_pretrain"] == 102
+
+
+def test_presets(fl2: Suite) -> None:
+    released = config(fl2, "presets", "SVHN-40", "released").method.init_args
+    assert (released["lr_schedule"], released["server_pretrain"]) == ("constant", 102)
+    assert config(fl2, "presets", "SVHN-40", "no_pretrain").method.init_args["server_pretrain"] == 0
+    assert config(fl2, "presets", "SVHN-40", "semifl", server_pretrain="102").method.init_args["server_pretrain"] == 102
+    own = config(fl2, "presets", "SVHN-40", "semifl_repo")
+    assert (own.data.init_args["pipeline"], own.data.init_args["flip"]) == ("randaugment_maximal", 0.0)
+    assert (own.method.init_args["sbn_batch"], own.method.init_args["sbn_order"]) == (250, "dataset")
+
+
+def test_quick_runs_every_row_that_is_not_pending_on_digits(fl2: Suite) -> None:
+    plan = fl2.plan("quick")
+    assert {run.config.data.name for run in plan.runs.values()} == {"digits"}
+    assert {run.config.seed for run in plan.runs.values()} == {0}
+    pending = {(row.dataset, row.method) for row in fl2.rows if row.pending}
+    assert {method for _, method in pending} <= {"fedmatch", "fedcon"}
+    runs = [row for row in fl2.rows if not row.pending]
+    assert all(plan.run(row, 0).config.rounds < 20 for row in runs)
+
+
+def test_ag_news_trains_a_linear_classifier_for_20_rounds(fl2: Suite) -> None:
+    for scale, encoder, strong in (("paper", "bert", "back_translation"), ("lite", "auto", "auto")):
+        for method in ("fl2", "semifl"):
+            run = config(fl2, "3", "AGNews-20", method, scale, partition="dir0.3")
+            data, args = run.data.init_args, run.method.init_args
+            assert (run.data.name, run.model, run.rounds, run.roster["participants"]) == ("ag_news", "linear", 20, 10)
+            assert (data["num_labels"], data["pipeline"], data["beta"]) == (20, "feature_versions", 0.3)
+            assert (data["encoder"], data["strong"], data["texts_per_class"]) == (encoder, strong, 12_500)
+            assert (args["local_epochs"], args["server_epochs"], args["lr"]) == (5, 5, 0.03)
+            if method == "semifl":
+                assert (args["mix"], args["batch_size"], args["server_pretrain"]) == (False, 10, 0)
+            else:
+                assert (args["rho"], args["batch_size"], args["server_pretrain"]) == (0.1, 32, 10)
+
+
+def test_a_pending_method_says_so(fl2: Suite) -> None:
+    """Asking for its rows alone names them and the reason, not all rows that exist."""
+    plan = fl2.plan("quick")
+    with pytest.raises(ConfigError, match=r"pending: 1/CIFAR10-10/fedcon \(FedCon\)"):
+        fl2.select(plan, methods=["fedcon"])

@@ -1,0 +1,542 @@
+import dataclasses
+import gzip
+import hashlib
+import pickle
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from sklearn.datasets import load_digits
+from torchvision import datasets
+
+from datamodules.common.errors import DataError
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
+
+CACHE_FIELDS = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
+
+
+def pictures(count, height=32, width=32, channels=3, seed=0):
+    return np.random.RandomState(seed).randint(0, 256, (count, height, width, channels), dtype=np.uint8)
+
+
+def content(**changes):
+    return {
+        "train_images": pictures(6),
+        "train_labels": np.array([0, 1, 2, 0, 1, 2]),
+        "test_images": pictures(3, seed=1),
+        "test_labels": np.array([2, 1, 0]),
+        "class_names": ("a", "b", "c"),
+        **changes,
+    }
+
+
+def save(path, **changes):
+    np.savez(path, **{key: np.asarray(value) for key, value in content(**changes).items() if value is not None})
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Make the six training and three test images of `content` the published size of every data set."""
+    for name in sources.CLASS_COUNTS:
+        monkeypatch.setitem(sources.CLASS_COUNTS, name, ((2, 2, 2), (1, 1, 1)))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Fail every download at once, as without a network."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("no network")
+
+    for module in (datasets.cifar, datasets.mnist):
+        monkeypatch.setattr(module, "download_and_extract_archive", refuse)
+    monkeypatch.setattr(datasets.svhn, "download_url", refuse)
+
+
+def assert_same(arrays, expected):
+    for field in CACHE_FIELDS[:4]:
+        np.testing.assert_array_equal(getattr(arrays, field), expected[field])
+    assert arrays.class_names == tuple(expected["class_names"])
+
+
+# --- Arrays
+
+
+def test_arrays_are_contiguous_uint8_and_int64():
+    arrays = Arrays(
+        **content(train_images=pictures(6).transpose(0, 2, 1, 3), test_labels=np.array([2, 1, 0], np.uint8)),
+        sha256={},
+    )
+    assert arrays.train_images.flags.c_contiguous and arrays.train_images.dtype == np.uint8
+    assert arrays.train_labels.dtype == arrays.test_labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train_images": pictures(6).astype(float)},
+            r"train images must be uint8 .*float64 \[6, 32, 32, 3\]",
+        ),
+        ({"test_images": pictures(3)[..., 0]}, r"test images must be uint8 .*uint8 \[3, 32, 32\]"),
+        (
+            {"train_images": pictures(6).transpose(0, 3, 1, 2)},
+            r"\[N, H, W, 1 or 3\], or feature vectors .*uint8 \[6, 3, 32, 32\]",
+        ),
+        ({"test_images": pictures(0), "test_labels": np.zeros(0, int)}, "test images must be"),
+        ({"train_labels": np.zeros(5, int)}, r"train labels must be one integer per image; .*int64 \[5\]"),
+        ({"train_labels": np.zeros(6)}, r"float64 \[6\]"),
+        (
+            {"test_labels": np.array([0, 1, 3])},
+            "test labels must lie in 0..2, the class names; they lie in 0..3",
+        ),
+        ({"test_labels": np.array([0, -1, 2])}, "they lie in -1..2"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        Arrays(**content(**changes), sha256={})
+
+
+# --- cache
+
+
+@pytest.mark.usefixtures("counts", "offline")
+@pytest.mark.parametrize("read", [sources.cifar10, sources.cifar100, sources.svhn, sources.fashion_mnist])
+def test_the_cache_comes_first(tmp_path, read):
+    path = tmp_path / f"{read.__name__}.npz"
+    save(path, train_labels=np.array([0, 1, 2, 0, 1, 2], np.int16))
+    arrays = read(tmp_path)
+    assert_same(arrays, content())
+    assert arrays.sha256 == {path.name: digest(path)}
+    assert torch.from_numpy(arrays.train_images).shape == (6, 32, 32, 3)
+
+
+@pytest.mark.usefixtures("counts")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:2000]), "BadZipFile"),
+        (lambda path: path.write_bytes(b"rubbish"), "ValueError"),
+        (lambda path: path.write_bytes(b""), "EOFError"),
+        (lambda path: save(path, test_labels=None), "KeyError: .*test_labels"),
+        (lambda path: save(path, class_names=("a", "b")), r"train labels must lie in 0\.\.1"),
+        (lambda path: save(path, class_names=np.array(["a", "b", None])), "ValueError: Object arrays"),
+        (
+            lambda path: save(path, train_labels=np.array([0, 0, 0, 0, 1, 2])),
+            r"\(\(4, 1, 1\), \(1, 1, 1\)\) instead of",
+        ),
+    ],
+)
+def test_a_damaged_cache_gives_one_error(tmp_path, damage, message):
+    path = tmp_path / "cifar10.npz"
+    save(path)
+    damage(path)
+    with pytest.raises(DataError, match=rf"cifar10: .*cifar10.npz .file 1 of 1. is damaged .*{message}.*or delete it"):
+        sources.cifar10(tmp_path)
+
+
+def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path):
+    save(tmp_path / "svhn.npz")
+    with pytest.raises(
+        DataError, match=r"the training and test images per class are \(\(2, 2, 2\).* instead of \(\(4948"
+    ):
+        sources.svhn(tmp_path)
+
+
+def test_a_data_set_of_ones_own_may_have_any_size(tmp_path):
+    save(tmp_path / "mine.npz")
+    assert_same(sources.load("mine", tmp_path, [], None, "Bring it"), content())
+    save(tmp_path / "mine.npz", test_labels=None)
+    with pytest.raises(DataError, match=r"mine: .*is damaged.*KeyError: .*test_labels"):
+        sources.load("mine", tmp_path, [], None, "Bring it")
+
+
+def test_published_sizes():
+    sizes = {name: tuple(map(sum, counts)) for name, counts in sources.CLASS_COUNTS.items()}
+    assert sizes == {
+        "cifar10": (50000, 10000),
+        "cifar100": (50000, 10000),
+        "svhn": (73257, 26032),
+        "fashion_mnist": (60000, 10000),
+        "cinic10": (90000, 90000),
+        "isic2018": (8012, 2003),
+    }
+
+
+# --- usual files
+
+
+def write_cifar(root, monkeypatch, kind=datasets.CIFAR10):
+    """Write `content` in CIFAR's layout and make torchvision expect these files."""
+    data, fine = content(), kind is datasets.CIFAR100
+    folder = Path(root) / kind.base_folder
+    folder.mkdir(parents=True)
+    cuts = (
+        {"train": slice(0, 6)}
+        if fine
+        else {
+            f"data_batch_{i + 1}": slice(start, stop)
+            for i, (start, stop) in enumerate([(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)])
+        }
+    )
+    test = "test" if fine else "test_batch"
+    for name, images, labels in [
+        *((name, data["train_images"][cut], data["train_labels"][cut]) for name, cut in cuts.items()),
+        (test, data["test_images"], data["test_labels"]),
+    ]:
+        rows = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+        entry = {"data": rows, "fine_labels" if fine else "labels": labels.tolist(), "coarse_labels": [0]}
+        (folder / name).write_bytes(pickle.dumps(entry))
+    meta = folder / kind.meta["filename"]
+    meta.write_bytes(pickle.dumps({kind.meta["key"]: list(data["class_names"])}))
+    monkeypatch.setattr(kind, "train_list", [[name, md5(folder / name)] for name in cuts])
+    monkeypatch.setattr(kind, "test_list", [[test, md5(folder / test)]])
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": md5(meta)})
+    return sorted(folder.iterdir())
+
+
+def write_svhn(root, monkeypatch):
+    root, data = Path(root), content()
+    splits = {"extra": datasets.SVHN.split_list["extra"]}
+    for part in ("train", "test"):
+        path = root / f"{part}_32x32.mat"
+        labels = np.where(data[f"{part}_labels"] == 0, 10, data[f"{part}_labels"])
+        savemat(path, {"X": data[f"{part}_images"].transpose(1, 2, 3, 0), "y": labels[:, None].astype(np.uint8)})
+        splits[part] = [f"nowhere/{path.name}", path.name, md5(path)]
+    monkeypatch.setattr(datasets.SVHN, "split_list", splits)
+    return [root / "test_32x32.mat", root / "train_32x32.mat"]
+
+
+def write_fashion(folder, compress):
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for part, name in (("train", "train"), ("test", "t10k")):
+        images = pictures(6 if part == "train" else 3, 28, 28, 1, seed=3)
+        for kind, values in (
+            ("images-idx3", images[..., 0]),
+            ("labels-idx1", content()[f"{part}_labels"].astype(np.uint8)),
+        ):
+            data = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+            files.append(folder / f"{name}-{kind}-ubyte{'.gz' if compress else ''}")
+            files[-1].write_bytes(gzip.compress(data) if compress else data)
+    return sorted(files)
+
+
+@pytest.mark.usefixtures("counts", "offline")
+@pytest.mark.parametrize(("read", "kind"), [(sources.cifar10, datasets.CIFAR10), (sources.cifar100, datasets.CIFAR100)])
+def test_cifar_files(tmp_path, monkeypatch, read, kind):
+    files = write_cifar(tmp_path, monkeypatch, kind)
+    arrays = read(tmp_path)
+    assert_same(arrays, content())
+    assert arrays.sha256 == {file.name: digest(file) for file in files}
+    assert not list(tmp_path.glob("*.npz"))  # fast to decode: nothing is written
+    files[0].write_bytes(files[0].read_bytes() + b" ")
+    with pytest.raises(
+        DataError, match=rf"{kind.base_folder}.* is damaged .*RuntimeError: .*corrupted.*Bring an intact copy"
+    ):
+        read(tmp_path)
+
+
+@pytest.mark.usefixtures("counts", "offline")
+def test_svhn_files_and_its_digit_zero(tmp_path, monkeypatch):
+    files = write_svhn(tmp_path, monkeypatch)
+    arrays = sources.svhn(tmp_path)
+    assert_same(arrays, content(class_names="0123456789"))
+    assert arrays.sha256 == {file.name: digest(file) for file in files}
+
+
+@pytest.mark.usefixtures("counts", "offline")
+@pytest.mark.parametrize("compress", [False, True])
+def test_fashion_mnist_files(tmp_path, compress):
+    files = write_fashion(tmp_path / "FashionMNIST" / "raw", compress)
+    arrays = sources.fashion_mnist(tmp_path)
+    np.testing.assert_array_equal(arrays.train_images, pictures(6, 28, 28, 1, seed=3))
+    assert arrays.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and arrays.test_labels.tolist() == [2, 1, 0]
+    assert arrays.test_images.shape == (3, 28, 28, 1) and arrays.class_names[9] == "Ankle boot"
+    assert arrays.sha256 == {file.name: digest(file) for file in files}
+    assert arrays.train_images.flags.writeable
+    files[0].write_bytes(gzip.compress(b"\0\0\1\3" * 9) if compress else b"\0\0\1\3" * 9)
+    with pytest.raises(DataError, match=r"DataError: t10k-images-idx3-ubyte.* is not an IDX file of bytes"):
+        sources.fashion_mnist(tmp_path)
+
+
+def test_idx_files_keep_their_shape(tmp_path):
+    values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    (tmp_path / "x").write_bytes(struct.pack(">HBB3I", 0, 8, 3, 2, 3, 4) + values.tobytes())
+    np.testing.assert_array_equal(sources._idx(tmp_path / "x"), values)
+
+
+# --- download
+
+
+def fake_downloads(monkeypatch):
+    monkeypatch.setattr(
+        datasets.cifar, "download_and_extract_archive", lambda url, root, **_: write_cifar(root, monkeypatch)
+    )
+    monkeypatch.setattr(datasets.svhn, "download_url", lambda url, root, *_: write_svhn(root, monkeypatch))
+    monkeypatch.setattr(
+        datasets.mnist,
+        "download_and_extract_archive",
+        lambda url, download_root, **_: write_fashion(Path(download_root), False),
+    )
+
+
+@pytest.mark.usefixtures("counts")
+@pytest.mark.parametrize("read", [sources.cifar10, sources.svhn, sources.fashion_mnist])
+def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read):
+    fake_downloads(monkeypatch)
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", str(tmp_path / "not installed"))
+    folder = tmp_path / "new" / "data"
+    first = read(folder)
+    cache = folder / f"{read.__name__}.npz"
+    assert list(folder.iterdir()) == [cache]
+    assert first.sha256 == {cache.name: digest(cache)}
+    assert first.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
+    second = read(folder)
+    assert second.sha256 == first.sha256
+    assert_same(second, {field: getattr(first, field) for field in CACHE_FIELDS})
+    other = read(tmp_path / "other")
+    assert other.sha256 == first.sha256  # equal arrays, equal bytes
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("read", "places", "remedy"),
+    [
+        (sources.cifar10, ["cifar10.npz", "cifar-10-batches-py/data_batch_1"], "copy cifar-10-batches-py"),
+        (sources.cifar100, ["cifar100.npz", "cifar-100-python/train"], "copy cifar-100-python"),
+        (sources.svhn, ["svhn.npz", "train_32x32.mat"], "copy the two .mat files"),
+        (
+            sources.fashion_mnist,
+            ["fashion_mnist.npz", "FashionMNIST/raw/train-images", "/fashion-mnist/"],
+            "Debian",
+        ),
+    ],
+)
+def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, monkeypatch, read, places, remedy):
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", "/nowhere/fashion-mnist")
+    with pytest.raises(DataError) as info:
+        read(tmp_path)
+    message = str(info.value)
+    assert message.startswith(f"{read.__name__} is not there: looked for {tmp_path}")
+    assert all(place in message for place in [*places, remedy, str(tmp_path), "no network"])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError, match="there is no download, or it is not allowed"):
+        read(tmp_path, download=False)
+
+
+@pytest.mark.usefixtures("counts", "offline")
+def test_an_incomplete_layout_names_its_first_missing_file(tmp_path, monkeypatch):
+    write_svhn(tmp_path, monkeypatch)[0].unlink()
+    with pytest.raises(
+        DataError, match=r"looked for .*svhn.npz, [^,;]*test_32x32.mat; the download failed with OSError"
+    ):
+        sources.svhn(tmp_path)
+
+
+@pytest.mark.usefixtures("counts")
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    fake_downloads(monkeypatch)
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Make room or take another"):
+        sources.cifar10(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# --- digits
+
+
+def test_digits_split():
+    arrays = sources.digits()
+    assert arrays.train_images.shape == (1437, 32, 32, 3) and arrays.test_images.shape == (360, 32, 32, 3)
+    assert arrays.class_names == tuple("0123456789")
+    every, held_out = np.bincount(load_digits().target), np.bincount(arrays.test_labels)
+    assert (abs(held_out - every * 360 / 1797) < 1).all()
+    assert (np.bincount(arrays.train_labels) + held_out == every).all()
+    again = sources.digits()
+    assert (again.train_images == arrays.train_images).all() and again.sha256 == arrays.sha256
+    assert list(arrays.sha256) == ["digits.csv.gz"] and len(arrays.sha256["digits.csv.gz"]) == 64
+
+
+def test_digits_are_the_enlarged_originals_in_their_order():
+    arrays, original = sources.digits(), load_digits()
+    assert (arrays.train_images == arrays.train_images[..., :1]).all()
+    assert arrays.train_images.max() == 255 and arrays.train_images.min() == 0
+    small = torch.from_numpy(original.images)[:, None] * 255 / 16
+    large = torch.nn.functional.interpolate(small, size=32, mode="bilinear")[:, 0].numpy()
+    used = []
+    for images, labels in (
+        (arrays.train_images, arrays.train_labels),
+        (arrays.test_images, arrays.test_labels),
+    ):
+        nearest = [int(abs(large - image).max(axis=(1, 2)).argmin()) for image in images[:50, ..., 0]]
+        assert abs(large[nearest] - images[:50, ..., 0]).max() <= 1.5  # rounding to grey levels, twice
+        assert original.target[nearest].tolist() == labels[:50].tolist()
+        assert nearest == sorted(set(nearest))
+        used += nearest
+    assert len(set(used)) == 100
+
+
+# --- ISIC 2018
+
+
+def write_isic(root, count=10, name="HAM10000_metadata.csv", seed=0):
+    """Write metadata and .jpg files 60x45 of one colour each; return the rows."""
+    rng = random.Random(seed)
+    folder = root / "isic2018"
+    for part in ("HAM10000_images_part_1", "HAM10000_images_part_2"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    rows = [(f"ISIC_{1000 + 7 * i % 97:07d}", rng.choice(sources.ISIC_CLASSES), 20 * i) for i in range(count)]
+    lines = [
+        "lesion_id,image_id,dx,dx_type",
+        *(f"HAM_{i},{image},{dx},histo" for i, (image, dx, _) in enumerate(rows)),
+    ]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    for i, (image, _, grey) in enumerate(rows):
+        Image.new("RGB", (60, 45), (grey, 0, 255 - grey)).save(
+            folder / f"HAM10000_images_part_{i % 2 + 1}" / f"{image}.jpg"
+        )
+    return rows
+
+
+def isic_counts(monkeypatch, rows):
+    labels = [sources.ISIC_CLASSES.index(dx) for _, dx, _ in rows]
+    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows)))
+    monkeypatch.setitem(sources.CLASS_COUNTS, "isic2018", parts)
+
+
+def test_isic_split_sizes_and_order():
+    train, test = sources.isic_split(10015)
+    assert (len(train), len(test)) == (8012, 2003)
+    assert sorted(train + test) == list(range(10015))
+    random.seed(1337)  # the recipe as published: the module's own generator
+    rows = list(range(10015))
+    random.shuffle(rows)
+    assert train + test == rows
+
+
+@pytest.mark.parametrize("name", ["HAM10000_metadata.csv", "HAM10000_metadata"])
+def test_isic_folder(tmp_path, monkeypatch, name):
+    rows = write_isic(tmp_path, name=name)
+    isic_counts(monkeypatch, rows)
+    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    assert arrays.train_images.shape == (8, 25, 25, 3) and arrays.test_images.shape == (2, 22, 22, 3)
+    assert arrays.class_names == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    order = list(range(10))
+    random.Random(1337).shuffle(order)
+    for part, images, labels in (
+        (order[:8], arrays.train_images, arrays.train_labels),
+        (order[8:], arrays.test_images, arrays.test_labels),
+    ):
+        assert [arrays.class_names[k] for k in labels] == [rows[i][1] for i in part]
+        assert all(abs(image[..., 0].mean() - rows[i][2]) < 4 for i, image in zip(part, images, strict=True))
+    cache = tmp_path / "isic2018-25-22.npz"
+    assert arrays.sha256 == {cache.name: digest(cache)}
+    for file in (tmp_path / "isic2018").rglob("*.jpg"):
+        file.unlink()
+    assert_same(sources.isic2018(tmp_path, resize=25, test_resize=22), {f: getattr(arrays, f) for f in CACHE_FIELDS})
+
+
+def test_isic_resizes_to_squares_as_pillow_does(tmp_path, monkeypatch):
+    rows = write_isic(tmp_path)
+    isic_counts(monkeypatch, rows)
+    first = sources.isic_split(10)[0][0]
+    path = tmp_path / "isic2018" / f"HAM10000_images_part_{first % 2 + 1}" / f"{rows[first][0]}.jpg"
+    Image.fromarray(pictures(1, 45, 60)[0]).save(path)
+    arrays = sources.isic2018(tmp_path, 24, 20)
+    with Image.open(path) as image:
+        expected = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(arrays.train_images[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder, image: image.unlink(), r"1 of 10 images are missing, first ISIC_\d+.jpg"),
+        (lambda folder, image: image.write_bytes(image.read_bytes()[:100]), "OSError"),
+        (lambda folder, image: image.write_bytes(b"rubbish"), "UnidentifiedImageError: .*ISIC_"),
+        (
+            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image,label\n1,nv\n"),
+            "KeyError: 'image_id'",
+        ),
+        (
+            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image_id,dx\n1,cat\n"),
+            "ValueError",
+        ),
+    ],
+)
+def test_damaged_isic_folders_give_one_error_and_no_cache(tmp_path, monkeypatch, damage, message):
+    isic_counts(monkeypatch, write_isic(tmp_path))
+    folder = tmp_path / "isic2018"
+    damage(folder, sorted(folder.rglob("*.jpg"))[3])
+    with pytest.raises(DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"):
+        sources.isic2018(tmp_path)
+    assert not list(tmp_path.glob("*.npz"))
+
+
+def test_isic_rows_in_another_order_are_refused(tmp_path, monkeypatch):
+    rows = write_isic(tmp_path)
+    isic_counts(monkeypatch, rows)
+    path = tmp_path / "isic2018" / "HAM10000_metadata.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([head, *sorted(lines, key=lambda line: line.split(",")[2])]))
+    with pytest.raises(DataError, match="images per class are"):
+        sources.isic2018(tmp_path)
+
+
+def test_isic_cannot_be_downloaded(tmp_path):
+    with pytest.raises(DataError) as info:
+        sources.isic2018(tmp_path, resize=240)
+    message = str(info.value)
+    for part in (
+        "isic2018-240-224 is not there",
+        "HAM10000_metadata.csv",
+        "no download",
+        "doi:10.7910",
+        str(tmp_path),
+    ):
+        assert part in message
+
+
+def test_random_split_deals_all_images_out_anew():
+    """Every image is on one side, 80 to 20, another way than published; the same seed gives the same split."""
+    published = sources.digits()
+    again, same = (sources.random_split(published, 7) for _ in range(2))
+    assert len(again.train_labels) == int(0.8 * 1797)
+    assert len(again.test_labels) == 1797 - int(0.8 * 1797)
+    assert np.array_equal(again.train_images, same.train_images)
+    assert not np.array_equal(again.test_labels, published.test_labels)
+
+    def contents(arrays):
+        images = np.concatenate([arrays.train_images, arrays.test_images]).reshape(1797, -1)
+        labels = np.concatenate([arrays.train_labels, arrays.test_labels])
+        return sorted(bytes(i) + bytes([k]) for i, k in zip(images, labels, strict=True))
+
+    assert contents(again) == contents(published)
+
+
+def test_random_split_needs_images_of_one_size():
+    """ISIC's training and test images differ: its split is random already."""
+    published = sources.digits()
+    with pytest.raises(DataError, match="one size"):
+        sources.random_split(dataclasses.replace(published, test_images=published.test_images[:, :16]), 0)

@@ -1,0 +1,232 @@
+"""FedDure's settings: partitions of a labelled and an unlabelled pool, and the views of its images."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import RandomState
+
+from datamodules.common.errors import ConfigError
+from datamodules.digits import Digits
+from datamodules.fashion_mnist import FashionMNIST
+from datamodules.io.sources import Arrays
+from datamodules.partition.partition import Partition, dirichlet, iid, labels_at_all_clients
+from datamodules.views import pipelines
+from datamodules.views.pipelines import Look
+from federations import make_data
+
+LABELS = RandomState(0).permutation(np.repeat(np.arange(10), 5000))  # as many as CIFAR-10's
+IID = partial(iid, remainder="last", permutations=2)
+DIR = partial(dirichlet, beta=0.5, min_size=10)
+
+
+def released(labels: np.ndarray, labelled: str, unlabelled: str, seed: int) -> tuple[list[Any], list[Any]]:
+    """Both partitions with NumPy's global generator, written out call by call."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    pools: list[list[int]] = [[], []]
+    for c in range(10):
+        members = [i for i, y in enumerate(labels) if y == c]
+        pools[0] += members[:500]
+        pools[1] += members[500:]
+    parts = []
+    for pool, kind in zip(pools, (labelled, unlabelled), strict=True):
+        if kind == "iid":
+            order = np.arange(len(pool))
+            np.random.shuffle(order)
+            np.random.shuffle(order)
+            q, r = divmod(len(pool), 100)
+            ends = np.cumsum([q] * (100 - r) + [q + 1] * r)[:-1]
+            parts.append([np.array(pool)[part] for part in np.split(order, ends)])
+            continue
+        own = labels[pool]
+        smallest = 0
+        while smallest < 10:
+            clients: list[list[int]] = [[] for _ in range(100)]
+            for c in range(10):
+                members = np.flatnonzero(own == c)
+                np.random.shuffle(members)
+                p = np.random.dirichlet(np.repeat(0.5, 100))
+                p = np.array([0 if len(held) >= len(pool) / 100 else x for x, held in zip(p, clients, strict=True)])
+                cuts = (np.cumsum(p / p.sum()) * len(members)).astype(int)[:-1]
+                clients = [a + b.tolist() for a, b in zip(clients, np.split(members, cuts), strict=True)]
+            smallest = min(map(len, clients))
+        for held in clients:
+            np.random.shuffle(held)
+        parts.append([np.array(pool)[held] for held in clients])
+    np.random.set_state(state)
+    return parts[0], parts[1]
+
+
+class Objects(Digits):
+    """Ten classes of 5 000 tiny pictures."""
+
+    def read(self) -> Arrays:
+        pixels = np.zeros((len(LABELS), 1, 1, 1), np.uint8)
+        return Arrays(pixels, LABELS, pixels[:10], LABELS[:10], tuple("0123456789"), {})
+
+    def _place(self) -> None:
+        """No images are needed here."""
+
+
+def make(seed: int = 0, **args: Any) -> Partition:
+    """The data module's partition with the options of the suite."""
+    options = {
+        "scenario": "all_clients", "num_clients": 100, "num_labels": 5000, "labelled_pool_order": "dataset",
+        "iid_remainder": "last", "iid_permutations": 2, "beta": 0.5, "min_size": 10, "partition_seed": seed,
+    }  # fmt: skip
+    data = Objects(**{**options, **args})
+    data.setup()
+    return data.partition
+
+
+SETTINGS = [("iid", "iid"), ("iid", "dirichlet"), ("dirichlet", "dirichlet")]
+
+
+@pytest.mark.parametrize(("labelled", "unlabelled"), SETTINGS)
+def test_settings_position_by_position(labelled: str, unlabelled: str) -> None:
+    """Every client's lists, in order, as the released algorithm draws them."""
+    ours = make(3, labelled_partition=labelled, partition=unlabelled)
+    first, second = released(LABELS, labelled, unlabelled, 3)
+    for k in range(100):
+        assert ours.labelled[k].tolist() == first[k].tolist()
+        assert ours.unlabelled[k].tolist() == second[k].tolist()
+
+
+def test_sanity_ranges_of_the_sheet() -> None:
+    """Sizes and present classes, over three seeds."""
+    for seed in range(3):
+        iid_dir = make(seed, labelled_partition="iid", partition="dirichlet")
+        dir_dir = make(seed, labelled_partition="dirichlet", partition="dirichlet")
+        assert {len(part) for part in iid_dir.labelled} == {50}
+        n_u = [len(part) for part in iid_dir.unlabelled]
+        assert np.mean(n_u) == 450
+        assert 80 < min(n_u) < 200
+        assert 600 < max(n_u) < 1100
+        n_s = [len(part) for part in dir_dir.labelled]
+        assert min(n_s) >= 10
+        assert np.mean(n_s) == 50
+        assert max(n_s) < 130
+        present = dir_dir.histogram(LABELS, 10, "labelled")
+        assert 6.5 < (present > 0).sum(axis=1).mean() < 7.5
+        a, b = (h / h.sum(axis=1, keepdims=True) for h in (present, dir_dir.histogram(LABELS, 10, "unlabelled")))
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.1
+
+
+def test_pool_order_stratification_and_seed() -> None:
+    """The pool is each class's first images, or a draw; stratified clients have five labels of every class."""
+    first = {i for c in range(10) for i in np.flatnonzero(c == LABELS)[:500].tolist()}
+    pools = {
+        order: set(np.concatenate(make(labelled_pool_order=order, partition="iid").labelled).tolist())
+        for order in ("dataset", "shuffled")
+    }
+    assert pools["dataset"] == first
+    assert 100 < len(pools["shuffled"] & first) < 1000
+    assert np.bincount(LABELS[list(pools["shuffled"])]).tolist() == [500] * 10
+    level, drawn = (make(partition="iid", iid_stratified=s).histogram(LABELS, 10, "labelled") for s in (True, False))
+    assert (level == 5).all()
+    assert drawn.min() < 3
+    assert make(1, partition="iid").hash == make(1, partition="iid").hash != make(2, partition="iid").hash
+
+
+def test_one_joint_draw_with_the_first_labels_of_every_class() -> None:
+    """Up to five of each present class, in the order of the client's list; the rest has no labels."""
+    part = make(num_labels=None, labels_per_class=5, partition="dirichlet")
+    counts, all_counts = (part.histogram(LABELS, 10, role) for role in ("labelled", "all"))
+    assert (counts == np.minimum(all_counts, 5)).all()
+    assert all_counts.sum() == len(LABELS)
+    assert 3500 < counts.sum() < 4600
+    assert counts.sum(axis=1).min() >= 10
+    spread = dirichlet(LABELS, 100, 0.5, RandomState(0), min_size=10)
+    for k in (0, 50, 99):
+        expected = [i for c in range(10) for i in [j for j in spread[k].tolist() if LABELS[j] == c][:5]]
+        assert sorted(part.labelled[k].tolist()) == sorted(expected)
+        assert part.unlabelled[k].tolist() == [i for i in spread[k].tolist() if i not in set(expected)]
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"num_labels": 20, "fraction": 0.1}, {"per_class": 2, "num_labels": 20}, {"fraction": 0.1, "x": 1}]
+)
+def test_exactly_one_way_of_labelling(args: dict[str, Any]) -> None:
+    extra = {"labelled_split": iid} if args.pop("x", 0) else {}
+    with pytest.raises(ConfigError, match=r"need either num_labels, .*, or fraction, or per_class"):
+        labels_at_all_clients(LABELS[:400], 4, RandomState(0), split=iid, **args, **extra)
+
+
+# --- views
+
+
+def cut(name: str, look: Look, pictures: torch.Tensor, index: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    view = pipelines.views("randaugment_levels_cutout", look)[name]
+    return view(view.geometry.prepare(pictures), index, torch.Generator().manual_seed(seed))
+
+
+def test_labelled_views_have_black_borders_and_one_square() -> None:
+    """Zero padding shows where reflection would not; Cutout is a square of 16 at most, 0 after normalisation."""
+    look, index = Look(32, 40, 0.5, (0.5,), (0.25,)), torch.zeros(500, dtype=torch.int64)
+    white = torch.full((1, 32, 32, 3), 255, dtype=torch.uint8)
+    plain, holed, weak = (cut(name, look, white, index) for name in ("zero_crop", "cutout", "weak"))
+    assert plain.unique().tolist() == [-2.0, 2.0]  # black and white
+    assert weak.unique().tolist() == [2.0]
+    rows = (plain[:, 0] == -2).all(dim=2).sum(dim=1)
+    assert set(rows.tolist()) == {0, 1, 2, 3, 4}
+    zeros = holed[:, 0] == 0
+    assert bool(zeros.flatten(1).any(dim=1).all())
+    area = zeros.flatten(1).sum(dim=1)
+    height, width = zeros.any(dim=2).sum(dim=1), zeros.any(dim=1).sum(dim=1)
+    assert torch.equal(area, height * width)
+    assert (int(height.max()), int(height.min()), int(width.max()), int(width.min())) == (16, 8, 16, 8)
+    assert bool((holed[:, 1] == 0).eq(zeros).all())
+
+
+def test_strong_views_end_with_a_grey_box() -> None:
+    """Always a box of 127, 17 x 17 at most; its pixels are normalised with the image."""
+    look, index = Look(32, 40, 0.5, (0.0,), (1.0,)), torch.zeros(300, dtype=torch.int64)
+    black = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    grey = cut("strong", look, black, index)[:, 0].sub(127 / 255).abs() < 1e-6
+    area = grey.flatten(1).sum(dim=1)
+    assert int(area.min()) >= 64
+    assert int(area.max()) == 17 * 17
+
+
+class Clothes(FashionMNIST):
+    """Twenty made-up 28 x 28 pictures."""
+
+    def read(self) -> Arrays:
+        pixels = RandomState(0).randint(0, 256, (400, 28, 28, 1)).astype(np.uint8)
+        labels = np.arange(400) % 10
+        return Arrays(pixels, labels, pixels[:20], labels[:20], tuple("0123456789"), {})
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_grey_images_are_padded_to_32(channels: int) -> None:
+    """Two black pixels on every side, three equal channels or one; statistics of the padded images."""
+    data = Clothes(
+        scenario="all_clients", num_clients=4, num_labels=40, border=2, channels=channels, mean=[0.2190], std=[0.3318],
+        pipeline="randaugment_levels_cutout", partition="iid",
+    )  # fmt: skip
+    data.setup()
+    block = dict(data.test_blocks(20))[0]()
+    assert block.shape == (20, channels, 32, 32)
+    pixels = torch.from_numpy(data.read().test_images[..., 0]).float() / 255
+    torch.testing.assert_close(block[:, 0, 2:-2, 2:-2], (pixels - 0.2190) / 0.3318)
+    edge = torch.tensor(-0.2190 / 0.3318)
+    assert torch.allclose(block[:, :, :2], edge)
+    assert torch.allclose(block[..., -2:], edge)
+    assert torch.equal(block[:, 0], block[:, -1])
+    for name in ("cutout", "zero_crop", "weak", "strong"):
+        view = data.take(name, torch.arange(8), torch.Generator().manual_seed(0))
+        assert view.shape == (8, channels, 32, 32)
+        assert torch.equal(view[:, 0], view[:, -1])
+
+
+def test_other_methods_do_not_see_the_options() -> None:
+    """Spelling the defaults out gives the partition that was there before them."""
+    plain = make_data("all_clients")
+    spelt = make_data(
+        "all_clients", labelled_partition="iid", iid_remainder="drop", iid_permutations=1, iid_stratified=False,
+        labelled_pool_order="shuffled", hidden_labels="hidden", border=0, channels=3,
+    )  # fmt: skip
+    assert spelt.partition.hash == plain.partition.hash

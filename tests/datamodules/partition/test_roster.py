@@ -1,0 +1,97 @@
+"""The schedule of participants: a function of the round, fair, and equal to the published ones."""
+
+import random
+
+import numpy as np
+import pytest
+
+from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
+
+
+def test_everybody_takes_part_by_default():
+    roster = Roster(4, (1, 3))
+    assert roster.sample(0) == roster.sample(9) == [0, 1, 2, 3]
+    assert roster.unlabelled == (0, 2)
+
+
+@pytest.mark.parametrize("rule", ["uniform", "numpy_round"])
+def test_a_sample_depends_on_the_round_alone(rule):
+    """Not on the rounds asked for before, nor on other instances; ids are distinct and ascending."""
+    roster, fresh = (Roster(50, (0,), 7, 10, rule) for _ in range(2))
+    forward = [roster.sample(r) for r in range(20)]
+    backward = [fresh.sample(r) for r in reversed(range(20))][::-1]
+    assert forward == backward
+    assert len({tuple(s) for s in forward}) == 20
+    assert all(s == sorted(set(s)) and len(s) == 10 and s[0] >= 0 and s[-1] < 50 for s in forward)
+
+
+def test_seeds():
+    """The run seed draws other clients under ``uniform``; ``numpy_round`` is the same in every run."""
+    uniform = [[Roster(50, (), seed, 10).sample(r) for r in range(5)] for seed in (0, 1)]
+    fixed = [[Roster(50, (), seed, 10, "numpy_round").sample(r) for r in range(5)] for seed in (0, 1)]
+    assert uniform[0] != uniform[1]
+    assert (
+        fixed[0]
+        == fixed[1]
+        == [sorted(np.random.RandomState(r).choice(50, 10, replace=False).tolist()) for r in range(5)]
+    )
+
+
+def test_numpy_round_draws_the_published_clients():
+    """The first three rounds of FedDure's released code."""
+    published = [[26, 86, 2, 55, 75], [80, 84, 33, 81, 93], [83, 30, 56, 24, 16]]
+    roster = Roster(100, tuple(range(100)), participants=5, rule="numpy_round")
+    assert [roster.sample(r) for r in range(3)] == [sorted(clients) for clients in published]
+
+
+def test_uniform_is_fair():
+    """Over 3000 rounds each of 20 clients is drawn 750 times, give or take five standard deviations; so are pairs."""
+    roster, counts, together = Roster(20, (), 3, 5), np.zeros(20), 0
+    for number in range(3000):
+        drawn = roster.sample(number)
+        counts[drawn] += 1
+        together += 0 in drawn and 1 in drawn
+    assert counts.sum() == 15_000
+    assert np.abs(counts - 750).max() < 5 * (3000 * 0.25 * 0.75) ** 0.5
+    pairs = 3000 * (5 * 4) / (20 * 19)
+    assert abs(together - pairs) < 5 * pairs**0.5
+
+
+def test_subsets_are_those_of_pythons_generator():
+    """As many ``random.sample`` calls as the released code makes, in whichever order rounds are asked for."""
+    rng = random.Random(11)
+    expected = [[rng.sample(range(10), 5) for _ in range(3)] for _ in range(6)]
+    roster = Roster(10, (0,), seed=11)
+    assert roster.subsets(5, 3, 5) == expected[5]
+    roster.subsets(2, 4, 4)  # another size draws from a stream of its own
+    assert [roster.subsets(i, 3, 5) for i in range(6)] == expected
+    assert roster.subsets(0, 1, 10)[0] != sorted(roster.subsets(0, 1, 10)[0])
+
+
+def test_shuffled_participants():
+    roster = Roster(20, (0,), seed=3, participants=6)
+    orders = [roster.shuffled(number) for number in range(50)]
+    assert [sorted(order) for order in orders] == [roster.sample(number) for number in range(50)]
+    assert orders == [roster.shuffled(number) for number in range(50)]
+    assert sum(order == sorted(order) for order in orders) <= 2
+    assert Roster(20, (0,), seed=4, participants=6).shuffled(0) != orders[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"participants": 0}, "0 participants per round from 10 clients; choose 1..10"),
+        ({"participants": 11}, "11 participants per round from 10 clients"),
+        ({"rule": "fair"}, "unknown rule 'fair'; choose one of uniform, numpy_round"),
+    ],
+)
+def test_bad_rosters(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Roster(10, (0,), **options)
+
+
+@pytest.mark.parametrize("size", [0, 11])
+def test_bad_subsets(size):
+    with pytest.raises(ConfigError, match=rf"subsets of {size} clients from 10; choose 1\.\.10"):
+        Roster(10, (0,)).subsets(0, 3, size)

@@ -1,0 +1,392 @@
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import RandomState
+
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition import split as split_module
+from datamodules.partition.split import dirichlet, iid, labelled_pool, pick_labelled
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CLASS_COUNTS = {
+    "svhn": (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+    "cifar100": (500,) * 100,
+    "isic2018": (261, 425, 873, 88, 889, 5363, 113),
+}
+# data set, seed, beta, the client that the authors moved to position 0, sizes after the move
+PUBLISHED = [
+    ("svhn", 1337, 0.75, 2, [6621, 4594, 7578, 7972, 9178, 7781, 8852, 6374, 8311, 5996]),
+    ("cifar100", 1337, 0.8, 9, [5101, 5079, 5071, 4565, 5040, 5097, 4941, 5098, 5000, 5008]),
+    ("isic2018", 10087, 0.8, 6, [589, 2567, 583, 231, 348, 1204, 567, 939, 484, 500]),
+]
+unshuffled = partial(dirichlet, shuffle_classes=False, shuffle_clients=False)
+derandomised = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def sorted_labels(counts):
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def golden(name):
+    return json.loads((GOLDEN / name).read_text())["cases"]
+
+
+def lists(parts):
+    return [part.tolist() for part in parts]
+
+
+class Replay:
+    """A generator whose Dirichlet draws are given, in float32 as recorded."""
+
+    def __init__(self, shares):
+        self.shares = [np.array(row, dtype=np.float32) for row in shares]
+        self.used = 0
+
+    def dirichlet(self, concentration):
+        self.used += 1
+        return self.shares[self.used - 1]
+
+
+class Counting(RandomState):
+    draws = 0
+
+    def dirichlet(self, *args):
+        self.draws += 1
+        return super().dirichlet(*args)
+
+
+# --- Dirichlet: released code as oracle
+
+
+@pytest.mark.parametrize("case", golden("rscfed/dirichlet_small.json")[:2], ids=["one pass", "three passes"])
+def test_dirichlet_reproduces_the_released_lists_and_leaves_the_generator_in_step(case):
+    rng = Counting(case["seed"])
+    parts = dirichlet(case["labels"], case["num_clients"], case["beta"], rng, min_size=case["min_size"])
+    assert lists(parts) == case["parts"]
+    assert [rng.rand(), rng.rand()] == case["next_uniforms"]
+    assert rng.draws == 4 * case["passes"]
+
+
+def test_a_shorter_class_loop_leaves_the_later_classes_out_but_keeps_the_cap():
+    case = golden("rscfed/dirichlet_small.json")[2]
+    labels = np.array(case["labels"])
+    parts = dirichlet(
+        labels, case["num_clients"], case["beta"], RandomState(case["seed"]), num_classes=case["num_classes"]
+    )
+    assert [len(part) for part in parts] == case["sizes"]
+    assert set(labels[np.concatenate(parts)]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("case", golden("feddb/dirichlet_split.json"), ids=lambda case: case["name"])
+def test_dirichlet_without_shuffles_reproduces_the_released_lists(case):
+    rng = Replay(case["shares"])
+    parts = unshuffled(case["labels"], case["num_clients"], 0.1, rng, min_size=1)
+    assert rng.used == case["draws_used"]
+    assert lists(parts) == case["parts"]
+
+
+def test_split_primitives_reproduce_the_released_lists():
+    cases = {case["name"]: case for case in golden("feddure/split_primitives.json")}
+    for name, permutations in (("equal_division", 1), ("iid", 2)):
+        case = cases[name]
+        labels = np.zeros(case["num_samples"], dtype=int)
+        parts = iid(
+            labels,
+            case["num_clients"],
+            RandomState(case["seed"]),
+            remainder="last",
+            permutations=permutations,
+        )
+        assert lists(parts) == case["parts"]
+    case = cases["dirichlet"]
+    parts = dirichlet(
+        case["labels"],
+        case["num_clients"],
+        case["beta"],
+        RandomState(case["seed"]),
+        min_size=case["min_size"],
+    )
+    assert lists(parts) == case["parts"]
+
+
+@pytest.mark.parametrize(("name", "seed", "beta", "moved", "sizes"), PUBLISHED)
+def test_published_partitions_follow_from_the_class_counts(name, seed, beta, moved, sizes):
+    labels = sorted_labels(CLASS_COUNTS[name])
+    parts = dirichlet(labels, 10, beta, RandomState(seed))
+    order = pick_labelled(parts, labels)
+    assert order.tolist() == [moved, *range(1, moved), 0, *range(moved + 1, 10)]
+    assert [len(parts[k]) for k in order] == sizes
+
+
+@pytest.mark.parametrize(("name", "seed", "beta", "moved", "sizes"), PUBLISHED)
+def test_sizes_and_histograms_do_not_depend_on_the_order_of_the_labels(name, seed, beta, moved, sizes):
+    ordered = sorted_labels(CLASS_COUNTS[name])
+    mixed = RandomState(0).permutation(ordered)
+    histograms = [
+        [np.bincount(labels[part], minlength=len(CLASS_COUNTS[name])) for part in dirichlet(labels, 10, beta, rng)]
+        for labels, rng in ((ordered, RandomState(seed)), (mixed, RandomState(seed)))
+    ]
+    np.testing.assert_array_equal(*histograms)
+
+
+# --- Dirichlet: law and statistics
+
+
+@st.composite
+def pools(draw):
+    labels = np.array(draw(st.lists(st.integers(0, 5), min_size=40, max_size=150)))
+    return labels, draw(st.integers(1, 6)), draw(st.floats(0.05, 100)), draw(st.integers(0, 2**32 - 1))
+
+
+@derandomised
+@given(pools(), st.booleans(), st.booleans())
+def test_dirichlet_gives_every_sample_to_one_client_and_respects_the_minimum(pool, classes, clients):
+    labels, num_clients, beta, seed = pool
+    parts = dirichlet(
+        labels,
+        num_clients,
+        beta,
+        RandomState(seed),
+        min_size=2,
+        shuffle_classes=classes,
+        shuffle_clients=clients,
+    )
+    assert len(parts) == num_clients and min(map(len, parts)) >= 2
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+
+
+@derandomised
+@given(pools())
+def test_dirichlet_without_shuffles_cuts_each_class_in_stored_order(pool):
+    labels, num_clients, beta, seed = pool
+    parts = unshuffled(labels, num_clients, beta, RandomState(seed), min_size=0)
+    for k in np.unique(labels):
+        pieces = [part[labels[part] == k] for part in parts]
+        assert np.concatenate(pieces).tolist() == np.flatnonzero(labels == k).tolist()
+    assert all((np.diff(labels[part]) >= 0).all() for part in parts)
+
+
+@derandomised
+@given(pools())
+def test_a_client_at_the_cap_gets_at_most_the_rounding_of_a_later_class(pool):
+    labels, num_clients, beta, seed = pool
+    parts = unshuffled(labels, num_clients, beta, RandomState(seed), min_size=0)
+    counts = np.array([np.bincount(labels[part], minlength=6) for part in parts])
+    held = np.cumsum(counts, axis=1)[:, :-1]
+    full = held >= len(labels) / num_clients
+    assert counts[:-1, 1:][full[:-1]].sum() == 0
+    assert (counts[-1, 1:][full[-1]] <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "beta", "min_size", "smallest", "largest", "mean_classes"),
+    [
+        (4000, 0.1, 1, (1, 6), (120, 180), (2.6, 3.5)),  # FedDB's pools and the sheet's statistics
+        (46000, 0.3, 1, (45, 130), (1000, 1350), (6.8, 7.4)),
+        (49960, 0.1, 10, (10, 45), (1500, 2500), (3.6, 4.7)),  # (FL)2, CIFAR-10 with 40 labels
+        (45000, 0.5, 10, (80, 300), (750, 1150), (7.7, 8.5)),  # FedDure, 450 unlabelled images per client
+    ],
+)
+def test_statistics_of_the_papers_partitions(num_samples, beta, min_size, smallest, largest, mean_classes):
+    labels = np.arange(num_samples) % 10
+    draws = [unshuffled(labels, 100, beta, RandomState(seed), min_size=min_size) for seed in range(4)]
+    statistics = np.array(
+        [
+            (
+                min(map(len, parts)),
+                max(map(len, parts)),
+                np.mean([len(np.unique(labels[part])) for part in parts]),
+            )
+            for parts in draws
+        ]
+    )
+    for value, (low, high) in zip(statistics.mean(axis=0), (smallest, largest, mean_classes), strict=True):
+        assert low <= value <= high
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1e-6, 1e-300])
+def test_vanishing_shares_give_each_class_to_one_open_client(beta):
+    labels = np.arange(600) % 60
+    parts = unshuffled(labels, 6, beta, RandomState(0), min_size=1)
+    assert sorted(np.concatenate(parts)) == list(range(600))
+    if beta < 1e-4:
+        assert [len(part) for part in parts] == [100] * 6
+        assert all(len(np.unique(labels[part])) == 10 for part in parts)
+
+
+def test_vanishing_shares_choose_uniformly_among_the_clients_below_the_cap():
+    labels = np.arange(8) // 2
+    owners = np.zeros((4, 4), dtype=int)  # [class, client]
+    for seed in range(400):
+        parts = unshuffled(labels, 4, 1e-9, RandomState(seed), min_size=2)
+        for client, part in enumerate(parts):
+            owners[labels[part[0]], client] += 1
+    assert (abs(owners - 100) < 4 * np.sqrt(400 * 0.25 * 0.75)).all()
+
+
+def test_a_large_beta_gives_nearly_equal_shares():
+    parts = unshuffled(np.zeros(1000, dtype=int), 4, 1e9, RandomState(0))
+    assert all(abs(len(part) - 250) <= 1 for part in parts)
+
+
+def test_the_class_shuffle_comes_before_the_dirichlet_draw():
+    expected = RandomState(3)
+    members = np.arange(50)
+    expected.shuffle(members)
+    cuts = (np.cumsum(expected.dirichlet(np.full(3, 1.0))) * 50).astype(int)[:-1]
+    parts = dirichlet(np.zeros(50, dtype=int), 3, 1.0, RandomState(3), min_size=0, shuffle_clients=False)
+    assert lists(parts) == lists(np.split(members, cuts))
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "options", "message"),
+    [
+        (0, {}, "cannot spread 50 samples over 0 clients: take at least one client"),
+        (51, {"min_size": 0}, "cannot spread 50 samples over 51 clients"),
+        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: take fewer"),
+        (2, {"num_classes": 0, "min_size": 0}, "of 0 samples"),
+        (2, {"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+        (2, {"beta": -1.0}, "got -1.0"),
+        (2, {"beta": float("nan")}, "got nan"),
+        (2, {"beta": float("inf")}, "got inf"),
+        (
+            5,
+            {"beta": 0.01},
+            "no Dirichlet partition of 50 samples over 5 clients with beta=0.01 left every client "
+            "min_size=10 samples in 20 attempts: take fewer clients, a larger beta or a smaller min_size",
+        ),
+    ],
+)
+def test_impossible_dirichlet_requests_name_values_and_remedy(monkeypatch, num_clients, options, message):
+    monkeypatch.setattr(split_module, "MAX_ATTEMPTS", 20)
+    with pytest.raises(DataError, match=message):
+        dirichlet(np.arange(50) % 3, num_clients, rng=RandomState(0), **{"beta": 0.5, **options})
+
+
+@pytest.mark.parametrize("labels", [[[0, 1]], [0.0, 1.0], [0, -1]])
+def test_labels_must_be_class_numbers(labels):
+    with pytest.raises(DataError, match="labels must be one list of class numbers"):
+        iid(labels, 1, RandomState(0))
+
+
+def test_an_empty_pool_cannot_be_spread():
+    with pytest.raises(DataError, match="cannot spread 0 samples over 1 clients"):
+        iid([], 1, RandomState(0))
+
+
+# --- IID
+
+
+@derandomised
+@given(pools(), st.booleans(), st.integers(1, 2))
+def test_iid_sizes_and_coverage(pool, stratified, permutations):
+    labels, num_clients, _, seed = pool
+    size, left = divmod(len(labels), num_clients)
+    options = {"permutations": permutations, "stratified": stratified}
+    parts = iid(labels, num_clients, RandomState(seed), remainder="last", **options)
+    assert [len(part) for part in parts] == [size] * (num_clients - left) + [size + 1] * left
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    dropped = iid(labels, num_clients, RandomState(seed), **options)
+    assert [len(part) for part in dropped] == [size] * num_clients
+    assert len(np.unique(np.concatenate(dropped))) == size * num_clients
+    if stratified:
+        counts = np.array([np.bincount(labels[part], minlength=6) for part in parts])
+        assert np.ptp(counts, axis=0).max() <= 1
+
+
+def test_stratified_iid_gives_each_client_the_same_number_per_class():
+    labels = RandomState(1).permutation(np.arange(5000) % 10)
+    parts = iid(labels, 100, RandomState(0), stratified=True)
+    assert all(np.bincount(labels[part]).tolist() == [5] * 10 for part in parts)
+
+
+def test_plain_iid_is_not_stratified_and_uses_the_seed():
+    labels = np.arange(5000) % 10
+    first, again, other = (iid(labels, 100, RandomState(seed)) for seed in (0, 0, 1))
+    assert lists(first) == lists(again) != lists(other)
+    counts = np.array([np.bincount(labels[part], minlength=10) for part in first])
+    assert abs(counts.var() / 4.5 - 1) < 0.2  # multinomial: 50 draws with probability 1/10
+
+
+def test_iid_refuses_more_clients_than_samples():
+    with pytest.raises(DataError, match=r"cannot spread 3 samples over 4 clients: .* at least one sample per client"):
+        iid([0, 1, 2], 4, RandomState(0))
+
+
+# --- labelled pool
+
+
+def test_labelled_pool_takes_the_first_of_each_class_without_a_generator():
+    labels = np.array([1, 0, 1, 0, 0, 1])
+    labelled, unlabelled = labelled_pool(labels, 2)
+    assert (labelled.tolist(), unlabelled.tolist()) == ([1, 3, 0, 2], [4, 5])
+
+
+def test_labelled_pool_shuffles_class_by_class_with_a_generator():
+    labels = np.arange(60) % 3
+    expected = RandomState(7)
+    members = [np.flatnonzero(labels == k) for k in range(3)]
+    for positions in members:
+        expected.shuffle(positions)
+    labelled, unlabelled = labelled_pool(labels, 4, RandomState(7))
+    assert labelled.tolist() == [i for positions in members for i in positions[:4]]
+    assert unlabelled.tolist() == [i for positions in members for i in positions[4:]]
+    again, ascending = labelled_pool(labels, 4, RandomState(7), order="dataset")
+    assert again.tolist() == labelled.tolist()
+    assert ascending.tolist() == sorted(unlabelled)
+
+
+def test_labelled_pool_refuses_more_labels_than_a_class_has():
+    with pytest.raises(DataError, match="cannot label 3 samples of class 1: it has 2"):
+        labelled_pool([0, 0, 0, 1, 1], 3)
+
+
+# --- labelled clients
+
+
+LABELS = np.array([0, 1, 2] * 10)
+PARTS = [
+    np.array([0, 3, 6, 9, 12, 15, 18, 21, 24, 27]),  # size 10 = N/K, class 0 only
+    np.array([1, 4, 7, 10]),  # class 1 only
+    np.array([2, 5, 8, 11, 14, 17, 20, 13, 16]),  # classes 1, 2; 9 samples
+]
+COMPLETE = [np.array([0, 1, 2]), np.arange(3, 12), np.arange(12, 24), np.arange(24, 30)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "count", "order"),
+    [
+        (PARTS, 1, [2, 1, 0]),  # nobody is complete: most classes
+        (PARTS, 2, [2, 0, 1]),  # then sizes 10 and 4 with one class: closer to 10 first
+        (PARTS, 0, [0, 1, 2]),
+        (COMPLETE, 1, [1, 0, 2, 3]),  # N/K = 7.5; distances 4.5, 1.5, 4.5, 1.5: the lower id wins
+        (COMPLETE, 2, [1, 3, 2, 0]),
+        (COMPLETE, 4, [1, 3, 0, 2]),
+    ],
+)
+def test_all_classes_closest(parts, count, order):
+    assert pick_labelled(parts, LABELS, count=count).tolist() == order
+
+
+def test_a_complete_client_beats_a_closer_one_that_misses_a_class():
+    parts = [np.arange(0, 30, 3), np.array([1, 2, 3]), np.array([4, 5, 7, 8, 10, 11])]
+    assert pick_labelled(parts, LABELS).tolist() == [1, 0, 2]
+
+
+def test_index0_and_random_rules():
+    assert pick_labelled(COMPLETE, LABELS, "index0", 3).tolist() == [0, 1, 2, 3]
+    firsts = [pick_labelled(COMPLETE, LABELS, "random", 1, RandomState(seed))[0] for seed in range(40)]
+    assert set(firsts) == {0, 1, 2, 3}
+
+
+def test_pick_labelled_errors():
+    with pytest.raises(DataError, match="cannot pick 5 labelled clients out of 4"):
+        pick_labelled(COMPLETE, LABELS, count=5)
+    for rule in ("random", "largest"):
+        with pytest.raises(ConfigError, match=f"cannot pick labelled clients by the rule '{rule}': use all_classes"):
+            pick_labelled(COMPLETE, LABELS, rule)

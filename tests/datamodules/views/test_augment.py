@@ -1,0 +1,258 @@
+"""Geometries and views against Pillow, NumPy and torchvision, and against their own laws."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms.functional import normalize, to_tensor
+
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.views import augment
+from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop, normalise, resize
+
+MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=seeded(seed))
+
+
+def coded(count: int, side: int) -> torch.Tensor:
+    """Images whose pixel at row y, column x is (y, x, 0)."""
+    position = torch.arange(side, dtype=torch.uint8)
+    image = torch.stack((position[:, None].expand(side, side), position.expand(side, side), torch.zeros(side, side)), 2)
+    return image.to(torch.uint8).expand(count, -1, -1, -1).contiguous()
+
+
+def pillow(image: torch.Tensor) -> Image.Image:
+    return Image.fromarray(image.squeeze(-1).numpy())
+
+
+def array(image: Image.Image) -> np.ndarray:
+    pixels = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((6, 32, 32, 3), 40),
+        ((6, 28, 28, 1), 36),
+        ((6, 28, 28, 1), 32),
+        ((2, 150, 200, 3), 83),
+        ((3, 40, 24, 3), 32),
+    ],
+)
+def test_resize_agrees_with_pillow_within_one_grey_level(shape, size):
+    images = noise(*shape)
+    expected = np.stack([array(pillow(i).resize((size, size), Image.Resampling.BILINEAR)) for i in images])
+    assert np.abs(resize(images, size).numpy().astype(int) - expected).max() <= 1
+
+
+def test_resize_in_chunks_changes_nothing(monkeypatch):
+    images = noise(7, 20, 24, 3)
+    whole = resize(images, 13)
+    monkeypatch.setattr(augment, "_CHUNK_BYTES", 3 * 20 * 24 * 3)
+    assert torch.equal(resize(images, 13), whole)
+
+
+@pytest.mark.parametrize(("mode", "numpy_mode"), [("reflect", "reflect"), ("zero", "constant")])
+def test_pad_crop_lays_out_what_numpy_pads(mode, numpy_mode):
+    images = noise(4, 9, 12, 3)
+    expected = np.pad(images.numpy(), ((0, 0), (4, 4), (4, 4), (0, 0)), mode=numpy_mode)
+    assert np.array_equal(PadCrop(4, mode).prepare(images).numpy(), expected)
+
+
+@pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero", flip=0)])
+def test_a_view_replays_the_pillow_pipeline(geometry: Geometry):
+    images, index = noise(30, 32, 32, 3), torch.randint(0, 30, (100,), generator=seeded(5))
+    view = View(geometry, mean=MEAN, std=STD)
+    batch = view(geometry.prepare(images), index, seeded(1))
+
+    draws = seeded(1)
+    top, left = torch.randint(9, (100,), generator=draws), torch.randint(9, (100, 1), generator=draws)[:, 0]
+    mirrored = torch.rand((100, 1), generator=draws)[:, 0] < 0.5 if geometry.flip else torch.zeros(100)
+    for n, i in enumerate(index):
+        if isinstance(geometry, ZoomCrop):
+            image = pillow(images[i]).resize((40, 40), Image.Resampling.BILINEAR)
+        else:
+            mode = {"reflect": "reflect", "zero": "constant"}[geometry.mode]
+            image = Image.fromarray(np.pad(images[i].numpy(), ((4, 4), (4, 4), (0, 0)), mode=mode))
+        x, y = int(left[n]), int(top[n])
+        image = image.crop((x, y, x + 32, y + 32))
+        image = ImageOps.mirror(image) if mirrored[n] else image
+        tolerance = 1 / 255 / min(STD) if isinstance(geometry, ZoomCrop) else 0
+        difference = (batch[n] - normalize(to_tensor(image), MEAN, STD)).abs()
+        assert difference.max() <= tolerance + 1e-6
+
+
+@pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "zero")])
+def test_windows_are_uniform_and_independent_per_image(geometry: Geometry):
+    count = 40_500
+    prepared = torch.cat((coded(1, 40), coded(1, 40)))
+    index = torch.arange(count) % 2
+    windows = geometry(prepared, index, seeded(3))
+    assert windows.shape == (count, 32, 32, 3)
+    mirrored = windows[:, 0, 0, 1] > windows[:, 0, 1, 1]
+    top, left = windows[:, 0, 0, 0].long(), windows[..., 1].flatten(1).amin(1).long()
+    cells = torch.bincount((top * 9 + left) * 2 + mirrored, minlength=162).double()
+    assert cells.numel() == 162
+    chi_square = ((cells - count / 162) ** 2 / (count / 162)).sum()
+    assert 161 - 5 * 18 < chi_square < 161 + 5 * 18
+    assert (windows[0::2] != windows[1::2]).flatten(1).any(1).double().mean() > 0.98
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_flip_probabilities_zero_and_one(flip):
+    windows = ZoomCrop(8, 8, flip)(coded(1, 8), torch.zeros(50, dtype=torch.long), seeded())
+    assert torch.equal(windows, (coded(50, 8).flip(2) if flip else coded(50, 8)))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "zero"])
+def test_flip_before_or_after_the_crop_is_the_same_set_of_windows(mode):
+    images, geometry = noise(1, 8, 8, 3), PadCrop(3, mode)
+    after = geometry.prepare(images)
+    before = geometry.prepare(images.flip(2))
+    for left in range(7):
+        mirrored_window = after[:, :, left : left + 8].flip(2)
+        assert torch.equal(before[:, :, 6 - left : 14 - left], mirrored_window)
+
+
+def test_same_seed_same_pixels_and_every_copy_its_own_window():
+    geometry, images = PadCrop(4, "reflect"), noise(5, 32, 32, 3)
+    prepared, index = geometry.prepare(images), torch.tensor([2, 2, 2, 4])
+    first = geometry(prepared, index, seeded(7))
+    assert torch.equal(first, geometry(prepared, index, seeded(7)))
+    assert not torch.equal(first, geometry(prepared, index, seeded(8)))
+    assert not torch.equal(first[0], first[1])
+    others = prepared.clone()
+    others[4] = 0
+    assert torch.equal(geometry(others, index, seeded(7))[:3], first[:3])
+
+
+def test_normalise_every_value_in_channels_last_memory():
+    images = torch.arange(256, dtype=torch.uint8).view(4, 8, 8, 1).expand(-1, -1, -1, 3).contiguous()
+    batch = normalise(images, MEAN, STD)
+    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (MEAN, STD))
+    expected = (images.permute(0, 3, 1, 2).double() / 255 - mean) / std
+    assert batch.dtype == torch.float32
+    assert batch.shape == (4, 3, 8, 8)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert (batch - expected).abs().max() < 1e-6
+
+
+def test_one_mean_and_deviation_serve_all_channels():
+    images = noise(3, 4, 4, 3)
+    assert torch.equal(normalise(images, (0.3,), (0.5,)), normalise(images, (0.3,) * 3, (0.5,) * 3))
+
+
+def test_the_test_view_is_deterministic_and_not_enlarged():
+    images = noise(6, 32, 32, 3)
+    for geometry in (Resize(), Resize(32)):
+        assert torch.equal(geometry.prepare(images), images)
+    batch = View(Resize(), mean=MEAN, std=STD)(images, torch.tensor([4, 1]))
+    for row, i in enumerate((4, 1)):
+        assert (batch[row] - normalize(to_tensor(pillow(images[i])), MEAN, STD)).abs().max() < 1e-6
+    assert Resize(24).prepare(images).shape == (6, 24, 24, 3)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "side"),
+    [
+        (Resize(32, channels=3), 32),
+        (Pad(2, channels=3), 32),
+        (ZoomCrop(36, 32, channels=3), 36),
+        (PadCrop(4, "reflect", base=Pad(2), channels=3), 40),
+        (PadCrop(4, "reflect", base=Resize(32, channels=3)), 40),
+    ],
+)
+def test_one_channel_becomes_three_identical_channels(geometry: Geometry, side):
+    prepared = geometry.prepare(noise(5, 28, 28, 1))
+    assert prepared.shape == (5, side, side, 3)
+    assert prepared.is_contiguous()
+    windows = geometry(prepared, torch.arange(5), seeded())
+    assert windows.shape == (5, 32, 32, 3)
+    assert torch.equal(windows[..., 0], windows[..., 2])
+    assert windows.float().std() > 0
+
+
+def test_a_base_geometry_comes_first():
+    images = noise(3, 28, 28, 1)
+    inner = Pad(2).prepare(images)
+    assert torch.equal(inner[:, 2:30, 2:30], images)
+    assert inner.sum() == images.sum()
+    assert torch.equal(PadCrop(4, "reflect", base=Pad(2)).prepare(images), PadCrop(4, "reflect").prepare(inner))
+
+
+def test_geometries_compare_and_hash_by_value():
+    assert PadCrop(4, "zero", base=Pad(2)) == PadCrop(4, "zero", base=Pad(2))
+    assert len({ZoomCrop(40, 32), ZoomCrop(40, 32), ZoomCrop(36, 32), Resize(), Resize(32)}) == 4
+
+
+def test_transforms_see_bytes_and_post_transforms_see_the_normalised_batch():
+    seen = []
+
+    def record(batch, generator):
+        seen.append((batch.dtype, tuple(batch.shape), generator))
+        return batch
+
+    generator = seeded()
+    view = View(Resize(), mean=MEAN, std=STD, transforms=(record,), post=(record,))
+    view(noise(4, 6, 5, 3), torch.tensor([0, 1]), generator)
+    assert seen == [(torch.uint8, (2, 6, 5, 3), generator), (torch.float32, (2, 3, 6, 5), generator)]
+
+
+@pytest.mark.parametrize("geometry", [ZoomCrop(40, 32), PadCrop(4, "reflect"), PadCrop(4, "zero"), Resize(24)])
+def test_everything_is_made_on_the_device_of_the_images(geometry):
+    images, view = noise(4, 32, 32, 3), View(geometry, mean=(0.1,), std=(0.7,), post=(Cutout(8),))
+    augment._scale_shift.cache_clear()
+    with torch.device("meta"):
+        batch = view(geometry.prepare(images), torch.tensor([0, 3], device="cpu"), seeded())
+    assert batch.device.type == "cpu"
+    assert batch.sum() != 0
+
+
+def test_cutout_follows_the_scalar_rule():
+    batch = torch.randn(200, 3, 32, 32, generator=seeded()).contiguous(memory_format=torch.channels_last)
+    cut = Cutout(16)(batch, seeded(2))
+    draws = seeded(2)
+    rows, columns = (torch.randint(32, (200, 1), generator=draws)[:, 0].tolist() for _ in range(2))
+    for image, result, y, x in zip(batch, cut, rows, columns, strict=True):
+        expected = image.clone()
+        expected[:, max(0, y - 8) : min(32, y + 8), max(0, x - 8) : min(32, x + 8)] = 0
+        assert torch.equal(result, expected)
+    assert {min(rows), max(rows), min(columns), max(columns)} == {0, 31}
+    assert cut.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_cutout_hides_the_expected_area():
+    hidden = (Cutout(16)(torch.ones(20_000, 1, 32, 32), seeded()) == 0).float().mean()
+    length = np.mean([min(32, c + 8) - max(0, c - 8) for c in range(32)])
+    assert hidden == pytest.approx((length / 32) ** 2, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: ZoomCrop(30, 32), ConfigError, "crop <= zoom"),
+        (lambda: PadCrop(4, "mirror"), ConfigError, "unknown padding mode 'mirror'"),
+        (lambda: Resize().prepare(torch.zeros(2, 4, 4, 3)), DataError, "expected 8-bit images"),
+        (lambda: Resize(channels=3).prepare(noise(2, 4, 4, 2)), DataError, "2 channels cannot become 3"),
+        (lambda: PadCrop(4, "reflect").prepare(noise(2, 4, 4, 3)), DataError, "smaller pad"),
+        (lambda: ZoomCrop(4, 4)(noise(2, 4, 4, 3), torch.tensor([0]), None), RunError, "torch.Generator"),
+        (lambda: normalise(noise(2, 4, 4, 3), (0.1, 0.2), (0.3, 0.4)), ConfigError, "2 means"),
+    ],
+)
+def test_bad_input_is_named(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_random_transform_needs_a_generator():
+    view = View(Resize(), mean=MEAN, std=STD, post=(Cutout(2),))
+    with pytest.raises(RunError, match=r"torch\.Generator"):
+        view(noise(2, 4, 4, 3), torch.tensor([0]))

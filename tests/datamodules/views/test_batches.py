@@ -1,0 +1,152 @@
+"""Epochs: every image once, aligned fields, cycles, short batches, and where a pass ends."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.common.errors import ConfigError
+from datamodules.views.batches import BLOCK, Stream, epoch
+
+
+class Echo:
+    """A data set whose view of an image is its position; keeps what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def take(self, view, index, generator):
+        self.asked.append((view, index, generator))
+        noise = torch.rand(len(index), generator=generator) if view == "noisy" else torch.zeros(len(index))
+        return index.double() + noise
+
+
+def seeded(purpose):
+    return torch.Generator().manual_seed(sum(map(ord, purpose)))
+
+
+def stream(count, size, start=0, views=None, **options):
+    index = torch.arange(start, start + count)
+    return Stream(index, size, views or {"x": "plain"}, {"y": index * 10}, **options)
+
+
+def walk(streams, steps=None, generator=seeded, data=None):
+    return list(epoch(streams, data or Echo(), generator, steps))
+
+
+def positions(batches, name="a"):
+    return [batch[name]["x"].long().tolist() for batch in batches]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 2500), st.integers(1, 1500), st.booleans())
+def test_every_image_once_with_its_own_fields(count, size, shuffle):
+    """Full batches and at most one shorter one, whatever the blocks in which views are cut."""
+    batches = walk({"a": stream(count, size, 7, shuffle=shuffle)})
+    flat = [i for part in positions(batches) for i in part]
+    assert sorted(flat) == list(range(7, 7 + count))
+    assert shuffle or flat == sorted(flat)
+    sizes = [len(part) for part in positions(batches)]
+    assert sizes == [size] * (count // size) + [count % size] * bool(count % size)
+    assert all(torch.equal(b["a"]["x"] * 10, b["a"]["y"].double()) for b in batches)
+
+
+def test_order_is_random_and_belongs_to_the_generator():
+    first, same = (positions(walk({"a": stream(200, 20)})) for _ in range(2))
+    other = positions(walk({"a": stream(200, 20)}, generator=lambda p: seeded(p + "2")))
+    assert first == same != other
+    assert sum(sorted(part) == part for part in first) < 3
+    assert all(max(part) - min(part) > 60 for part in first)
+
+
+def test_streams_draw_from_their_own_generators():
+    """Another stream beside it, its views, or its name coming first, does not change what one gives."""
+    alone = positions(walk({"a": stream(90, 10)}))
+    beside = walk({"b": stream(90, 30, views={"x": "noisy", "z": "noisy"}, cycle=True), "a": stream(90, 10)})
+    assert positions(beside) == alone
+    asked = []
+    walk({"a": stream(9, 3), "b": stream(9, 3)}, generator=lambda p: (asked.append(p), seeded(p))[1])
+    assert asked == ["order/a", "augment/a", "order/b", "augment/b"]
+
+
+def test_views_of_one_image_are_drawn_apart():
+    data = Echo()
+    (batch,) = walk({"a": stream(50, 50, views={"weak": "noisy", "strong": "noisy"})}, data=data)
+    weak, strong = batch["a"]["weak"], batch["a"]["strong"]
+    assert torch.equal(weak.long(), strong.long())
+    assert not torch.equal(weak, strong)
+    assert len({id(generator) for _, _, generator in data.asked}) == 1
+
+
+@pytest.mark.parametrize("size", [64, 1000, BLOCK, 3000])
+def test_views_are_cut_in_bounded_blocks(size):
+    data = Echo()
+    walk({"a": stream(5000, size)}, data=data)
+    assert max(len(index) for _, index, _ in data.asked) <= max(BLOCK, size)
+    assert len(data.asked) <= 5
+
+
+def test_cycling_starts_over_with_a_new_order():
+    """Beside 100 steps of another stream, 3 batches are walked through again and again, each pass complete."""
+    batches = walk({"u": stream(200, 2), "a": stream(25, 10, cycle=True)})
+    assert len(batches) == 100
+    parts = positions(batches)
+    passes = [[i for part in parts[k : k + 3] for i in part] for k in range(0, 99, 3)]
+    assert all(sorted(flat) == list(range(25)) for flat in passes)
+    assert len({tuple(flat) for flat in passes}) == len(passes)
+    assert [len(part) for part in parts[:4]] == [10, 10, 5, 10]
+
+
+def test_the_shortest_stream_that_does_not_cycle_ends_the_pass():
+    batches = walk({"a": stream(50, 10), "b": stream(35, 10, 100), "c": stream(3, 1, 200, cycle=True)})
+    assert len(batches) == 4
+    assert [len(batch["b"]["x"]) for batch in batches] == [10, 10, 10, 5]
+    assert all(set(batch) == {"a", "b", "c"} for batch in batches)
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(0, 0), (1, 1), (4, 4), (5, 5), (9, 5), (None, 5)])
+def test_steps(steps, taken):
+    """At most so many; a stream that does not cycle still ends the pass."""
+    assert len(walk({"a": stream(50, 10)}, steps)) == taken
+
+
+def test_only_cycling_streams_need_a_number_of_steps():
+    streams = {"a": stream(5, 2, cycle=True), "b": stream(3, 2, cycle=True)}
+    with pytest.raises(ConfigError, match="needs a number of steps"):
+        walk(streams)
+    assert len(walk(streams, 20)) == 20
+
+
+def test_short_batches_can_be_left_out():
+    assert [len(p) for p in positions(walk({"a": stream(21, 10, min_batch=2)}))] == [10, 10]
+    assert [len(p) for p in positions(walk({"a": stream(22, 10, min_batch=2)}))] == [10, 10, 2]
+    cycled = positions(walk({"a": stream(21, 10, min_batch=2, cycle=True)}, 5))
+    assert [len(p) for p in cycled] == [10] * 5
+
+
+@pytest.mark.timeout(20)
+def test_streams_that_can_give_no_batch_are_left_out():
+    """Empty ones, and those below their ``min_batch``, cycling or not: no batch is empty, and nothing hangs."""
+    for lacking in (stream(0, 4), stream(0, 4, cycle=True), stream(1, 4, min_batch=2, cycle=True)):
+        batches = walk({"a": stream(8, 4), "b": lacking})
+        assert [set(batch) for batch in batches] == [{"a"}, {"a"}]
+        assert walk({"b": lacking}) == walk({"b": lacking}, 3) == []
+    assert walk({}) == []
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_no_images_per_step(size):
+    with pytest.raises(ConfigError, match=f"batch_size={size}"):
+        stream(5, size)
+
+
+def test_fields_of_another_length():
+    with pytest.raises(ConfigError, match="a stream of 5 images: mask has not one entry per image"):
+        Stream(torch.arange(5), 2, fields={"y": torch.zeros(5), "mask": torch.zeros(6)})
+
+
+def test_batches_are_cut_when_they_are_needed():
+    """A pass that is abandoned has cut one block."""
+    data = Echo()
+    next(epoch({"a": stream(10_000, 10)}, data, seeded))
+    assert len(data.asked) == 1

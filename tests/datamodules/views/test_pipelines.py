@@ -1,0 +1,58 @@
+"""Named pipelines: which views they offer, and that weak and strong views are drawn apart."""
+
+import pytest
+import torch
+
+from datamodules.common.errors import ConfigError
+from datamodules.views import pipelines
+from datamodules.views.pipelines import PIPELINES, Look
+
+LOOK = Look(32, 40, 0.5, (0.5,), (0.25,))
+
+
+def images(side: int = 32, channels: int = 3) -> torch.Tensor:
+    return torch.randint(0, 256, (6, side, side, channels), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"feature_versions"}))  # that one takes no images
+@pytest.mark.parametrize(("side", "channels"), [(32, 3), (28, 1)])
+def test_every_view_has_the_networks_shape(name: str, side: int, channels: int) -> None:
+    views = pipelines.views(name, LOOK)
+    assert {"weak", "test"} <= set(views)
+    for view in views.values():
+        prepared = view.geometry.prepare(images(side, channels))
+        out = view(prepared, torch.arange(6), torch.Generator().manual_seed(1))
+        assert (out.shape, out.dtype) == ((6, 3, 32, 32), torch.float32)
+        assert bool(torch.isfinite(out).all())
+
+
+@pytest.mark.parametrize("name", ["randaugment_uniform", "randaugment_maximal"])
+def test_strong_views_are_cut_apart_and_augmented(name: str) -> None:
+    """A strong view is another window than the weak one, and more than a window."""
+    views = pipelines.views(name, LOOK)
+    weak, strong = views["weak"], views["strong"]
+    assert strong.geometry == weak.geometry
+    assert len(strong.transforms) == 1
+    prepared, index = weak.geometry.prepare(images()), torch.arange(6)
+    g = torch.Generator().manual_seed(1)
+    first, second = weak(prepared, index, g), strong(prepared, index, g)
+    assert not torch.equal(first, second)
+    bare = pipelines.views("pad_crop_flip", LOOK)["weak"]
+    torch.testing.assert_close(
+        weak(prepared, index, torch.Generator().manual_seed(2)), bare(prepared, index, torch.Generator().manual_seed(2))
+    )
+
+
+def test_without_flip_no_image_is_mirrored() -> None:
+    """A picture that grows to the right still does in every weak view."""
+    ramp = torch.arange(0, 256, 8, dtype=torch.uint8)[None, None, :, None].expand(6, 32, 32, 3)
+    for flip, mirrored in ((0.0, False), (1.0, True)):
+        view = pipelines.views("randaugment_maximal", Look(32, 40, flip, (0.5,), (0.25,)))["weak"]
+        out = view(view.geometry.prepare(ramp), torch.arange(6), torch.Generator().manual_seed(0))
+        inner = out[:, 0, 8:24, 8:24]
+        assert bool(((inner[..., 1:] - inner[..., :-1]) < 0).all()) is mirrored
+
+
+def test_unknown_pipeline() -> None:
+    with pytest.raises(ConfigError, match="unknown pipeline 'blur'"):
+        pipelines.views("blur", LOOK)

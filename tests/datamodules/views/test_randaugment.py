@@ -1,0 +1,381 @@
+"""Batched operations against Pillow, pools against a picture-by-picture replay, laws against the papers."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+
+from datamodules.common.errors import DataError
+from datamodules.views import pixelops, randaugment
+from datamodules.views.pixelops import OPS
+from datamodules.views.randaugment import (
+    FIXMATCH_LEVELS,
+    FIXMATCH_UNIFORM,
+    GRID_LEVELS,
+    MAXIMAL,
+    Levels,
+    Pool,
+    RandAugment,
+    RandomBox,
+    Uniform,
+)
+
+RECIPES = {
+    "fixmatch_uniform": RandAugment(FIXMATCH_UNIFORM, 3),
+    "maximal": RandAugment(MAXIMAL, 2),
+    "fixmatch_levels": RandAugment(FIXMATCH_LEVELS, 2),
+    "grid_levels": RandAugment(GRID_LEVELS, 6),
+}
+recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pictures(count, side, seed=0):
+    """Noise, narrow ranges, gradients, flat colours, drawings and smooth pictures."""
+    g = seeded(seed)
+    ramp = torch.linspace(0, 255, side)
+    gradient = torch.stack((ramp[:, None].expand(side, side), ramp.expand(side, side), ramp.flip(0)[:, None] + ramp), 2)
+    out = []
+    for i in range(count):
+        colour = torch.randint(0, 200, (3,), generator=g).float()
+        noise = torch.randint(0, 256, (side, side, 3), generator=g).float()
+        drawing = torch.zeros(side, side, 3)
+        drawing[side // 4 : side // 2, side // 3 :] = colour
+        coarse = 255 * torch.rand(1, 3, 4, 4, generator=g)
+        smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic")[0].permute(1, 2, 0)
+        kinds = (
+            noise,
+            colour + noise / 5,
+            gradient * torch.rand(1, generator=g),
+            colour.expand_as(noise),
+            drawing,
+        )
+        out.append((*kinds, smooth)[i % 6].clamp(0, 255).to(torch.uint8))
+    return torch.stack(out)
+
+
+def affine(image, *data, resample=Image.Resampling.NEAREST):
+    return image.transform(image.size, Image.Transform.AFFINE, data, resample)
+
+
+def rotate_on_grey(image, degrees):
+    turned = image.convert("RGBA").rotate(degrees)
+    return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert("RGB")
+
+
+def rectangle(image, x, y, side, colour):
+    """The released box rule; all lengths in pixels."""
+    left, top = int(max(0, x - side / 2)), int(max(0, y - side / 2))
+    image = image.copy()
+    corners = (left, top, min(image.width, left + side), min(image.height, top + side))
+    ImageDraw.Draw(image).rectangle(corners, colour)
+    return image
+
+
+LINEAR, CUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+PILLOW = {
+    "identity": lambda image, v: image,
+    "autocontrast": lambda image, v: ImageOps.autocontrast(image),
+    "equalize": lambda image, v: ImageOps.equalize(image),
+    "invert": lambda image, v: ImageOps.invert(image),
+    "solarize": lambda image, v: ImageOps.solarize(image, v),
+    "posterize": lambda image, v: ImageOps.posterize(image, max(1, int(v))),
+    "brightness": lambda image, v: ImageEnhance.Brightness(image).enhance(v),
+    "colour": lambda image, v: ImageEnhance.Color(image).enhance(v),
+    "contrast": lambda image, v: ImageEnhance.Contrast(image).enhance(v),
+    "sharpness": lambda image, v: ImageEnhance.Sharpness(image).enhance(v),
+    "rotate": lambda image, v: image.rotate(v),
+    "rotate_on_grey": rotate_on_grey,
+    "shear_x": lambda image, v: affine(image, 1, v, 0, 0, 1, 0),
+    "shear_y": lambda image, v: affine(image, 1, 0, 0, v, 1, 0),
+    "linear_shear_x": lambda image, v: affine(image, 1, v, 0, 0, 1, 0, resample=LINEAR),
+    "linear_shear_y": lambda image, v: affine(image, 1, 0, 0, v, 1, 0, resample=LINEAR),
+    "cubic_shear_x": lambda image, v: affine(image, 1, v, 0, 0, 1, 0, resample=CUBIC),
+    "cubic_shear_y": lambda image, v: affine(image, 1, 0, 0, v, 1, 0, resample=CUBIC),
+    "translate_x": lambda image, v: affine(image, 1, 0, v * image.width, 0, 1, 0),
+    "translate_y": lambda image, v: affine(image, 1, 0, 0, 0, 1, v * image.height),
+    "grey_box": lambda image, v: rectangle(image, *(32 * f for f in v), (127, 127, 127)),
+}
+RANGES = {
+    "solarize": (0, 256),
+    "posterize": (0, 8.99),
+    "rotate": (-30, 30),
+    "rotate_on_grey": (0, 360),
+    "grey_box": (0, 1),
+    **dict.fromkeys(("brightness", "colour", "contrast", "sharpness"), (0, 2)),
+}
+TIES = {"rotate", "rotate_on_grey", "linear_shear_x", "linear_shear_y", "cubic_shear_x", "cubic_shear_y"}
+
+
+def magnitudes(name, count, seed=1):
+    low, high = RANGES.get(name, (-0.4, 0.4))
+    shape = (count, 3) if name == "grey_box" else (count,)
+    return low + (high - low) * torch.rand(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def with_pillow(name, image, v):
+    return np.asarray(PILLOW[name](Image.fromarray(image.numpy()), v.tolist()))
+
+
+def test_every_operation_has_an_oracle():
+    assert PILLOW.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize("side", [32, 21])
+@pytest.mark.parametrize("name", OPS)
+def test_operation_equals_pillow(name, side):
+    if name == "grey_box":
+        side = 32
+    images, v = pictures(240, side), magnitudes(name, 240)
+    result = OPS[name](images, v)
+    expected = np.stack([with_pillow(name, image, w) for image, w in zip(images, v, strict=True)])
+    assert result.dtype == torch.uint8
+    assert (result.numpy() != expected).mean() <= (0.0005 if name in TIES else 0)
+    if name != "identity":
+        assert (expected != images.numpy()).mean() > 0.05
+
+
+@pytest.mark.parametrize("name", ["brightness", "colour", "contrast", "sharpness"])
+def test_enhancement_by_one_changes_nothing(name):
+    images = pictures(30, 32)
+    assert torch.equal(OPS[name](images, torch.ones(30, dtype=torch.float64)), images)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_operation_treats_images_one_by_one(name):
+    images, v = pictures(12, 32), magnitudes(name, 12)
+    alone = torch.cat([OPS[name](images[i : i + 1], v[i : i + 1]) for i in range(12)])
+    assert torch.equal(OPS[name](images, v), alone)
+
+
+def sheet_fixmatch_uniform(name, u, coin, cap):
+    low, high = {
+        "posterize": (4, 8),
+        "solarize": (0, 256),
+        "rotate": (-30, 30),
+        **dict.fromkeys(("shear_x", "shear_y", "translate_x", "translate_y"), (-0.3, 0.3)),
+    }.get(name, (0.05, 0.95))
+    return low + (high - low) * u
+
+
+def sheet_fixmatch_levels(name, u, coin, cap):
+    level, sign = 1 + int(9 * u), -1 if coin < 0.5 else 1
+    return {
+        "posterize": int(0.4 * level) + 4,
+        "solarize": 256 - int(25.6 * level),
+        "rotate": sign * 3 * level,
+        "shear_x": sign * 0.03 * level,
+        "shear_y": sign * 0.03 * level,
+        "translate_x": sign * int(0.03 * level * 32) / 32,
+        "translate_y": sign * int(0.03 * level * 32) / 32,
+    }.get(name, 0.09 * level + 0.05)
+
+
+def sheet_maximal(name, u, coin, cap):
+    sign = -1 if coin < 0.5 else 1
+    return {
+        "posterize": 4,
+        "solarize": 0,
+        "rotate": sign * 30,
+        "linear_shear_x": sign * 0.3,
+        "linear_shear_y": sign * 0.3,
+        "translate_x": sign * 100 / 32,
+        "translate_y": sign * 100 / 32,
+        "grey_box": (u, coin, 40 / 32),
+    }.get(name, 1.9)
+
+
+def sheet_grid_levels(name, u, coin, cap):
+    level, sign = int(u * cap), -1 if coin < 0.5 else 1
+    return {
+        "rotate_on_grey": np.linspace(0, 360, 10)[level],
+        "posterize": np.round(np.linspace(8, 4, 10))[level],
+        "solarize": np.linspace(256, 231, 10)[level],
+        "brightness": 1 + sign * np.linspace(0, 0.3, 10)[level],
+        "contrast": 1 + sign * np.linspace(0, 0.5, 10)[level],
+        "translate_x": sign * np.linspace(0, 0.2, 10)[level],
+        "translate_y": sign * np.linspace(0, 0.2, 10)[level],
+        "cubic_shear_x": sign * np.linspace(0, 0.3, 10)[level],
+        "cubic_shear_y": sign * np.linspace(0, 0.3, 10)[level],
+    }.get(name, 1 + sign * np.linspace(0, 0.9, 10)[level])
+
+
+SHEETS = {
+    "fixmatch_uniform": sheet_fixmatch_uniform,
+    "maximal": sheet_maximal,
+    "fixmatch_levels": sheet_fixmatch_levels,
+    "grid_levels": sheet_grid_levels,
+}
+EXECUTION = {"fixmatch_uniform": 1, "maximal": 0.5, "fixmatch_levels": 0.5, "grid_levels": 1}
+
+
+@pytest.mark.parametrize("key", RECIPES)
+def test_recipe_replays_pillow_picture_by_picture(key):
+    recipe, count = RECIPES[key], 300
+    pool, n = recipe.pool, recipe.n
+    images = pictures(count, 32, seed=4)
+    result = recipe(images, seeded(9)).numpy()
+
+    draws = seeded(9)
+    u, coin, chance = torch.rand(3, n, count, generator=draws, dtype=torch.float64).tolist()
+    choice = torch.randint(len(pool.entries), (n, count), generator=draws).tolist()
+    cap = (2 + torch.randint(4, (count,), generator=draws)).tolist() if key == "grid_levels" else [0] * count
+    boxes = torch.rand(count, 3, generator=draws, dtype=torch.float64).tolist()
+    different = []
+    for i in range(count):
+        image = Image.fromarray(images[i].numpy())
+        for slot in range(n):
+            name = pool.entries[choice[slot][i]][0]
+            if chance[slot][i] < EXECUTION[key]:
+                image = PILLOW[name](image, SHEETS[key](name, u[slot][i], coin[slot][i], cap[i]))
+        x, y, s = boxes[i]
+        if key == "fixmatch_uniform":
+            image = rectangle(image, 1 + 31 * x, 1 + 31 * y, 0.5 * 32 * s, (125, 123, 114))
+        elif key == "fixmatch_levels":
+            image = rectangle(image, 32 * x, 32 * y, 16, (127, 127, 127))
+        different.append((result[i] != np.asarray(image)).mean())
+    assert np.mean(different) <= 0.0005
+
+
+@pytest.mark.parametrize(
+    ("pool", "names"),
+    [
+        (FIXMATCH_UNIFORM, 14),
+        (MAXIMAL, 15),
+        (FIXMATCH_LEVELS, 14),
+        (GRID_LEVELS, 13),
+    ],
+)
+def test_pools_list_each_operation_once(pool, names):
+    listed = [name for name, _ in pool.entries]
+    assert len(listed) == len(set(listed)) == names
+    assert set(listed) <= OPS.keys()
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """Replaces every operation by one that only notes the magnitudes it was given."""
+    seen: dict[str, list[torch.Tensor]] = {name: [] for name in OPS}
+
+    def recorder(name):
+        def note(images, v):
+            assert len(images) == len(v)
+            seen[name].append(v)
+            return images
+
+        return note
+
+    monkeypatch.setattr(randaugment, "OPS", {name: recorder(name) for name in OPS})
+    return lambda: {name: torch.cat(v) for name, v in seen.items() if v}
+
+
+@recipes
+def test_operations_are_drawn_equally_often_with_magnitudes_over_their_whole_range(recipe, record):
+    count = 30_000
+    recipe(torch.zeros(count, 2, 2, 3, dtype=torch.uint8), seeded())
+    seen = record()
+    assert seen.keys() == {name for name, _ in recipe.pool.entries}
+    share = recipe.pool.execution / len(recipe.pool.entries)
+    deviation = (recipe.n * count * share * (1 - share)) ** 0.5
+    for name, law in recipe.pool.entries:
+        v = seen[name]
+        assert abs(len(v) - recipe.n * count * share) < 5 * deviation
+        if isinstance(law, Uniform):
+            width = law.high - law.low
+            assert law.low <= v.min() < law.low + 0.01 * width
+            assert law.high - 0.01 * width < v.max() <= law.high
+            assert torch.histc(v.float(), 10, law.low, law.high).div(len(v)).sub(0.1).abs().max() < 0.03
+        elif isinstance(law, Levels):
+            signs = (-1, 1) if law.signed else (1,)
+            values = [law.around + sign * x for x in law.values for sign in signs]
+            assert set(v.tolist()) == set(values)
+            for value in () if recipe.pool.caps else set(values):
+                expected = values.count(value) / len(values)
+                assert (v == value).double().mean() == pytest.approx(expected, abs=0.04)
+
+
+def test_a_cap_is_drawn_once_per_image_and_limits_its_levels(record):
+    pool = Pool(laws=((Levels((0.0, 1.0, 2.0, 3.0, 4.0)), ("identity",)),), caps=(2, 3, 4, 5))
+    RandAugment(pool, 2)(torch.zeros(60_000, 1, 1, 3, dtype=torch.uint8), seeded())
+    levels = record()["identity"].view(2, 60_000)
+    caps = (2, 3, 4, 5)
+    for level in range(5):
+        expected = np.mean([(level < c) / c for c in caps])
+        assert (levels == level).double().mean() == pytest.approx(expected, abs=0.01)
+    both = ((levels == 4).sum(0) == 2).double().mean()
+    assert both == pytest.approx(1 / 4 / 25, abs=0.002)
+
+
+@recipes
+def test_every_image_draws_for_itself(recipe):
+    images = pictures(1, 32, seed=2)[:1].expand(64, -1, -1, -1).contiguous()
+    before = images.clone()
+    result = recipe(images, seeded(1))
+    assert torch.equal(images, before)
+    assert torch.equal(result, recipe(images, seeded(1)))
+    assert not torch.equal(result, recipe(images, seeded(2)))
+    assert len(result.flatten(1).unique(dim=0)) > 16
+
+
+@recipes
+def test_result_does_not_depend_on_the_other_images(recipe):
+    images = pictures(64, 32)
+    others = images.clone()
+    others[32:] = 255 - others[32:]
+    assert torch.equal(recipe(images, seeded(3))[:32], recipe(others, seeded(3))[:32])
+
+
+@recipes
+def test_everything_is_made_on_the_device_of_the_images(recipe):
+    images = pictures(200, 32)
+    pixelops.constant.cache_clear()
+    with torch.device("meta"):
+        result = recipe(images, seeded(5))
+    assert torch.equal(result, recipe(images, seeded(5)))
+
+
+def test_maximal_pool_makes_flat_and_unchanged_pictures_as_often_as_published():
+    image = pictures(6, 32, seed=8)[5:6]
+    result = RECIPES["maximal"](image.expand(8000, -1, -1, -1), seeded(0)).flatten(1, 2)
+    flat = (result == result[:, :1]).flatten(1).all(1).double().mean()
+    unchanged = (result == image.flatten(1, 2)).flatten(1).all(1).double().mean()
+    assert flat == pytest.approx(0.16, abs=0.015)
+    assert unchanged == pytest.approx(0.25, abs=0.02)
+
+
+def test_final_boxes_have_the_published_sizes():
+    black = torch.zeros(4000, 32, 32, 3, dtype=torch.uint8)
+    grey = (FIXMATCH_LEVELS.last(black, seeded()) == 127).all(3)
+    assert grey.sum(1).amax() == grey.sum(2).amax() == 17
+    assert grey.sum(1).amax(1).min() == grey.sum(2).amax(1).min() == 9
+    painted = FIXMATCH_UNIFORM.last(black, seeded())
+    covered = (painted == torch.tensor([125, 123, 114])).all(3)
+    assert torch.equal(covered, painted.any(3))
+    assert covered.flatten(1).any(1).all()
+    assert covered.sum(1).amax() == covered.sum(2).amax() == 16
+    assert covered[:, :, 0].any()
+
+
+def test_a_box_alone_replays_pillow_at_other_sizes():
+    images = pictures(100, 20)
+    result = RandomBox(0.2, 0.7, paint=(1, 2, 3), first=0.1)(images, seeded(6))
+    draws = torch.rand(100, 3, generator=seeded(6), dtype=torch.float64)
+    for image, painted, (x, y, s) in zip(images, result, draws.tolist(), strict=True):
+        centre_x, centre_y, side = 2 + 18 * x, 2 + 18 * y, 4 + 10 * s
+        expected = rectangle(Image.fromarray(image.numpy()), centre_x, centre_y, side, (1, 2, 3))
+        assert np.array_equal(painted.numpy(), np.asarray(expected))
+
+
+@pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])
+@pytest.mark.parametrize("images", [torch.zeros(2, 8, 8, 1, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)])
+def test_other_images_are_refused(images, transform):
+    with pytest.raises(DataError, match=r"expected 8-bit images \[B, h, w, 3\].*channels=3"):
+        transform(images, seeded())
+
+
+@recipes
+def test_an_empty_batch_stays_empty(recipe):
+    assert recipe(torch.zeros(0, 32, 32, 3, dtype=torch.uint8), seeded()).shape == (0, 32, 32, 3)

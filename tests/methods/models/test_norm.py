@@ -1,0 +1,141 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from datamodules.common.errors import RunError
+from methods.models.norm import StaticBatchNorm2d, reestimate
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+STATIC_CASES = json.loads((GOLDEN / "fl2/sbn_stats.json").read_text())["cases"]
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 3, 1, bias=False)
+        self.bn1 = StaticBatchNorm2d(3)
+        self.conv2 = nn.Conv2d(3, 2, 1, bias=False)
+        self.bn2 = StaticBatchNorm2d(2)
+        self.classifier = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return self.classifier(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", STATIC_CASES, ids=[case["id"] for case in STATIC_CASES])
+def test_static_statistics_match_the_released_code(case):
+    def tensor(values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    given, out = case["inputs"], case["outputs"]
+    model = TwoLayers().double()
+    buffers = dict(model.named_buffers())
+    model.load_state_dict({k: tensor(v) for k, v in given["params"].items()} | buffers)
+    if "stale" in case["id"]:
+        reestimate(model, [torch.rand(7, 2, 2, 2, dtype=torch.float64)])
+    batches = list(tensor(given["x_labelled"]).split(given["labelled_batch_size"]))
+    if given["sbn_mode"] == 2:
+        pool = tensor(given["x_unlabelled_pool_in_storage_order"])
+        batches += pool.split(given["unlabelled_batch_size"])
+    reestimate(model, batches)
+    for name, value in out["buffers"].items():
+        torch.testing.assert_close(model.state_dict()[name].double(), tensor(value), rtol=1e-7, atol=1e-9)
+    probe = model.eval()(tensor(given["x_probe"]))
+    torch.testing.assert_close(probe, tensor(out["eval_logits_on_probe"]), rtol=1e-7, atol=1e-9)
+
+
+def test_static_statistics_do_not_depend_on_who_measures_a_batch():
+    """Measured out of turn, made from positions: the same bits."""
+    torch.manual_seed(0)
+    images = torch.randn(10, 2, 4, 4)
+    apart, alone = TwoLayers(), TwoLayers()
+    apart.load_state_dict(alone.state_dict())
+
+    def backwards(work, items):
+        return [work(item) for item in list(items)[::-1]][::-1]
+
+    positions = torch.arange(10).split(4)
+    reestimate(apart, positions, view=images.__getitem__, spread=backwards)
+    reestimate(alone, [images[p] for p in positions])
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, apart.state_dict()[name])
+
+
+def test_static_statistics_by_sample_are_those_of_equal_batches():
+    torch.manual_seed(0)
+    model, x = StaticBatchNorm2d(2).double(), torch.randn(6, 2, 3, 3, dtype=torch.float64) * 3 + 1
+    reestimate(model, [x[:4], x[4:]], "per_sample")
+    torch.testing.assert_close(model.running_mean, x.mean((0, 2, 3)))
+    variance = (4 * x[:4].var((0, 2, 3)) + 2 * x[4:].var((0, 2, 3))) / 6
+    torch.testing.assert_close(model.running_var, variance)
+    reestimate(model, [x[:4], x[4:]])
+    mean = (x[:4].mean((0, 2, 3)) + x[4:].mean((0, 2, 3))) / 2
+    torch.testing.assert_close(model.running_mean, mean)
+
+
+def test_static_norm_evaluates_with_the_batch_until_it_has_statistics():
+    torch.manual_seed(0)
+    layer, x = StaticBatchNorm2d(3).double(), torch.randn(4, 3, 5, 5, dtype=torch.float64) + 2
+    normalised = layer(x)
+    assert torch.equal(layer.eval()(x), normalised)
+    reestimate(layer, [x])
+    assert not layer.training
+    shift = x + 7
+    torch.testing.assert_close(
+        layer(shift) - layer(x), 7 / (x.var((0, 2, 3)) + 1e-5).sqrt()[None, :, None, None] + 0 * x
+    )
+    assert torch.equal(layer.train()(x), normalised)
+
+    other = StaticBatchNorm2d(3).double()
+    with torch.no_grad():
+        for name, value in layer.state_dict().items():
+            other.state_dict()[name].copy_(value)
+    assert torch.equal(other.eval()(shift), layer.eval()(shift))
+
+
+def test_reestimate_runs_the_rest_in_evaluation_mode_and_restores_the_mode():
+    model = nn.Sequential(nn.Dropout(0.9), StaticBatchNorm2d(1), nn.BatchNorm2d(1)).double()
+    x = torch.rand(4, 1, 4, 4, dtype=torch.float64)
+    reestimate(model, [x])
+    torch.testing.assert_close(model[1].running_mean, x.mean().view(1))
+    assert not model[2].num_batches_tracked
+    assert all(m.training for m in model.modules())
+    model[1].running_mean.fill_(torch.inf)
+    reestimate(model, [x])
+    torch.testing.assert_close(model[1].running_mean, x.mean().view(1))
+    with pytest.raises(RunError, match="no batch"):
+        reestimate(model, [])
+    assert not model[1].measures
+    reestimate(nn.Conv2d(1, 1, 1), [])
+
+
+def test_static_norm_under_per_client_gradients_changes_no_buffer():
+    torch.manual_seed(0)
+    layer, x = StaticBatchNorm2d(2).double(), torch.randn(3, 4, 2, 3, 3, dtype=torch.float64)
+    scales = torch.rand(3, 2, dtype=torch.float64) + 0.5
+
+    def loss(scale, images):
+        return torch.func.functional_call(layer, {"weight": scale}, (images,)).pow(3).sum()
+
+    stacked = torch.func.vmap(torch.func.grad(loss))(scales, x)
+    single = torch.stack([torch.func.grad(loss)(s, images) for s, images in zip(scales, x, strict=True)])
+    torch.testing.assert_close(stacked, single)
+    assert not layer.running_mean.any()
+    assert not layer.num_batches_tracked
+
+
+def test_static_norm_follows_the_state_that_it_loads():
+    """In evaluation mode, statistics count from the moment that they are loaded."""
+    measured, fresh = StaticBatchNorm2d(3), StaticBatchNorm2d(3)
+    reestimate(nn.Sequential(measured), [torch.randn(8, 3, 4, 4) + 2.0])
+    empty, x = fresh.state_dict(), torch.randn(5, 3, 2, 2)
+    empty = {name: value.clone() for name, value in empty.items()}
+    fresh.eval().load_state_dict(measured.state_dict())
+    torch.testing.assert_close(fresh(x), measured.eval()(x))
+    fresh.load_state_dict(empty)
+    torch.testing.assert_close(fresh(x), F.batch_norm(x, None, None, fresh.weight, fresh.bias, training=True))

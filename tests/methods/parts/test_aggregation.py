@@ -1,0 +1,101 @@
+"""Weighted means of client states: closed forms, order, precision, integer tensors, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.common.errors import RunError
+from methods.parts.aggregation import num_bytes, tensor_distance, weighted_mean
+
+
+def state(value, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(3, 4, generator=g), "b": torch.full((2,), float(value)), "n": torch.tensor(value)}
+
+
+def test_closed_form():
+    a, b = {"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])}
+    assert weighted_mean([a, b], [1, 3])["w"].tolist() == [2.5, 1.0]
+    assert weighted_mean([a, b], torch.tensor([1.0, 3.0]))["w"].tolist() == [2.5, 1.0]
+    assert weighted_mean([a, b], [0, 2])["w"].tolist() == [3.0, 0.0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=6), st.floats(1e-3, 1e3), st.integers(0, 1000))
+def test_scale_of_the_weights_and_order_of_the_clients_do_not_matter(weights, factor, seed):
+    """Float64 sums: permuting clients or scaling weights moves the float32 result by a rounding at most."""
+    states = [state(i, seed + i) for i in range(len(weights))]
+    mean = weighted_mean(states, weights)
+    scaled = weighted_mean(states, [w * factor for w in weights])
+    turned = weighted_mean(states[::-1], weights[::-1])
+    for name, value in mean.items():
+        torch.testing.assert_close(scaled[name], value, rtol=1.2e-7, atol=1e-12)
+        torch.testing.assert_close(turned[name], value, rtol=1.2e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
+def test_equal_states_come_back_bit_for_bit(count):
+    g = torch.Generator().manual_seed(count)
+    one = {"w": torch.randn(50, generator=g) * 10.0 ** torch.randint(-20, 20, (50,), generator=g)}
+    assert torch.equal(weighted_mean([one] * count, [0.3] * count)["w"], one["w"])
+
+
+def test_sums_are_accumulated_in_float64():
+    """A thousand times 2^-20 beside 1 is lost in float32 sums, and kept here."""
+    states = [{"w": torch.tensor([1.0])}] + [{"w": torch.tensor([2.0**-25])}] * 1024
+    expected = (1.0 + 2.0**-15) / 1025
+    assert float(weighted_mean(states, [1.0] * 1025)["w"]) == torch.tensor(expected, dtype=torch.float32).item()
+    cancelling = [{"w": torch.tensor([v])} for v in (1e8, 1.0, -1e8)]
+    assert float(weighted_mean(cancelling, [1.0] * 3)["w"]) == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_kinds_of_tensors():
+    """Floating tensors keep their dtype, shape and strides; counters are averaged as numbers."""
+    layout = torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last)
+    tensors = {"h": torch.ones(2, dtype=torch.bfloat16), "d": torch.ones((), dtype=torch.float64), "c": layout}
+    mean = weighted_mean([tensors, tensors], [1, 2])
+    assert {k: (v.dtype, v.shape, v.stride()) for k, v in mean.items()} == {
+        k: (v.dtype, v.shape, v.stride()) for k, v in tensors.items()
+    }
+    counters = [{"n": torch.tensor(v)} for v in (3, 4)]
+    assert weighted_mean(counters, [1, 1])["n"].dtype == torch.float32
+    assert float(weighted_mean(counters, [1, 1])["n"]) == 3.5
+
+
+def test_inputs_stay_as_they_were():
+    states = [state(1), state(2)]
+    before = [{k: v.clone() for k, v in s.items()} for s in states]
+    alone = weighted_mean(states[:1], [5.0])
+    alone["w"].zero_()
+    weighted_mean(states, [1, 2])
+    assert all(torch.equal(v, b[k]) for s, b in zip(states, before, strict=True) for k, v in s.items())
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -0.5], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], []])
+def test_weights_that_cannot_be_used(weights):
+    with pytest.raises(RunError, match="aggregation: "):
+        weighted_mean([state(1), state(2)], weights)
+
+
+def test_nothing_to_average():
+    with pytest.raises(RunError, match="0 states"):
+        weighted_mean([], [])
+
+
+def test_distances():
+    """Per-tensor norms added, or the norm of everything; a distance of a state to itself is 0."""
+    a = {"w": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0]), "n": torch.tensor(2)}
+    b = {"w": torch.zeros(1, 2), "b": torch.zeros(1), "n": torch.tensor(14)}
+    assert tensor_distance(a, b) == 3 + 4 + 12
+    assert tensor_distance(a, b, skip=["n"]) == 7
+    assert tensor_distance(a, b, total="global_l2") == 13
+    assert tensor_distance(a, b) == tensor_distance(b, a)
+    assert tensor_distance(a, a) == 0
+
+
+def test_bytes():
+    assert num_bytes({}) == 0
+    assert num_bytes({"f": torch.ones(3, 4), "n": torch.tensor(1), "h": torch.ones(5, dtype=torch.bfloat16)}) == 66

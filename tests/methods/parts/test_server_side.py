@@ -1,0 +1,220 @@
+"""The server's optimiser, schedule, training and norm statistics, shared by the methods with labels at the server."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite
+from benchmark.registry import KINDS, known_names
+from federations import make_data, make_federation, make_method, plain_fabric, run_rows
+from golden_files import load
+from methods import models
+from methods.base import Upload, Visit
+from methods.fl2 import FL2, lsaa_weights
+from methods.parts.aggregation import weighted_mean
+from methods.parts.server_side import LabelsAtServer, momentum_step
+
+GOLDEN = load("fl2/lsaa_and_server_optimizer")
+
+
+def with_norm(**args: Any) -> Federation:
+    """(FL)2 around a small network with static batch norm."""
+    torch.manual_seed(0)
+    method, data = FL2(models.build("wrn28_2", 10, depth=10, width=1), **args), make_data("server")
+    return Federation(method, data, data.roster(0), plain_fabric(), rounds=1, seed=0)
+
+
+class Toy(nn.Module):
+    """The layers of the reference numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.bn1 = nn.BatchNorm1d(2, track_running_stats=False)
+
+
+def state(values: dict[str, Any]) -> dict[str, Tensor]:
+    """Float64 tensors by the method's names."""
+    return {f"model.{k}": torch.tensor(v, dtype=torch.float64) for k, v in values.items()}
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["id"])
+def test_released_aggregation(case: dict[str, Any]) -> None:
+    """Weights, global model and momentum over several rounds, fine-tuned in between or not."""
+    given = case["inputs"]
+    rule = "lsaa" if given["algorithm"] == "flfl" else "uniform"
+    method = FL2(Toy(), aggregation=rule, server_momentum=given["server_momentum"]).double()
+    method.load_tensors(state(given["initial_global"]))
+    tolerance = {"rtol": GOLDEN["rtol"], "atol": GOLDEN["atol"]}
+    for number in case["outputs"]["rounds"]:
+        method.load_tensors(state(number["global_before"]))
+        tau = [{"tau": torch.tensor(t or 0.5, dtype=torch.float64)} for t in number["client_taus"]]
+        clients = enumerate(zip(number["client_states"], tau, strict=True))
+        uploads = [Upload(Visit(client=k, size=9 + k), state(s), 9.0 + k, t) for k, (s, t) in clients]
+        weights = torch.tensor(method.weights(uploads), dtype=torch.float64)
+        expected = number["expected"]
+        torch.testing.assert_close(
+            weights / weights.sum(), torch.tensor(expected["weights"], dtype=torch.float64), **tolerance
+        )
+        method.aggregate(uploads)
+        found = method.tensors("shared", "server")
+        for name, value in state(expected["global_after"]).items():
+            torch.testing.assert_close(found[name], value, **tolerance)
+        for name, value in state(expected["momentum_buffer"]).items():
+            torch.testing.assert_close(found[name.replace("model", "velocity", 1)], value, **tolerance)
+
+
+def test_first_step_and_no_momentum_are_the_mean() -> None:
+    """M starts as the displacement itself; without momentum every step is the mean."""
+    g = torch.Generator().manual_seed(0)
+    sent, *clients = ({"w": torch.randn(5, generator=g, dtype=torch.float64)} for _ in range(4))
+    mean = weighted_mean(clients, [1.0, 2.0, 3.0])
+    zero = {"w": torch.zeros(5, dtype=torch.float64)}
+    torch.testing.assert_close(momentum_step(sent, mean, zero, 0.5)[0], mean)
+    torch.testing.assert_close(momentum_step(sent, mean, {"w": torch.ones(5).double()}, 0.0)[0], mean)
+
+
+def test_sure_clients_weigh_nothing_and_all_sure_ones_alike() -> None:
+    """1 - tau; 0 / 0 becomes uniform."""
+    assert lsaa_weights([1.0, 0.5, 0.5]) == [0.0, 0.5, 0.5]
+    assert lsaa_weights([1.0, 1.0, 1.0, 1.0]) == [0.25] * 4
+
+
+@pytest.mark.parametrize(("round", "rate"), [(0, 0.03), (400, 0.015), (799, 1.2e-7)])
+def test_rate_follows_the_round(round: int, rate: float) -> None:
+    """The values of the sheet; the same at the server and at clients; constant as released."""
+    method, released = make_method("fl2"), make_method("fl2", lr_schedule="constant")
+    for client in (-1, 3):
+        method.visit = released.visit = Visit(round=round, client=client, rounds=800)
+        assert method.learning_rate() == pytest.approx(rate, rel=0.05)
+        assert released.learning_rate() == 0.03
+
+
+def test_optimiser_of_table_4() -> None:
+    """SGD 0.03, Nesterov 0.9, decay 5e-4 on everything, clipping at 1, 5 epochs, batches of 32 and 10."""
+    h = make_method("fl2").hparams
+    group = make_method("fl2").configure_optimizers().param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (0.03, 0.9, True, 5e-4)
+    assert len(group["params"]) == len(list(make_method("fl2").model.parameters()))
+    assert (h["clip_norm"], h["local_epochs"], h["server_epochs"]) == (1.0, 5, 5)
+    assert (h["batch_size"], h["server_batch_size"], h["server_momentum"]) == (32, 10, 0.5)
+    assert (make_method("semifl").hparams["batch_size"], make_method("semifl").hparams["server_batch_size"]) == (10, 10)
+
+
+def test_server_trains_and_keeps_its_momentum() -> None:
+    """Pre-training is the server's routine several times over: 10 calls of 5 epochs of 4 steps, one optimiser state."""
+    federation = make_federation("server_only", server_pretrain=2, rounds=1)
+    steps = []
+    federation.method.on_train_batch_end = lambda *args: steps.append(args[2])
+    federation.server_phase(0, "server_start")
+    assert len(steps) == 2 * 5 * 4
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    federation.run_round(0)
+    assert len(steps) == 3 * 5 * 4
+    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
+
+
+def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
+    """They are two visits of round 0."""
+    orders: dict[str, list[Tensor]] = {}
+    federation = make_federation("server_only", server_pretrain=1, server_epochs=1)
+    hook = "server_start"
+    federation.method.on_train_batch_end = lambda *args: orders.setdefault(hook, []).append(args[1]["labelled"]["y"])
+    federation.server_phase(0, hook)
+    hook = "server_step"
+    federation.server_phase(0, hook)
+    first, second = (torch.cat(orders[k]) for k in ("server_start", "server_step"))
+    assert torch.equal(first.sort().values, second.sort().values)
+    assert not torch.equal(first, second)
+
+
+def sizes(**args: Any) -> list[int]:
+    """Lengths of the batches that norm statistics are measured on: 40 labels, a pool of 1397."""
+    method, data = make_method("fl2", **args), make_data("server")
+    method.plan(0, data.roster(0, participants=2))
+    return [len(x) for x in method.norm_batches(data)]
+
+
+def test_batches_of_the_norm_statistics() -> None:
+    """Tens of labelled images first, then the stored pool; scopes and one common stream."""
+    assert sizes() == [10] * 4 + [1397]
+    assert sizes(sbn_batch=1000) == [10] * 4 + [1000, 397]
+    assert sizes(sbn_scope="server") == [10] * 4
+    assert sizes(sbn_scope="active") == [232, 232]
+    assert sizes(sbn_labelled_batch=None, sbn_batch=250) == [250] * 5 + [187]
+
+
+def test_labelled_share_in_the_norm_statistics() -> None:
+    """The shares of the sheet: a tenth of the labels' batches over all batches."""
+    for labels, pool, share in [(10, 49_990, 0.038), (40, 49_960, 0.138), (250, 73_007, 0.41), (400, 49_600, 0.615)]:
+        tens, others = labels // 10, -(-pool // 2048)
+        assert tens / (tens + others) == pytest.approx(share, abs=2e-3)
+
+
+def test_order_of_the_pool() -> None:
+    """Class by class as stored, in the data set's order, or shuffled anew each round."""
+    data = make_data("server")
+
+    def order(number: int = 0, **args: Any) -> Tensor:
+        method = make_method("fl2", sbn_scope="all", **args)
+        method.visit = Visit(round=number)
+        return torch.cat(list(method.norm_batches(data)))[40:]
+
+    stored = order()
+    classes = data._labels[stored]
+    assert torch.equal(classes, classes.sort().values)
+    assert torch.equal(order(sbn_order="dataset"), stored.sort().values)
+    shuffled, again = order(1, sbn_order="shuffled"), order(2, sbn_order="shuffled")
+    assert not torch.equal(shuffled, again)
+    assert torch.equal(shuffled.sort().values, again.sort().values)
+    assert torch.equal(shuffled, order(1, sbn_order="shuffled"))
+
+
+def test_static_statistics_are_measured_sent_and_never_trained() -> None:
+    """After the server's step the buffers are those of five batches; clients return them unchanged."""
+    federation = with_norm(server_pretrain=0, local_epochs=1)
+    federation.server_phase(0, "server_start")
+    buffers = {k: v.clone() for k, v in federation.server.items() if "running" in k or "tracked" in k}
+    assert {int(v) for k, v in buffers.items() if "tracked" in k and k.startswith("model")} == {5}
+    first = next(k for k in buffers if k.endswith("running_mean") and k.startswith("model"))
+    assert float(buffers[first].abs().sum()) > 0
+    uploads, *_ = federation.run_visits(federation.visits(0)[:1])
+    for upload in uploads:
+        assert all(torch.equal(upload.tensors[k], v) for k, v in buffers.items() if k.startswith("model"))
+        assert any(not torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
+
+
+def test_pseudo_labels_come_from_the_stored_statistics() -> None:
+    """The labelling pass runs in evaluation mode: a prediction does not depend on its batch."""
+    federation = with_norm(server_pretrain=1)
+    federation.server_phase(0, "server_start")
+    method, data = federation.method, federation.data
+    method.load_tensors(federation.server)
+    site = LocalSite(federation.engine, data.client(0), Visit(size=9), [])
+    index = data.client(0).unlabelled[:8]
+    views = torch.cat(list(site.views("weak", index)))
+    together = method.probabilities(site, index)
+    assert not method.training
+    with torch.no_grad():
+        alone = torch.cat([method.predict(x[None]) for x in views])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_server_only_has_no_clients_and_still_learns() -> None:
+    """No visit, no byte, the same number of server steps; better than chance after some."""
+    row = run_rows(make_federation("server_only", rounds=6, server_pretrain=4))[-1]
+    assert (row["visits"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
+    assert row["acc"] > 20
+
+
+def test_the_bases_are_no_methods() -> None:
+    """They cannot be built, and their file offers nothing to the command line."""
+    names = known_names(KINDS["method"])
+    assert {"fixmatch", "fl2", "semifl", "server_only"} <= set(names)
+    assert not {"serverside", "perturb"} & set(names)
+    with pytest.raises(TypeError, match="abstract"):
+        LabelsAtServer(Toy())  # type: ignore[abstract]
