@@ -190,7 +190,7 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
         if display:
             display.start(shown)
         with display.ticking() if display else nullcontext():
-            path = run.fit(config)
+            path = run.fit_resolved(config)
     record, tell = read_record(path), rank_zero_only(print)
     tell(f"{path}{' (was complete, nothing was run)' if before == 'complete' else ''}")
     tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
@@ -209,7 +209,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
     from benchmark.report import tables
-    from benchmark.report.wandb_mirror import mirror_tables
+    from benchmark.report.loggers import mirror_tables
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite, plan = _plan(options, runtime)

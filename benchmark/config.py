@@ -37,9 +37,13 @@ class Runtime:
         accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
         num_nodes: number of machines.
         threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
-        engine: ``reference``: a process trains its clients one after the other; ``stacked``: side by side, as one
-            network with a further axis. The same up to rounding, and so not bit for bit.
-        stack: clients that the stacked engine trains at a time, at most.
+        engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
+            copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
+        slots: copies of the method in the engine ``slots``.
+        replay: whether the engine ``slots`` records and replays its steps.
+        logger: Lightning loggers that also get every evaluated round: ``csv``, ``tensorboard``, ``wandb``, several
+            separated by commas. They write into the run's folder.
+        callbacks: dotted paths of Lightning callbacks, separated by commas; they see every client's visit as a fit.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.
         checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
@@ -51,15 +55,18 @@ class Runtime:
     accelerator: str = "auto"
     num_nodes: int = 1
     threads: int | Literal["auto"] = "auto"
-    engine: Literal["reference", "stacked"] = "reference"
-    stack: int = 16
+    engine: Literal["reference", "slots"] = "reference"
+    slots: int = 4
+    replay: bool = True
+    logger: str | None = None
+    callbacks: str | None = None
     data_dir: str = "data"
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        least = {"devices": 1, "num_nodes": 1, "threads": 1, "stack": 1, "checkpoint_every_s": 0}
+        least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {n}")

@@ -2,12 +2,13 @@
 
 import gc
 import os
+import pickle
 import sys
 import time
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
-from benchmark.config import RunConfig, Runtime, differences, folder, from_dict, resolve
+from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch.allocator import keep_memory
@@ -26,8 +27,9 @@ from benchmark.launch.environment import cores
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.registry import KINDS, build, find_class, imported, one_line, without_default
+from benchmark.report import loggers
+from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder, state
-from benchmark.report.wandb_mirror import Mirror, mirror_run
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition.partition import stored_hash
@@ -49,7 +51,11 @@ def fit(config: RunConfig) -> Path:
         DataError: the data or the partition cannot be made.
         RunError: the run cannot go on, or another process is working on it.
     """
-    config = resolve(config)
+    return fit_resolved(resolve(config))
+
+
+def fit_resolved(config: RunConfig) -> Path:
+    """``fit`` for a configuration that is resolved already."""
     external = os.environ.get("LT_CLI_USED") == "1"  # `fabric run` has made the processes already
     if external:
         config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
@@ -61,7 +67,7 @@ def fit(config: RunConfig) -> Path:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
         config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
-        _run(fabric, asdict(replace(config, runtime=placed(config))))
+        _run(fabric, pickle.dumps(replace(config, runtime=placed(config))))
         return path
     config = replace(config, runtime=placed(config))
     rt, tasks = config.runtime, _slurm_tasks()
@@ -85,13 +91,14 @@ def fit(config: RunConfig) -> Path:
             devices=rt.devices,
             num_nodes=rt.num_nodes,
             precision=config.precision,  # type: ignore[arg-type]
+            loggers=loggers.lightning_loggers(rt.logger, path),
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None
     if spawned and rt.accelerator == "cpu":  # what is missing is missed before processes start
         _data(config).prepare_data()
     try:
-        fabric.launch(_run, asdict(config))  # type: ignore[arg-type]
+        fabric.launch(_run, pickle.dumps(config))  # type: ignore[arg-type]
     except ProcessException as exception:
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
@@ -215,9 +222,9 @@ def _data(config: RunConfig) -> FSSLDataModule:
     return data
 
 
-def _run(fabric: Fabric, resolved: Mapping[str, Any]) -> None:
-    """Body of every process of a run; its configuration comes as plain data, since Fabric takes no frozen class."""
-    config = from_dict(resolved)
+def _run(fabric: Fabric, pickled: bytes) -> None:
+    """Body of every process of a run; its configuration comes as bytes, since Fabric takes no frozen class."""
+    config: RunConfig = pickle.loads(pickled)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
@@ -234,6 +241,7 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
     with mirror_run(config, path) if main else Mirror("off", path) as mirror:
         try:
             method, data = make(config, fabric.device)
+            recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
             if main:
                 run.open(config, facts(data))
             federation = Federation(
@@ -244,8 +252,9 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
                 config.rounds,
                 config.seed,
                 config.eval_every,
-                callbacks=[_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else [],
-                stack=config.runtime.stack if config.runtime.engine == "stacked" else None,
+                callbacks=[*recorders, *loggers.callbacks(config.runtime.callbacks)],
+                slots=config.runtime.slots if config.runtime.engine == "slots" else None,
+                replay=config.runtime.replay,
             )
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
@@ -293,7 +302,7 @@ def placement(config: RunConfig, federation: Federation) -> str:
     """
     rt, clients = config.runtime, federation.data.num_clients
     kept = federation.engine.kept_bytes() * clients / 1e9
-    engine = f", stacks of {rt.stack} clients" if rt.engine == "stacked" else ""
+    engine = f", {rt.slots} slots" if rt.engine == "slots" else ""
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (

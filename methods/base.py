@@ -3,6 +3,9 @@
 A method is an ordinary ``LightningModule``. Its registered tensors are its state; ``scopes`` says where each of
 them lives. While a client trains, the module *is* that client; while the server works, it *is* the server. The
 framework moves the tensors, counts the bytes, stores and resumes them.
+
+A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called in its order, and a plain ``Trainer``
+over the same batches takes the same steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,16 +22,13 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.streams import SERVER
 from datamodules.common.switches import check_switches
 from datamodules.partition.roster import Roster
-from datamodules.views.batches import Batch, Stream
+from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
-from methods.models.norm import Spread, serially
-from methods.parts.aggregation import weighted_mean
-from methods.parts.ops import wide
+from methods.models.norm import Spread, StaticBatchNorm2d, serially, static_norms
+from methods.parts.aggregation import num_bytes, weighted_mean
+from methods.parts.tensors import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
-
-OptimizerStates = list[list[dict[str, Any]]]
-"""State of every parameter, by optimiser, in the order of ``configure_optimizers``."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Visit:
     Args:
         round: 0-based round.
         client: client id, or ``SERVER``.
-        cohort: index of the cohort of this round's plan that the client was drawn for.
-        repeat: how often the client has already been visited in this round.
+        cohort: index of the cohort of this round that the client was drawn for.
+        repeat: how often the client has already been visited in this round; for the server 1 before the first round.
         labelled: whether the site holds labels.
         size: number of the site's training images.
         first: whether the client takes part for the first time in the run.
@@ -55,15 +55,34 @@ class Visit:
     first: bool = True
     rounds: int = 1
 
+    @property
+    def before_first_round(self) -> bool:
+        """Whether the server works before any client has."""
+        return self.client == SERVER and self.repeat > 0
+
 
 @dataclass
 class Upload:
-    """What a client sends back: its shared tensors, and statistics that the server may add up."""
+    """What a client sends back: its shared tensors, and statistics that the server may add up.
+
+    Args:
+        visit: the visit that it ends.
+        tensors: tensors by name.
+        weight: the client's weight in an average over sizes.
+        stats: further tensors by name.
+        bytes: what sending takes, where that is less than the tensors' sizes (sparse updates).
+    """
 
     visit: Visit
     tensors: dict[str, Tensor]
     weight: float
     stats: dict[str, Tensor] = field(default_factory=dict)
+    bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the way to the server."""
+        return num_bytes(self.tensors) + num_bytes(self.stats) if self.bytes is None else self.bytes
 
 
 class Site(Protocol):
@@ -78,8 +97,8 @@ class Site(Protocol):
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterable[Tensor]:
         """Float views of the training images at ``index``, in order and in blocks of ``size``."""
 
-    def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
-        """Train the module as it stands on the streams; returns the number of steps taken."""
+    def fit(self, work: LocalWork) -> int:
+        """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Log how good pseudo-labels are; only this metric sees the hidden labels.
@@ -95,6 +114,42 @@ class Site(Protocol):
         Raises:
             RunError: the method does not say ``uses_oracle``.
         """
+
+
+class Tally:
+    """Weighted sums of what a visit logs, kept on the device and added to in place."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self.touched: dict[str, None] = {}
+
+    def add(self, name: str, value: Tensor, weight: float) -> None:
+        """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``."""
+        part = value.detach() * weight
+        if name not in self.sums:
+            self.sums[name] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
+        total, weights = self.sums[name]
+        total += part
+        weights += weight
+        self.touched[name] = None
+
+    def mean(self, name: str) -> Tensor | None:
+        """Weighted mean of ``name``; ``None`` if this visit has not logged it."""
+        if name not in self.touched:
+            return None
+        total, weights = self.sums[name]
+        return total / weights.to(total.dtype)
+
+    def clear(self) -> None:
+        """Begin another visit, in the same tensors."""
+        self.touched.clear()
+        for total, weights in self.sums.values():
+            total.zero_()
+            weights.zero_()
+
+    def taken(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Copies of the sums and weights that this visit has touched."""
+        return {name: (self.sums[name][0].clone(), self.sums[name][1].clone()) for name in self.touched}
 
 
 class FedMethod(L.LightningModule):
@@ -125,6 +180,9 @@ class FedMethod(L.LightningModule):
 
     model: Backbone
 
+    generator: torch.Generator | None = None
+    """What a step draws from, on the device; seeded anew for every visit."""
+
     scopes: ClassVar[Mapping[str, Scope]] = {}
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
 
@@ -151,31 +209,38 @@ class FedMethod(L.LightningModule):
         self.model = cast(Backbone, model)
         self.visit = Visit()
         self.eval_batch = eval_batch or self.eval_batch
-        self.require(
-            lr=lr is None or lr >= 0,
-            momentum=0 <= momentum < 1,
-            weight_decay=weight_decay >= 0,
-            clip_norm=clip_norm is None or clip_norm > 0,
-            batch_size=batch_size >= 1,
-            min_batch=1 <= min_batch <= batch_size,
-            eval_batch=self.eval_batch >= 1,
-        )
+        self.require("from 0", lr=lr is None or lr >= 0, weight_decay=weight_decay >= 0)
+        self.require("0 or more and below 1", momentum=0 <= momentum < 1)
+        self.require("above 0, or null", clip_norm=clip_norm is None or clip_norm > 0)
+        self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
+        self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
         counts = {n: v for n, v in self.hparams.items() if n.endswith(("_rounds", "_epochs", "_steps")) and v}
         rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
-        self.require(**{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
+        self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self._tally: dict[str, list[Any]] | None = None
+        self._tally: Tally | None = None
+        self._registered: dict[str, Tensor] | None = None
+        self._static_norms: list[tuple[str, StaticBatchNorm2d]] = []
 
-    def require(self, **allowed: bool) -> None:
+    @property
+    def hparams(self) -> Any:
+        """The constructor's arguments, by attribute or by name."""
+        return super().hparams
+
+    def require(self, range: str, **allowed: bool) -> None:
         """Refuse arguments of the constructor whose value is not allowed, by name.
 
+        Args:
+            range: what is allowed, in words.
+            allowed: for each argument, whether its value is.
+
         Raises:
-            ConfigError: names those arguments, their values and the method.
+            ConfigError: names the first of those arguments, its value, its range and the method.
         """
-        wrong = ", ".join(f"{name}={self.hparams[name]}" for name, fits in allowed.items() if not fits)
-        if wrong:
-            raise ConfigError(f"{type(self).__name__}: {wrong} is out of range; its docstring says what it stands for")
+        for name, fits in allowed.items():
+            if not fits:
+                raise ConfigError(f"{type(self).__name__}: {name}={self.hparams[name]} is out of range: {range}")
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
@@ -187,8 +252,18 @@ class FedMethod(L.LightningModule):
         logits: Tensor = self(x)
         return wide(logits).softmax(dim=1)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Scalar loss of one batch. Pure in the parameters: no in-place change, no graph kept."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """One step on one batch, in one of Lightning's two forms.
+
+        With automatic optimisation it returns the loss (or a dict with ``loss``, or ``None`` for no step). With
+        ``automatic_optimization = False`` it takes the step itself: ``self.optimizers()``,
+        ``self.manual_backward(loss)``. Either way it runs under the run's autocast.
+
+        A step may be recorded and replayed. It reads and writes its batch, registered tensors and optimiser state
+        only, reads nothing back to the host, and draws from ``self.generator`` only; numbers that change between steps
+        or rounds are 0-dim tensors, filled in ``on_train_start`` or ``on_train_batch_start``. What kind of step it is
+        follows from the hyperparameters and from which streams and fields the batch has.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -197,11 +272,14 @@ class FedMethod(L.LightningModule):
         self.log("acc", 100.0 * right.float().mean(), batch_size=len(right))
 
     def learning_rate(self) -> float:
-        """Learning rate of the present visit; override for schedules and client kinds."""
+        """Learning rate of the present visit; override for client kinds and for schedules over rounds."""
         return float(self.hparams["lr"])
 
     def configure_optimizers(self) -> Any:
-        """SGD over ``self.model``, as all the papers here but one use. May return a list of optimisers."""
+        """The optimisers of a visit, in any of Lightning's forms; called anew for each.
+
+        Default: SGD over ``self.model``, as all the papers here but one use.
+        """
         h = self.hparams
         return torch.optim.SGD(
             self.model.parameters(),
@@ -212,29 +290,29 @@ class FedMethod(L.LightningModule):
             fused=True,
         )
 
-    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
-        """One optimiser step on one batch. ``optimizer`` is what ``configure_optimizers`` returned."""
-        optimizer.zero_grad()
-        with self.autocast():
-            loss = self.training_step(batch, batch_idx)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.clip(self.model.parameters())
-        optimizer.step()
-        self.log("loss", loss)
+    def optimizer_scopes(self) -> Sequence[Scope]:
+        """Where the state of each optimiser lives: ``personal`` stays with the client, ``local`` is new at every visit.
 
-    def clip(self, parameters: Iterable[Tensor]) -> None:
-        """Scale gradients so that their total L2 norm is at most ``clip_norm``, without reading it back."""
+        Default: the same for all of them, ``local`` with ``reset_momentum``.
+        """
+        return ["local" if self.hparams.get("reset_momentum") else "personal"]
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Scale the optimiser's gradients to a total L2 norm of ``clip_norm`` at most, without reading it back."""
         if self.hparams["clip_norm"] is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.hparams["clip_norm"])
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Mixed-precision context of the run; enter it around forward passes in an own ``local_step``."""
+        """Mixed-precision context of the run, for forward passes outside ``training_step``."""
         return self.precision()
 
-    def on_local_epoch_end(self, epoch: int, epochs: int) -> None:
-        """Called after each pass over a client's data (0-based ``epoch`` of ``epochs``)."""
-
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Cohorts of client ids that train in this round; a client may be in several."""
         return [roster.sample(round)]
 
@@ -247,16 +325,16 @@ class FedMethod(L.LightningModule):
         """
         return {name: server[name] for name in self.names("shared")}
 
-    def client_start(self, first: bool) -> None:
-        """The broadcast is loaded; derive what the client builds from it (teacher, copies).
+    def sent_bytes(self, sent: Mapping[str, Tensor]) -> int:
+        """Bytes that sending a client the tensors of ``broadcast`` takes; override where they are sparse."""
+        return num_bytes(sent)
 
-        Args:
-            first: the client's first participation in the run: its ``personal`` tensors hold initial values.
+    def local_work(self, client: Site) -> LocalWork:
+        """What the client trains on in this visit, epoch by epoch; pseudo-labels over the whole set are made here.
+
+        The client has loaded what it was sent. Default: ``local_epochs`` passes over its ``streams``.
         """
-
-    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
-        """What the client trains on in this visit; pseudo-labels over the whole set are made here."""
-        return self.streams(client.data)
+        return [Pass(self.streams(client.data))] * int(self.hparams["local_epochs"])
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data."""
@@ -274,19 +352,7 @@ class FedMethod(L.LightningModule):
             )
         return streams
 
-    def epochs(self) -> int:
-        """Local epochs of the present visit."""
-        return int(self.hparams["local_epochs"])
-
-    def steps(self) -> int | None:
-        """Steps per local epoch, or ``None`` for one pass over the streams."""
-        return None
-
-    def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
-        """What of its optimisers' states a client keeps until its next visit: all, or nothing (``reset_momentum``)."""
-        return [] if self.hparams.get("reset_momentum") else states
-
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """What goes back to the server; ``None`` (here: a client without data) leaves it out of the aggregate."""
         if not client.visit.size:
             return None
@@ -296,11 +362,11 @@ class FedMethod(L.LightningModule):
         """Turn the uploads (in client-id order) into the next global model, held by ``self``."""
         self.load_tensors(weighted_mean([u.tensors for u in uploads], [u.weight for u in uploads]))
 
-    def server_start(self, server: Site) -> None:
-        """Called once, before the first round, with the freshly initialised model (pre-training)."""
-
     def server_step(self, server: Site) -> None:
-        """Called after aggregation; the server may train on its own labels through ``server.fit``."""
+        """What the server trains on its own labels, through ``server.fit``.
+
+        Called after every aggregation and once before the first round (``server.visit.before_first_round``).
+        """
 
     def is_warmup(self, round: int) -> bool:
         """Whether the model after this round is still another method's: a run's best round is not among them.
@@ -317,45 +383,50 @@ class FedMethod(L.LightningModule):
         hits = [p for p in self.scopes if name == p or name.startswith(p + ".")]
         return self.scopes[max(hits, key=len)] if hits else "shared"
 
+    def registered(self) -> dict[str, Tensor]:
+        """All registered tensors by name, in registration order; not copies."""
+        return self.state_dict() if self._registered is None else self._registered
+
+    def remember_registered(self) -> None:
+        """Look the registered tensors up once; from now on neither their names nor their places may change."""
+        self._registered = None
+        self._registered = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        self._static_norms = static_norms(self)
+
     def names(self, *scopes: Scope) -> list[str]:
         """Names of the registered tensors of these scopes, in registration order."""
-        return [name for name in self.state_dict() if self.scope(name) in scopes]
+        return [name for name in self.registered() if self.scope(name) in scopes]
 
     def tensors(self, *scopes: Scope) -> dict[str, Tensor]:
         """Copies of the registered tensors of these scopes, by name."""
-        state = self.state_dict()
+        state = self.registered()
         return {name: state[name].detach().clone() for name in self.names(*scopes)}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into registered tensors; numbers for integer tensors are truncated."""
-        state = self.state_dict()
+        state = self.registered()
         for name, value in tensors.items():
             state[name].copy_(value)
+        for name, layer in self._static_norms:
+            if name in tensors:
+                layer.note(tensors[name])
 
     def tally(self, name: str, value: Tensor, weight: float = 1.0) -> None:
         """Add ``value`` (any shape) to the visit's sums; ``tallied`` gives the mean so far."""
-        if self._tally is None:
-            return
-        value = value.detach()
-        if name in self._tally:
-            self._tally[name][0] += value * weight
-            self._tally[name][1] += weight
-        else:
-            self._tally[name] = [value * weight, weight]
+        if self._tally is not None:
+            self._tally.add(name, value, weight)
 
     def tallied(self, name: str) -> Tensor | None:
         """Weighted mean of what the visit tallied under ``name``; ``None`` if nothing was."""
-        total, weight = (self._tally or {}).get(name, (None, 0.0))
-        return None if total is None or not weight else total / weight
+        return None if self._tally is None else self._tally.mean(name)
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log``; in a federation it adds to the visit's means without reading the value back."""
-        if self._tally is None:
-            if self._trainer is not None:
-                super().log(name, value, *args, **kwargs)
-            return
-        self.tally(name, torch.as_tensor(value), float(kwargs.get("batch_size") or 1.0))
+        if self._tally is not None:
+            self._tally.add(name, torch.as_tensor(value), float(kwargs.get("batch_size") or 1.0))
+        elif self._trainer is not None:
+            super().log(name, value, *args, **kwargs)
 
 
-__all__ = ["SERVER", "Batch", "FedMethod", "Scope", "Site", "Stream", "Upload", "Visit"]
+__all__ = ["SERVER", "Batch", "FedMethod", "LocalWork", "Pass", "Scope", "Site", "Stream", "Tally", "Upload", "Visit"]

@@ -2,18 +2,27 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from methods.base import Batch, Site, Stream, Upload, Visit
-from methods.parts import ops
-from methods.parts.aggregation import weighted_mean
-from methods.parts.class_balance import assign, balanced_thresholds, batch_loss, storage_order, tail_classes
-from methods.parts.residual import LabelledClients
+from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
+from methods.parts.aggregation import read_mode, share_weights, weighted_mean
+from methods.parts.class_balance import (
+    assign,
+    balanced_thresholds,
+    batch_loss,
+    class_counts,
+    storage_order,
+    tail_classes,
+)
+from methods.parts.residual import LabelledClients, residual_connection
+from methods.parts.tensors import wide
 
 
 class CBAFed(LabelledClients):
@@ -49,9 +58,20 @@ class CBAFed(LabelledClients):
     | clipping, weight decay | not in the text | 5, 5e-4 | 5, 5e-4 |
     """
 
-    scopes = {"reference": "server", "thresholds": "server", "tail": "server", "previous": "local", "own": "personal"}
+    scopes = {
+        "reference": "server",
+        "thresholds": "server",
+        "tail": "server",
+        "previous": "local",
+        "counts": "local",
+        "own": "personal",
+    }
     thresholds: Tensor
+    """T(c), ``[C]``."""
     tail: Tensor
+    """Which classes are tail classes, bool ``[C]``."""
+    counts: Tensor
+    """Images per class that the client trains on in this visit, sigma(c), ``[C]``."""
 
     def __init__(
         self,
@@ -79,138 +99,210 @@ class CBAFed(LabelledClients):
         **base: Any,
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
-        self.require(res_server_alpha=0 <= res_server_alpha <= 1, pl_view=pl_view == "weak" or pl_set != "batch")
-        ops.share_weights([1.0], [True], labelled_weight_mode)
+        self.require("from 0 to 1", res_server_alpha=0 <= res_server_alpha <= 1)
+        self.require("weak, where pl_set is batch", pl_view=pl_view == "weak" or pl_set != "batch")
+        read_mode(labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)
         self.previous = copy.deepcopy(self.reference)
         for name, value in self.statistics(torch.ones(num_classes)).items():
             self.register_buffer(name, value)
+        self.register_buffer("counts", torch.zeros(num_classes))
         self.own = nn.Module()
-        for number, value in enumerate([] if bn_aggregate else model.buffers()):
-            self.own.register_buffer(str(number), value.clone())
+        if not bn_aggregate:
+            for number, value in enumerate(model.buffers()):
+                self.own.register_buffer(str(number), value.clone())
+        self.site: Site | None = None
 
     def statistics(self, counts: Tensor) -> dict[str, Tensor]:
         """Thresholds ``[C]`` and tail classes (bool ``[C]``) that follow from class counts ``[C]``."""
-        h, constant = self.hparams, self.hparams["pl_threshold"]
-        balanced = balanced_thresholds(counts, h["cba_tau"], h["cba_tau_h"])
-        tail = tail_classes(counts, h["tail_beta"], h["tail_rule"]) & h["tail_enabled"]
-        return {"thresholds": balanced if constant is None else torch.full_like(balanced, constant), "tail": tail}
+        h = self.hparams
+        thresholds = balanced_thresholds(counts, h.cba_tau, h.cba_tau_h)
+        if h.pl_threshold is not None:
+            thresholds = torch.full_like(thresholds, h.pl_threshold)
+        tail = tail_classes(counts, h.tail_beta, h.tail_rule)
+        if not h.tail_enabled:
+            tail = torch.zeros_like(tail)
+        return {"thresholds": thresholds, "tail": tail}
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Labelled clients during warm-up, then everybody."""
-        return super().plan(round, roster) if self.is_warmup(round) else [roster.sample(round)]
+        if self.is_warmup(round):
+            return super().select_clients(round, roster)
+        return [roster.sample(round)]
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model, the thresholds and the tail classes."""
-        return {**super().broadcast(server, visit), **{name: server[name] for name in ("thresholds", "tail")}}
+        sent = super().broadcast(server, visit)
+        return {**sent, "thresholds": server["thresholds"], "tail": server["tail"]}
 
     def learning_rate(self) -> float:
         """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
-        return float(self.hparams["lr" if self.visit.labelled else "lr_unlabelled"])
+        return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
+
+    @torch.no_grad()
+    def local_work(self, client: Site) -> LocalWork:
+        """A labelled client's epochs over its labels, or an unlabelled client's over the images that it labels itself.
+
+        Raises:
+            ConfigError: a client holds images of both kinds.
+        """
+        h, data = self.hparams, client.data
+        if len(data.labelled) and len(data.unlabelled):
+            raise ConfigError("a client holds labelled and unlabelled images; set data.scenario=partial_clients")
+        self.take_up_statistics(client.visit)
+        self.counts.copy_(class_counts(data.labels, len(self.counts)))
+        if not len(data.unlabelled):
+            epochs = h.labelled_epochs if self.connects_epochs() else 1
+            return [Pass(self.streams(data))] * epochs
+
+        self.tally("thresholds", self.thresholds)
+        self.tally("tail", self.tail.float())
+        if h.pl_set == "batch":
+            self.site = client
+            fields = {"index": data.unlabelled}
+            everything = Stream(data.unlabelled, h.batch_size, {"x": "weak"}, fields, min_batch=h.min_batch)
+            return [Pass({"unlabelled": everything})] * h.local_epochs
+        if h.pl_set == "fixed":
+            return [self.pseudo_labelled(client, 0)] * h.local_epochs
+        # Rebuilt: the sets before the last have the numbers 1, 2, ..., so that a single epoch is that of a fixed set.
+        numbers = [(epoch + 1) % h.local_epochs for epoch in range(h.local_epochs)]
+        return [partial(self.pseudo_labelled, client, number) for number in numbers]
+
+    @torch.no_grad()
+    def pseudo_labelled(self, client: Site, number: int) -> Pass:
+        """One epoch over the training set that the model chooses as it stands: Eqs. 4 and 14 to 17.
+
+        The kept images are in storage order; the model labels them in evaluation mode.
+
+        Args:
+            client: the site.
+            number: of the random streams for the order and the views.
+        """
+        h, everyone = self.hparams, client.data.unlabelled
+        order = torch.randperm(len(everyone), generator=client.generator(f"order/pseudo/{number}"))
+        index = everyone[order.to(everyone.device)]
+        weak = h.pl_view == "weak"
+        block = h.batch_size * max(1, 256 // h.batch_size)
+        views = client.views("weak" if weak else "test", index, f"prepare/{number}", block)
+
+        labels, confident, rescued, images = [], [], [], []
+        self.eval()
+        for part, x in zip(torch.split(index, block), views, strict=True):
+            with self.autocast():
+                y, sure, rare = assign(self.predict(x), self.thresholds, self.tail)
+            client.report_pseudo_labels(part, y, sure | rare, per_class=True)
+            labels.append(y)
+            confident.append(sure)
+            rescued.append(rare)
+            if weak:
+                images.append(x)
+        self.train()
+
+        kept = storage_order(torch.cat(confident), torch.cat(rescued), h.batch_size)
+        fields = {"y": torch.cat(labels)[kept]}
+        self.counts.copy_(class_counts(fields["y"], len(self.counts)))  # Eq. 19
+        if weak:
+            fields["x"] = torch.cat(images)[kept]
+        fresh = {} if weak else {"x": "weak"}
+        return Pass({"pseudo": Stream(index[kept], h.batch_size, fresh, fields, shuffle=False, min_batch=h.min_batch)})
+
+    @torch.no_grad()
+    def on_train_start(self) -> None:
+        """The received model is the first old one of a labelled client's connection with ``initial``."""
+        super().on_train_start()
+        if self.connects_epochs():
+            self.previous.load_state_dict(self.model.state_dict())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean cross-entropy of labels or of pseudo-labels (Eqs. 2, 18)."""
+        if "unlabelled" in batch:
+            return self.self_labelled_step(batch["unlabelled"])
+        samples = batch["pseudo"] if "pseudo" in batch else batch["labelled"]
+        return F.cross_entropy(self(samples["x"]), samples["y"])
+
+    def self_labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """The batch is labelled by the model that it trains (Fig. 3); an epoch's share of what is kept is counted."""
+        loss, labels, kept = batch_loss(wide(self(samples["x"])), self.thresholds, self.tail)
+        self.counts.add_(class_counts(labels, len(self.counts), kept) / self.hparams.local_epochs)
+        if self.site is not None:
+            self.site.report_pseudo_labels(samples["index"], labels, kept, per_class=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """The residual connection of a labelled client (Eq. 1)."""
+        super().on_train_epoch_end()
+        if self.connects_epochs():
+            self.mix(self.previous, self.current_epoch)
+
+    def on_train_end(self) -> None:
+        """The step reports to no site any more."""
+        super().on_train_end()
+        self.site = None
 
     def connects_epochs(self) -> bool:
         """Whether the present visit is a labelled client's with the residual connection over its epochs."""
-        v = self.visit
-        return v.labelled and (self.hparams["warmup_mode"] != "rounds" or not self.is_warmup(v.round))
+        over_rounds = self.hparams.warmup_mode == "rounds" and self.is_warmup(self.visit.round)
+        return self.visit.labelled and not over_rounds
 
-    def epochs(self) -> int:
-        """``labelled_epochs`` or ``local_epochs``; one in warm-up rounds, and on the last of several rebuilt sets."""
-        if self.visit.labelled:
-            return int(self.hparams["labelled_epochs"]) if self.connects_epochs() else 1
-        return 1 if self.hparams["pl_set"] == "rebuilt" else super().epochs()
-
-    def client_start(self, first: bool) -> None:
-        """The received model is the reference of ``initial``; statistics that stay local are restored."""
-        for mine, live in zip(self.own.buffers(), self.model.buffers(), strict=False):
-            (mine if first else live).copy_(live if first else mine)
-        self.previous.load_state_dict(self.model.state_dict())
-
-    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
-        """Labels where there are some, else pseudo-labels of the received model."""
-        h, data = self.hparams, client.data
-        self.counts = torch.bincount(data.labels, minlength=len(self.thresholds)).to(self.thresholds)
-        if len(data.labelled) and len(data.unlabelled):
-            raise ConfigError("a client holds labelled and unlabelled images; set data.scenario=partial_clients")
-        if not len(data.unlabelled):
-            return self.streams(data)
-        self.site = client
-        self.tally("thresholds", self.thresholds)
-        self.tally("tail", self.tail.float())
-        if h["pl_set"] == "batch":
-            fields, least = {"index": data.unlabelled}, h["min_batch"]
-            return {"unlabelled": Stream(data.unlabelled, h["batch_size"], {"x": "weak"}, fields, min_batch=least)}
-        for number in range(1, h["local_epochs"] if h["pl_set"] == "rebuilt" else 1):
-            client.fit({"pseudo": self.labelled_once(client, number)}, 1)
-        return {"pseudo": self.labelled_once(client, 0)}
-
-    @torch.no_grad()
-    def labelled_once(self, client: Site, number: int) -> Stream:
-        """The kept images of the client in storage order, with pseudo-labels of the model in evaluation mode."""
-        h, every, size = self.hparams, client.data.unlabelled, self.hparams["batch_size"]
-        weak, block = h["pl_view"] == "weak", size * max(1, 256 // size)
-        index = every[torch.randperm(len(every), generator=client.generator(f"order/pseudo/{number}"))]
-        views = client.views("weak" if weak else "test", index, f"prepare/{number}", block)
-        self.eval()
-        parts = []
-        for part, x in zip(torch.split(index, block), views, strict=True):
-            with self.autocast():
-                labels, confident, rescued = assign(self.predict(x), self.thresholds, self.tail)
-            client.report_pseudo_labels(part, labels, confident | rescued, per_class=True)
-            kept = storage_order(confident, rescued, size)
-            parts.append((part[kept], labels[kept], x[kept] if weak else x[:0]))
-        self.train()
-        index, y, x = (torch.cat(column) for column in zip(*parts, strict=True))
-        self.counts = torch.bincount(y, minlength=len(self.thresholds)).to(self.thresholds)
-        fields = {"x": x, "y": y} if weak else {"y": y}
-        return Stream(index, size, {} if weak else {"x": "weak"}, fields, shuffle=False, min_batch=h["min_batch"])
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of labels or pseudo-labels; with ``batch``, see ``batch_loss``."""
-        if "unlabelled" not in batch:
-            return super().training_step({"labelled": batch.get("pseudo") or batch["labelled"]}, batch_idx)
-        loss, labels, kept = batch_loss(ops.wide(self(batch["unlabelled"]["x"])), self.thresholds, self.tail)
-        self.site.report_pseudo_labels(batch["unlabelled"]["index"], labels, kept, per_class=True)
-        self.counts += torch.bincount(labels[kept], minlength=len(self.counts)) / self.epochs()
-        return loss
-
-    def on_local_epoch_end(self, epoch: int, epochs: int) -> None:
-        """The residual connection of a labelled client."""
-        if self.connects_epochs():
-            self.mix(self.previous, epoch)
-
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """The model, the class counts of what it was trained on, and their sum as weight."""
-        upload = super().client_finish(client)
-        if upload is not None:
-            upload.stats["counts"] = self.counts
-            if not client.visit.labelled and self.hparams["agg_counts"] == "selected":
-                upload.weight = float(self.counts.sum())
-            for mine, live in zip(self.own.buffers(), self.model.buffers(), strict=False):
-                mine.copy_(live)
+        upload = super().make_upload(client)
+        if upload is None:
+            return None
+        upload.stats["counts"] = self.counts.clone()
+        if not client.visit.labelled and self.hparams.agg_counts == "selected":
+            upload.weight = float(self.counts.sum())
+        self.keep_statistics()
         return upload
+
+    def take_up_statistics(self, visit: Visit) -> None:
+        """With ``bn_aggregate=false`` a client goes on with its own batch-norm statistics, once it has some."""
+        if self.hparams.bn_aggregate:
+            return
+        if visit.first:
+            self.keep_statistics()
+        for mine, live in zip(self.own.buffers(), self.model.buffers(), strict=True):
+            live.copy_(mine)
+
+    def keep_statistics(self) -> None:
+        """With ``bn_aggregate=false`` a client keeps its batch-norm statistics for its next visit."""
+        if self.hparams.bn_aggregate:
+            return
+        for mine, live in zip(self.own.buffers(), self.model.buffers(), strict=True):
+            mine.copy_(live)
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Average by what was used, connect over rounds, and set the thresholds of the next round."""
-        h, states, labelled = self.hparams, [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
-        weights = ops.share_weights([u.weight for u in uploads], labelled, h["labelled_weight_mode"])
-        if uploads[0].visit.round == h["warmup_rounds"]:
+        round = uploads[0].visit.round
+        if round == self.hparams.warmup_rounds:  # the warm-up model is stage 2's first reference in Eq. 21
             self.reference.load_state_dict(self.model.state_dict())
-        if sum(weights):
-            mean = weighted_mean(states, weights)
-            if any(labelled) and not h["bn_aggregate"]:
-                theirs = weighted_mean(states, [w * has for w, has in zip(weights, labelled, strict=True)])
-                mean |= {n: theirs[n] for n in (f"model.{name}" for name, _ in self.model.named_buffers())}
-            self.load_tensors(mean)
-        self.connect(uploads[0].visit.round)
-        counts = torch.stack([u.stats["counts"] for u in uploads]).sum(dim=0)
-        if counts.sum():
-            self.load_tensors(self.statistics(counts))
+        self.average(uploads)
+        self.connect(round)
+        counts = torch.stack([u.stats["counts"] for u in uploads]).sum(dim=0)  # Eq. 7
+        if counts.sum() > 0:
+            self.load_tensors(self.statistics(counts))  # Eqs. 8 to 13
+
+    def average(self, uploads: Sequence[Upload]) -> None:
+        """The mean of the clients' models, weighted by the images that were used (Eq. 20)."""
+        states, labelled = [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
+        weights = share_weights([u.weight for u in uploads], labelled, self.hparams.labelled_weight_mode)
+        if sum(weights) == 0:
+            return
+        mean = weighted_mean(states, weights)
+        if not self.hparams.bn_aggregate and any(labelled):
+            of_labelled = [weight if has else 0.0 for weight, has in zip(weights, labelled, strict=True)]
+            theirs = weighted_mean(states, of_labelled)
+            for name, _ in self.model.named_buffers(prefix="model"):
+                mean[name] = theirs[name]
+        self.load_tensors(mean)
 
     def connect(self, round: int) -> None:
-        """The residual connection over rounds: as FedAvg+ in the warm-up, then its own."""
-        h, stage = self.hparams, round - self.hparams["warmup_rounds"]
-        alpha, exact = h["res_server_alpha"], h["res_server_first_skip"] == "exact"
-        if stage >= 0:
-            ops.residual_connection(self.reference, self.model, stage, alpha, h["res_skip"], exact)
-        elif h["warmup_mode"] == "rounds":
-            self.mix(self.reference, round)
+        """The residual connection over rounds: as FedAvg+ in the warm-up (Eq. 3), then its own (Eq. 21)."""
+        h = self.hparams
+        if self.is_warmup(round):
+            if h.warmup_mode == "rounds":
+                self.mix(self.reference, round)
+            return
+        stage = round - h.warmup_rounds
+        exact = h.res_server_first_skip == "exact"
+        residual_connection(self.reference, self.model, stage, h.res_server_alpha, h.res_skip, first=exact)

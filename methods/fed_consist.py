@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Stream, Upload
-from methods.parts import ops
-from methods.parts.aggregation import weighted_mean
+from methods.parts.aggregation import read_mode, share_weights, weighted_mean
+from methods.parts.labelling import sharpen
+from methods.parts.losses import squared_error
+from methods.parts.teacher import ema_decay, ema_update
+from methods.parts.tensors import wide
 
 
 class FedConsist(FedMethod):
@@ -56,35 +59,39 @@ class FedConsist(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require(
-            temperature=temperature > 0,
-            ema_decay=0 <= ema_decay <= 1,
-        )
+        self.require("above 0", temperature=temperature > 0)
+        self.require("from 0 to 1", ema_decay=0 <= ema_decay <= 1)
+        read_mode(labelled_weight_mode)
         self.teacher = copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("teacher_step", torch.zeros(()))
-        ops.share_weights([1.0], [True], labelled_weight_mode)
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Labelled clients during warm-up, then everybody."""
         return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:
         """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
-        return float(self.hparams["lr"] if self.visit.labelled else self.hparams["lr_unlabelled"])
-
-    def client_start(self, first: bool) -> None:
-        """The teacher is born from the first global model that the client receives after the warm-up."""
-        born = not self.is_warmup(self.visit.round) and not self.teacher_step
-        if born and self.hparams["teacher_init"] == "current":
-            self.teacher.load_state_dict(self.model.state_dict())
+        return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Labels only during warm-up."""
         streams = super().streams(data)
         if self.is_warmup(self.visit.round) and "labelled" in streams:
-            streams = {"labelled": streams["labelled"]}
-            streams["labelled"].cycle = False
+            labels = streams["labelled"]
+            labels.cycle = False
+            return {"labelled": labels}
         return streams
+
+    @torch.no_grad()
+    def on_train_start(self) -> None:
+        """The teacher is born: after the warm-up, one that has made no step yet becomes the received model."""
+        super().on_train_start()
+        if self.is_warmup(self.visit.round) or self.hparams.teacher_init == "initial":
+            return
+        unborn = self.teacher_step == 0
+        teacher, received = self.teacher.state_dict(), self.model.state_dict()
+        for name, value in teacher.items():
+            value.copy_(torch.where(unborn, received[name], value))
 
     def train(self, mode: bool = True) -> "FedConsist":
         """The teacher is always in evaluation mode."""
@@ -93,34 +100,34 @@ class FedConsist(FedMethod):
         return self
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of what is labelled plus ``lambda_u`` times the consistency of what is not."""
+        """Cross-entropy of what is labelled (Eq. 1) plus ``lambda_u`` times the consistency of what is not (Eq. 3)."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
         if "unlabelled" in batch:
-            loss = loss + self.hparams["lambda_u"] * self.consistency(batch["unlabelled"])
+            loss = loss + self.hparams.lambda_u * self.consistency(batch["unlabelled"])
         return loss
 
     def consistency(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Squared error between the student and the teacher's sharpened prediction (RSCFed Eqs. 3, 4)."""
+        """Squared error between the student and the teacher's sharpened prediction (RSCFed Eqs. 2, 3)."""
+        h = self.hparams
         with torch.no_grad():
-            teacher = ops.wide(self.teacher(views["teacher"])).softmax(dim=1)
-            target = ops.sharpen(teacher, self.hparams["temperature"])
-        student = ops.wide(self(views["student"])).softmax(dim=1)
-        fixed = self.hparams["mse_reduction"] == "fixed_batch"
-        return ops.squared_error(student, target, self.hparams["batch_size"] if fixed else len(student))
+            teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
+            target = sharpen(teacher, h.temperature)
+        student = wide(self(views["student"])).softmax(dim=1)
+        divisor = h.batch_size if h.mse_reduction == "fixed_batch" else len(student)
+        return squared_error(student, target, divisor)
 
     @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Move the teacher's parameters (not its buffers) towards the student."""
+        """Move the teacher's parameters (not its buffers) towards the student (RSCFed Eq. 4)."""
         if "unlabelled" in batch:
-            decay = ops.ema_decay(self.teacher_step, self.hparams["ema_decay"], self.hparams["ema_ramp"])
-            ops.ema_update(self.teacher.parameters(), self.model.parameters(), decay)
+            decay = ema_decay(self.teacher_step, self.hparams.ema_decay, self.hparams.ema_ramp)
+            ema_update(self.teacher.parameters(), self.model.parameters(), decay)
             self.teacher_step += 1
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Labelled clients share their part of the weight, unlabelled ones the rest."""
-        labelled = [u.visit.labelled for u in uploads]
-        mode, split = self.hparams["labelled_weight_mode"], self.hparams["unlabelled_split"]
-        weights = ops.share_weights([u.weight for u in uploads], labelled, mode, split)
+        sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
+        weights = share_weights(sizes, labelled, self.hparams.labelled_weight_mode, self.hparams.unlabelled_split)
         self.load_tensors(weighted_mean([u.tensors for u in uploads], weights))

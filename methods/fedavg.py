@@ -54,6 +54,6 @@ class FedAvg(LabelledClients, ServerMomentum):
         )
 
     def connect(self, round: int) -> None:
-        """Round after round."""
+        """Round after round (Eq. 3)."""
         if self.reference is not None:
             self.mix(self.reference, round)

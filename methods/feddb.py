@@ -1,6 +1,6 @@
 """FedDB: debiased pseudo-labels at the clients, debiased aggregation at the server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -59,15 +59,17 @@ class FedDB(FixMatch):
         super().__init__(
             model, dpl=dpl, full_batch=full_batch, labelled_only_batch=labelled_only_batch, pl_batch=pl_batch, **base
         )
-        self.require(pl_time=dma == "off" or self.hparams["pl_time"] == "round_start", gamma=0 <= gamma <= 1)
+        self.require("0 to 1", gamma=0 <= gamma <= 1)
+        self.require("round_start, where dma is on", pl_time=dma == "off" or self.hparams.pl_time == "round_start")
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
         self.beta: Tensor | None = None
 
-    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
+    def visit_streams(self, client: Site) -> dict[str, Stream]:
         """FixMatch's streams, and weak views of the images that the APP-U follows."""
-        streams = dict(super().client_prepare(client))
-        if self.hparams["dma"] != "off" and self.trains:
-            confident = self.hparams["appu_momentum_on"] == "confident" and "unlabelled" in streams
+        streams = super().visit_streams(client)
+        trains = any(stream.usable for stream in streams.values())
+        if self.hparams.dma != "off" and trains:
+            confident = self.hparams.appu_momentum_on == "confident" and "unlabelled" in streams
             index = streams["unlabelled"].index if confident else client.data.unlabelled
             streams["app_u"] = self.fixed(index, {"weak": "weak"})
             streams["app_u"].cycle = True
@@ -79,27 +81,28 @@ class FedDB(FixMatch):
         self.app_u.copy_(app_u(probabilities))
         return probabilities
 
-    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
-        """Move the APP-U towards the predictions in training mode, then step."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """Move the APP-U towards the predictions in training mode, then FixMatch's loss (Algorithm 3)."""
         if "app_u" in batch:
-            with torch.no_grad(), self.autocast():
+            with torch.no_grad():
                 mean = app_u(self.predict(batch["app_u"]["weak"]))
-            self.app_u.copy_(app_u_momentum(self.app_u, mean, self.hparams["gamma"]))
-        super().local_step(batch, batch_idx, optimizer)
+            self.app_u.copy_(app_u_momentum(self.app_u, mean, self.hparams.gamma))
+        return super().training_step(batch, batch_idx)
 
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """The model and the final APP-U."""
-        upload = super().client_finish(client)
-        if upload is not None and self.hparams["dma"] != "off":
+        upload = super().make_upload(client)
+        if upload is not None and self.hparams.dma != "off":
             upload.stats["app_u"] = self.app_u.clone()
             self.tally("app_u", self.app_u)
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> list[float]:
         """DMA weights of the uploads."""
-        if self.hparams["dma"] == "off":
+        if self.hparams.dma == "off":
             return super().weights(uploads)
-        self.beta = model_weights(torch.stack([u.stats["app_u"] for u in uploads]), self.hparams["dma"])
+        averages = torch.stack([upload.stats["app_u"] for upload in uploads])
+        self.beta = model_weights(averages.cpu(), self.hparams.dma)
         weights: list[float] = self.beta.tolist()
         return weights
 
@@ -116,7 +119,8 @@ def model_weights(averages: Tensor, rule: Literal["code", "paper"] = "code") -> 
     """Debiased model aggregation: weights ``[M]`` that sum to 1, by 100 steps from uniform ones.
 
     Args:
-        averages: APP-Us ``[M, C]`` of the clients, in client order. A uniform one pulls in no direction.
+        averages: APP-Us ``[M, C]`` of the clients, in client order, best on the CPU: a hundred steps on a few numbers
+            each. A uniform one pulls in no direction.
         rule: ``code`` (released): each step is ``softmax(-0.71 beta - 1.9 g)`` with the gradient g of the mean squared
             error over classes between the mean APP-U and the uniform distribution; that is what a fresh SGD optimiser
             (rate 1, Nesterov momentum 0.9, weight decay 0.9) does. ``paper`` (Algorithm 2, Eq. 16 with the sum over

@@ -8,12 +8,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.optim import Optimizer
 
-from methods.base import Batch, OptimizerStates
+from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
 from methods.parts import look_ahead as meta
-from methods.parts import ops
+from methods.parts.losses import cross_entropy_slope, weighted_loss
 
 VARIANTS: dict[str, tuple[Any, Any]] = {  # paper, release
     "lr": (5e-4, 6e-4),
@@ -34,11 +35,16 @@ VARIANTS: dict[str, tuple[Any, Any]] = {  # paper, release
 class FedDure(LocalSSL):
     """Federated semi-supervised learning with dual regulators (Bai et al., AAAI 2024), Algorithm 1.
 
-    One joint step: the fine-grained regulator F-reg (w, ``freg``) takes an Adam step on the labelled loss of the coarse
-    regulator C-reg (phi, ``creg``) after a look-ahead step of phi on weighted pseudo-labels (Eqs. 4, 5); it then weighs
-    the images of C-reg's own step (Eq. 2) and of the local model's (m_i, Eqs. 6, 8). d (Eq. 3) is how much C-reg's step
-    lowered its labelled loss; the local model follows g_s + g_u + d * grad mean CE(pseudo-label, strong) (Eqs. 7-10).
-    C-reg starts from the global model in every visit, F-reg stays with the client.
+    Symbols: the local model f_l has the parameters theta (``model``), the coarse regulator C-reg f_d has phi
+    (``creg``), the fine-grained regulator F-reg f_w has w (``freg``). A batch is n labelled images x with labels y, and
+    N unlabelled images in a weak and a strong view u^w, u^s. y_hat are the pseudo-labels, h_i and m_i the weights that
+    F-reg gives an image from the logits of C-reg and of the local model, d is the reward of all pseudo-labels together.
+
+    One joint step: F-reg takes a step on the labelled loss of C-reg after a look-ahead step of phi on weighted
+    pseudo-labels (Eqs. 4, 5); it then weighs the images of C-reg's own step (Eq. 2) and of the local model's (Eqs. 6,
+    8). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model follows
+    g_s + g_u + d * grad mean CE(y_hat, f_l(u^s)) (Eqs. 7-10). C-reg starts from the global model in every visit, F-reg
+    stays with the client. The regulators rest in supervised steps, and where a client has one kind of images only.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -97,116 +103,203 @@ class FedDure(LocalSSL):
         **base: Any,
     ) -> None:
         super().__init__(model, objective=variant, **base)
-        (h := self.hparams).update(creg_lr=self.hparams["lr"] if creg_lr is None else creg_lr)
-        self.require(creg_d_clip=creg_d_clip is None or creg_d_clip >= 0, creg_wait=creg_wait >= 0)
+        h = self.hparams
+        if creg_lr is None:
+            h.creg_lr = h.lr
+        self.require("from 0", creg_wait=creg_wait >= 0)
+        self.require("from 0, or null", creg_d_clip=creg_d_clip is None or creg_d_clip >= 0)
+        self.automatic_optimization = False
         self.creg = copy.deepcopy(model) if creg_enabled else None
-        self.freg = meta.WeightNet(num_classes, freg_hidden, freg_input == "softmax") if h["freg_enabled"] else None
-
-    def client_start(self, first: bool) -> None:
-        """C-reg is a copy of the global model; F-reg is drawn once per client, or in every visit."""
-        super().client_start(first)
-        if self.creg is not None:
-            self.creg.load_state_dict(self.model.state_dict())
-        if self.freg is not None and (first or self.hparams["freg_persist"] == "none"):
-            self.freg.reset_parameters()
+        self.freg = meta.WeightNet(num_classes, freg_hidden, freg_input == "softmax") if h.freg_enabled else None
 
     def configure_optimizers(self) -> Any:
-        """One optimiser each for the local model, C-reg and F-reg, as far as they exist."""
-        h, made = self.hparams, [super().configure_optimizers()]
+        """One optimiser each for the local model, C-reg and F-reg, as far as they exist.
+
+        The schedules, if any, are those of the local model and of C-reg; ``on_train_batch_start`` moves them.
+        """
+        h = self.hparams
+        local = self.make_optimizer(self.model.parameters(), h.lr, h.optimizer)
+        optimizers, schedules = [local], []
+        if h.lr_schedule == "release":
+            schedules.append(self.release_schedule(local))
         if self.creg is not None:
-            made.append(self.make_optimizer(meta.learning(self.creg), h["creg_lr"], h["optimizer"]))
+            creg = self.make_optimizer(meta.learning(self.creg), h.creg_lr, h.optimizer)
+            optimizers.append(creg)
+            if h.lr_schedule == "release":
+                schedules.append(self.release_schedule(creg, wait=h.creg_wait))
         if self.freg is not None:
-            made.append(self.make_optimizer(self.freg.parameters(), h["freg_lr"], h["freg_optimizer"]))
-        return made
+            optimizers.append(self.make_optimizer(self.freg.parameters(), h.freg_lr, h.freg_optimizer))
+        return optimizers, schedules
 
-    def kept_optimizers(self, states: OptimizerStates) -> OptimizerStates:
-        """That of F-reg as ``freg_persist`` says; none of C-reg, which starts anew."""
-        h, creg, freg = self.hparams, self.creg is not None, self.freg is not None
-        keep = [not h["reset_momentum"], *[False] * creg, *[h["freg_persist"] == "params+opt"] * freg]
-        kept = [old if stays else [dict[str, Any]() for _ in old] for old, stays in zip(states, keep, strict=False)]
-        return kept if any(keep) else []
+    def optimizer_scopes(self) -> Sequence[Scope]:
+        """That of C-reg is new in every visit, that of F-reg as ``freg_persist`` says."""
+        scopes = list(super().optimizer_scopes())
+        if self.creg is not None:
+            scopes.append("local")
+        if self.freg is not None:
+            scopes.append("personal" if self.hparams.freg_persist == "params+opt" else "local")
+        return scopes
 
-    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
-        """One joint step; the regulators rest in supervised steps, and where a client has one kind of images only."""
-        if self.supervised or len(batch) < 2 or len(optimizer) < 2:
-            return super().local_step(batch, batch_idx, optimizer[0])
-        self.set_rate(optimizer[0], batch_idx + self.hparams["supervised_steps"])
-        with self.autocast():
-            out = self.outputs(batch)
-        d = self.regulate(batch, out, optimizer, batch_idx)
-        optimizer[0].zero_grad()
-        with self.autocast():
-            loss = self.local_loss(batch, out, batch_idx)
-            loss = loss if d is None else loss + self.feedback(batch["labelled"]["y"], out, d)
-        torch.autograd.backward(loss)
-        self.clip(self.model.parameters())
-        optimizer[0].step()
+    def optimizers_by_part(self) -> tuple[Any, Any, Any]:
+        """The optimisers of the local model, C-reg and F-reg; ``None`` for a regulator that does not exist."""
+        made = self.optimizers()
+        left = list(made) if isinstance(made, list) else [made]
+        local = left.pop(0)
+        creg = None if self.creg is None else left.pop(0)
+        freg = None if self.freg is None else left.pop(0)
+        return local, creg, freg
+
+    def on_train_start(self) -> None:
+        """C-reg is a copy of the global model; F-reg is drawn once per client, or in every visit."""
+        super().on_train_start()
+        if self.creg is not None:
+            self.creg.load_state_dict(self.model.state_dict())
+        if self.freg is not None and (self.visit.first or self.hparams.freg_persist == "none"):
+            self.freg.reset_parameters(self.generator)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the rates of this step: the local model's counts all steps of the visit, C-reg's the joint ones."""
+        if self.hparams.lr_schedule == "release":
+            made: Any = self.lr_schedulers()
+            schedules = made if isinstance(made, list) else [made]
+            if self.trainer.global_step > 0:
+                schedules[0].step()
+            if self.creg is not None and is_joint(batch) and self.joint_steps > 0:
+                schedules[1].step()
+        super().on_train_batch_start(batch, batch_idx)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step of Algorithm 1; returns the local model's loss."""
+        optimizer, creg_optimizer, freg_optimizer = self.optimizers_by_part()
+        out = self.outputs(batch)
+        d = None
+        if is_joint(batch) and (self.creg is not None or self.freg is not None):
+            labelled, unlabelled = batch["labelled"], batch["unlabelled"]
+            y_hat = out["weak"].detach().argmax(dim=1)  # Eq. 1
+            z, seen = self.regulator_logits(unlabelled)
+            if self.freg is not None:
+                self.update_freg(self.freg, labelled, unlabelled, y_hat, z, seen, freg_optimizer)
+            if self.creg is not None:
+                before = self.creg_loss(self.creg, labelled)
+                self.update_creg(self.creg, y_hat, z, seen, creg_optimizer)
+                after = self.creg_loss(self.creg, labelled)
+                d = self.coarse_reward(before, after)
+        loss = self.local_loss(batch, out)  # Eqs. 6 to 8
+        if d is not None:
+            loss = loss + self.feedback(batch["labelled"]["y"], out, d)  # Eq. 9
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()  # Eq. 10
+        loss = loss.detach()
         self.log("loss", loss)
+        return loss
 
-    def unused_views(self, batch: Batch) -> set[str]:
+    def needed_views(self, batch: Batch) -> set[str]:
         """The regulators see all views."""
-        return super().unused_views(batch) if self.supervised else set()
+        if "unlabelled" in batch:
+            return {"x", "weak", "strong"}
+        return super().needed_views(batch)
 
-    def regulate(
-        self, batch: Batch, out: Mapping[str, Tensor], optimizers: Sequence[Optimizer], step: int
-    ) -> Tensor | None:
-        """Let both regulators learn from the batch; d, or ``None`` without C-reg."""
-        h, labelled, creg, freg = self.hparams, batch["labelled"], self.creg, self.freg
-        view, other = (batch["unlabelled"][h[name]] for name in ("creg_view", "freg_view"))
-        labels, net = out["weak"].detach().argmax(dim=1), self.model if creg is None else creg
-        with self.autocast():
-            logits = meta.stateless(net, view) if creg is None else net(view)
-            seen = None if other is view or freg is None else meta.stateless(net, other).detach()
+    def looking_ahead(self) -> nn.Module:
+        """The network whose look-ahead step F-reg learns from: C-reg, or without one the local model."""
+        return self.model if self.creg is None else self.creg
 
-        def pseudo_loss(z: Tensor, weigh: bool = True) -> Tensor:
-            losses = F.cross_entropy(z, labels, reduction="none")
-            if freg is None or not weigh:
-                return losses.mean()
-            known = z if seen is None else seen
-            return ops.weighted_loss(losses, freg(known.detach() if h["freg_detach_input"] else known), h["freg_norm"])
+    def regulator_logits(self, unlabelled: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Logits z ``[N, C]`` of ``creg_view``, and those of ``freg_view`` where F-reg looks at another view.
 
-        if freg is not None:
-            form, wrt = meta.FORMS[h["freg_gradient"]], list(freg.parameters())
-            outer = partial(F.cross_entropy, target=labelled["y"])
-            with self.autocast():
-                slopes = form(net, pseudo_loss, outer, view, labelled["x"], wrt, h["creg_lr"], logits)
-            meta.step_along(optimizers[-1], slopes)
-        if creg is None:
-            return None
-        with self.autocast():
-            loss = pseudo_loss(logits, h["creg_weighted"])
-        old = self.creg_loss(creg, labelled)
-        self.set_rate(optimizers[1], step, h["creg_wait"])
-        meta.step_along(optimizers[1], torch.autograd.grad(loss, meta.learning(creg), materialize_grads=True))
-        new = self.creg_loss(creg, labelled)
-        d = old - new if h["creg_sign"] == "old_minus_new" else new - old
-        return d if h["creg_d_clip"] is None else d.clamp(-h["creg_d_clip"], h["creg_d_clip"])
+        Without C-reg they are the local model's, in a pass of their own that leaves its running statistics alone.
+        """
+        h = self.hparams
+        if self.creg is None:
+            z = meta.stateless(self.model, unlabelled[h.creg_view])
+        else:
+            z = self.creg(unlabelled[h.creg_view])
+        seen = None
+        if self.freg is not None and h.freg_view != h.creg_view:
+            seen = meta.stateless(self.looking_ahead(), unlabelled[h.freg_view]).detach()
+        return z, seen
+
+    def pseudo_loss(self, z: Tensor, y_hat: Tensor, seen: Tensor | None) -> Tensor:
+        """``1/N sum_i h_i CE(y_hat_i, z_i)``, where F-reg sees ``seen``, or else z; without F-reg all h_i are 1."""
+        losses = F.cross_entropy(z, y_hat, reduction="none")
+        if self.freg is None:
+            return losses.mean()
+        known = z if seen is None else seen
+        if self.hparams.freg_detach_input:
+            known = known.detach()
+        return weighted_loss(losses, self.freg(known), self.hparams.freg_norm)
+
+    def update_freg(
+        self,
+        freg: nn.Module,
+        labelled: Mapping[str, Tensor],
+        unlabelled: Mapping[str, Tensor],
+        y_hat: Tensor,
+        z: Tensor,
+        seen: Tensor | None,
+        optimizer: Optimizer,
+    ) -> None:
+        """Eqs. 4, 5: step w along ``d/dw CE(y, f_d(x; phi^-))``, where ``phi^- = phi - eta_s d/dphi pseudo_loss``."""
+        h = self.hparams
+        meta_gradient = meta.FORMS[h.freg_gradient]
+        gradients = meta_gradient(
+            net=self.looking_ahead(),
+            inner=partial(self.pseudo_loss, y_hat=y_hat, seen=seen),
+            outer=partial(F.cross_entropy, target=labelled["y"]),
+            unlabelled=unlabelled[h.creg_view],
+            labelled=labelled["x"],
+            wrt=list(freg.parameters()),
+            lr=h.creg_lr,
+            logits=z,
+        )
+        meta.step_along(optimizer, gradients)
+
+    def update_creg(self, creg: nn.Module, y_hat: Tensor, z: Tensor, seen: Tensor | None, optimizer: Optimizer) -> None:
+        """Eq. 2: step phi along the gradient of its loss on pseudo-labels, weighted by the updated F-reg."""
+        if self.hparams.creg_weighted:
+            loss = self.pseudo_loss(z, y_hat, seen)
+        else:
+            loss = F.cross_entropy(z, y_hat, reduction="none").mean()
+        meta.step_along(optimizer, grad(loss, meta.learning(creg), materialize_grads=True))
+
+    def coarse_reward(self, before: Tensor, after: Tensor) -> Tensor:
+        """Eq. 3: d, how much C-reg's step lowered its labelled loss (or raised it: ``creg_sign``)."""
+        h = self.hparams
+        d = before - after if h.creg_sign == "old_minus_new" else after - before
+        if h.creg_d_clip is not None:
+            d = d.clamp(-h.creg_d_clip, h.creg_d_clip)
+        return d
 
     @torch.no_grad()
     def creg_loss(self, creg: nn.Module, labelled: Mapping[str, Tensor]) -> Tensor:
-        """Labelled loss of C-reg as it stands."""
-        creg.train(self.hparams["creg_bn_eval"] == "train")
-        with self.autocast():
-            loss = F.cross_entropy(creg(labelled["x"]), labelled["y"])
+        """Labelled loss of C-reg as it stands, ``CE(y, f_d(x; phi))``."""
+        creg.train(self.hparams.creg_bn_eval == "train")
+        loss = F.cross_entropy(creg(labelled["x"]), labelled["y"])
         creg.train()
         return loss
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """The unlabelled term of the local model: every image counts m_i, where there is an F-reg."""
+        """Eqs. 6, 8: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, the m_i from the updated F-reg, where there is one."""
         if self.freg is None:
             return super().consistency(out)
         losses, certain = self.unsupervised(out)
-        m = self.freg(out[self.hparams["freg_view"]].detach()).detach()
+        m = self.freg(out[self.hparams.freg_view].detach()).detach()
         self.tally("freg/m", m.mean())
         self.tally("freg/m_squared", m.square().mean())
-        return ops.weighted_loss(losses, m * certain, self.hparams["freg_norm"])
+        return weighted_loss(losses, m * certain, self.hparams.freg_norm)
 
     def feedback(self, y: Tensor, out: Mapping[str, Tensor], d: Tensor) -> Tensor:
-        """The loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
-        labels = out[self.hparams["creg_feedback_target"]].detach().argmax(dim=1)
+        """Eq. 9: the loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
+        labels = out[self.hparams.creg_feedback_target].detach().argmax(dim=1)
         self.tally("creg/d", d)
         self.tally("creg/d_squared", d.square())
         self.tally("creg/d_negative", (d < 0).to(d.dtype))
-        self.tally("gradient/labelled", ops.cross_entropy_slope(out["x"], y))
-        self.tally("gradient/feedback", d.abs() * ops.cross_entropy_slope(out["strong"], labels))
+        self.tally("gradient/labelled", cross_entropy_slope(out["x"], y))
+        self.tally("gradient/feedback", d.abs() * cross_entropy_slope(out["strong"], labels))
         return d * F.cross_entropy(out["strong"], labels)
+
+
+def is_joint(batch: Batch) -> bool:
+    """Whether the step trains on labelled and unlabelled images together."""
+    return "labelled" in batch and "unlabelled" in batch

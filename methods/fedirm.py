@@ -1,6 +1,6 @@
 """FedIRM: inter-client relation matching between labelled and unlabelled clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, Upload, Visit
 from methods.fed_consist import FedConsist
-from methods.parts import ops
+from methods.models.backbone import draw_from
+from methods.parts.labelling import entropy, entropy_threshold
+from methods.parts.losses import relation_loss, relation_matrix, squared_error
+from methods.parts.schedules import exponential_ramp
+from methods.parts.tensors import one_hot, wide
 
 PASSES = 11
 
@@ -36,6 +40,7 @@ class FedIRM(FedConsist):
     """
 
     relation: Tensor
+    ramped_weight: Tensor
 
     scopes = {**FedConsist.scopes, "relation": "server"}
 
@@ -56,18 +61,28 @@ class FedIRM(FedConsist):
         super().__init__(model, **base)
         if labelled_loss == "smoothed_two_view":
             self.views = {**FedConsist.views, "labelled": {"x": "weak", "x2": "weak"}}
-        self.entropy_limit = ops.entropy_gate(entropy_gate, num_classes)
+        self.entropy_limit = entropy_threshold(entropy_gate, num_classes)
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
+        self.register_buffer("ramped_weight", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def train(self, mode: bool = True) -> "FedIRM":
         """The teacher follows the student's mode, as released, unless ``teacher_train`` is off."""
         super().train(mode)
-        self.teacher.train(mode and self.hparams["teacher_train"])
+        self.teacher.train(mode and self.hparams.teacher_train)
         return self
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model and the labelled clients' mean relation matrix."""
         return {**super().broadcast(server, visit), "relation": server["relation"]}
+
+    @torch.no_grad()
+    def on_train_start(self) -> None:
+        """The weight of the round, and the generator of the dropout masks."""
+        super().on_train_start()
+        h = self.hparams
+        ramp = exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
+        self.ramped_weight.fill_(h.loss_weight * ramp)
+        draw_from(self, self.generator)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""
@@ -82,41 +97,40 @@ class FedIRM(FedConsist):
         """Consistency with the teacher and with the labelled clients' relations, both ramped."""
         h = self.hparams
         features = self.model.features(views["student"])
-        logits = ops.wide(self.model.head(features))
+        logits = wide(self.model.head(features))
         probabilities = logits.softmax(dim=1)
         with torch.no_grad():
-            teacher = ops.wide(self.teacher(views["teacher"])).softmax(dim=1)
-            uncertainty = ops.entropy(ops.wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
+            teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
+            uncertainty = entropy(wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
             confidence, pseudo = probabilities.max(dim=1)
-            keep = (uncertainty < self.entropy_limit) & (confidence >= h["confidence_gate"])
-            present = F.one_hot(pseudo, logits.shape[1]).mul(keep[:, None]).sum(dim=0) > 0
-        relation = ops.relation_matrix(logits, pseudo, keep)
-        matching = ops.relation_loss(self.relation, relation, present if h["skip_absent"] else None)
-        fixed = h["mse_reduction"] == "fixed_batch"
-        consistency = ops.squared_error(probabilities, teacher, h["batch_size"] if fixed else len(probabilities))
-        ramp = ops.exponential_ramp(self.visit.round - h["ramp_offset"], h["ramp_length"])
-        weight = float(h["loss_weight"]) * ramp
-        loss: Tensor = weight * (consistency + matching * keep.any())
+            keep = (uncertainty < self.entropy_limit) & (confidence >= h.confidence_gate)
+            present = (one_hot(pseudo, logits.shape[1]) & keep[:, None]).any(dim=0)
+        relation = relation_matrix(logits, pseudo, keep)
+        matching = relation_loss(self.relation, relation, present if h.skip_absent else None)
+        divisor = h.batch_size if h.mse_reduction == "fixed_batch" else len(probabilities)
+        consistency = squared_error(probabilities, teacher, divisor)
+        both = consistency + matching * keep.any()
+        loss: Tensor = self.ramped_weight.to(both.dtype) * both
         return loss
 
     def labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy; the relation matrix of the first view is tallied for the upload."""
-        logits = ops.wide(self(samples["x"]))
-        self.tally("relation", ops.relation_matrix(logits.detach(), samples["y"]))
-        if self.hparams["labelled_loss"] == "ce":
+        logits = wide(self(samples["x"]))
+        self.tally("relation", relation_matrix(logits.detach(), samples["y"]))
+        if self.hparams.labelled_loss == "ce":
             return F.cross_entropy(logits, samples["y"])
         second = F.cross_entropy(self(samples["x2"]), samples["y"], label_smoothing=0.1)
         return F.cross_entropy(logits, samples["y"], label_smoothing=0.1) + second
 
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """The model, and a labelled client's mean relation matrix."""
-        upload = super().client_finish(client)
+        upload = super().make_upload(client)
         relation = self.tallied("relation")
         if upload is not None and relation is not None:
             upload.stats["relation"] = relation
         return upload
 
-    def aggregate(self, uploads: Any) -> None:
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Average the models, and the relation matrices for the next round."""
         super().aggregate(uploads)
         relations = [u.stats["relation"] for u in uploads if "relation" in u.stats]

@@ -61,7 +61,7 @@ class FedRGD(FixMatch):
             server_momentum=server_momentum,
             **base,
         )
-        self.require(num_groups=num_groups >= 1)
+        self.require("from 1", num_groups=num_groups >= 1)
         if group_state == "slots" and server_momentum:
             raise ConfigError(
                 f"server_momentum={server_momentum} with group_state=slots: the server sends several models, none of "
@@ -70,25 +70,35 @@ class FedRGD(FixMatch):
         count = num_groups if group_state == "slots" else 0
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """One cohort per group; the first client of each is its bridge."""
-        super().plan(round, roster)
-        drawn, count = roster.shuffled(round), self.hparams["num_groups"]
-        self.groups = [drawn[g::count] for g in range(count)]
+        super().select_clients(round, roster)
+        drawn, count = roster.shuffled(round), self.hparams.num_groups
+        self.groups = [drawn[group::count] for group in range(count)]
         return self.groups
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model for bridges, the group's for all others."""
-        bridge = visit.client == self.groups[visit.cohort][0]
-        source = "model" if bridge or not len(self.slots) else f"slots.{visit.cohort}"
-        return {name: server[name.replace("model", source, 1)] for name in self.names("shared")}
+        is_bridge = visit.client == self.groups[visit.cohort][0]
+        if is_bridge or not len(self.slots):
+            return super().broadcast(server, visit)
+        return {shared: server[held] for shared, held in self.in_slot(visit.cohort).items()}
+
+    def in_slot(self, group: int) -> dict[str, str]:
+        """Where slot ``group`` holds each shared tensor: name in the slot by name in the global model."""
+        names = [name for name, _ in self.model.state_dict().items()]
+        return {f"model.{name}": f"slots.{group}.{name}" for name in names}
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Means of the groups, and their mean; a group without uploads keeps its slots."""
-        members = [[u for u in uploads if u.visit.cohort == g] for g in range(len(self.groups))]
-        means = [weighted_mean([u.tensors for u in group], self.weights(group)) for group in members if group]
-        super().aggregate([Upload(Visit(cohort=g), mean, 1.0) for g, mean in enumerate(means)])
-        present = [g for g, group in enumerate(members) if group]
-        for slot, mean in zip(present, means, strict=True) if len(self.slots) else ():
-            self.load_tensors({name.replace("model", f"slots.{slot}", 1): value for name, value in mean.items()})
+        """Means of the groups, and their mean; a group without uploads keeps its slot."""
+        means: dict[int, dict[str, Tensor]] = {}
+        for group in range(len(self.groups)):
+            members = [upload for upload in uploads if upload.visit.cohort == group]
+            if members:
+                means[group] = weighted_mean([upload.tensors for upload in members], self.weights(members))
+        super().aggregate([Upload(Visit(cohort=group), mean, 1.0) for group, mean in means.items()])
+        if not len(self.slots):
+            return
+        for group, mean in means.items():
+            self.load_tensors({held: mean[shared] for shared, held in self.in_slot(group).items()})

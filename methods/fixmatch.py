@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.base import SiteData
-from methods.base import Batch, Site, Stream, Upload
+from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload
 from methods.parts.dpl import debias
 from methods.parts.server_side import LabelsAtServer
 
@@ -75,10 +75,10 @@ class FixMatch(LabelsAtServer):
         **base: Any,
     ) -> None:
         super().__init__(model, batch_size=batch_size, **base)
+        self.require("from 0", lambda_u=lambda_u >= 0, dpl_eps=dpl_eps >= 0)
+        self.require("from 1", pl_batch=pl_batch >= 1)
         self.require(
-            lambda_u=lambda_u >= 0,
-            pl_batch=pl_batch >= 1,
-            dpl_eps=dpl_eps >= 0,
+            "from 1, or null",
             labelled_batch_size=labelled_batch_size is None or labelled_batch_size >= 1,
             labelled_only_batch=labelled_only_batch is None or labelled_only_batch >= 1,
         )
@@ -88,32 +88,39 @@ class FixMatch(LabelsAtServer):
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """Both streams; the labelled one may have batches of its own size."""
         streams = super().streams(data)
-        for name, own in (("unlabelled", None), ("labelled", self.hparams["labelled_batch_size"])):
-            if name in streams:
-                streams[name].batch_size = self.step_size(len(streams[name]), own)
         if "unlabelled" in streams:
+            streams["unlabelled"].batch_size = self.step_size(len(data.unlabelled))
             streams["unlabelled"].fields = {"index": data.unlabelled}
+        if "labelled" in streams:
+            streams["labelled"].batch_size = self.step_size(len(data.labelled), self.hparams.labelled_batch_size)
         return streams
 
     def step_size(self, images: int, own: int | None = None) -> int:
         """Samples per step of a stream of ``images``, which may have its ``own`` batch size."""
-        return max(images, 1) if self.hparams["full_batch"] else own or int(self.hparams["batch_size"])
+        if self.hparams.full_batch:
+            return max(images, 1)
+        return own or int(self.hparams.batch_size)
 
-    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
-        """Pseudo-label all images at once, unless that happens at every step."""
+    def local_work(self, client: Site) -> LocalWork:
+        """Pseudo-label all images at once, unless that happens at every step, and train on what is kept."""
         self.site = client
-        streams, index = self.streams(client.data), client.data.unlabelled
-        if self.hparams["pl_time"] == "round_start" and len(index):
-            made = self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
-            streams = {**streams, **made}
-            if "labelled" in streams:
-                streams["labelled"].cycle = made["unlabelled"].usable
-        if "unlabelled" not in streams or not streams["unlabelled"].usable:
-            if self.hparams["empty_client"] == "drop_unconfident":
-                streams = {}
-            elif "labelled" in streams and self.hparams["labelled_only_batch"]:
-                streams["labelled"].batch_size = self.hparams["labelled_only_batch"]
+        streams = self.visit_streams(client)
         self.trains = any(stream.usable for stream in streams.values())
+        return [Pass(streams)] * int(self.hparams.local_epochs)
+
+    def visit_streams(self, client: Site) -> dict[str, Stream]:
+        """What every local epoch of the visit walks through."""
+        h, index = self.hparams, client.data.unlabelled
+        streams = self.streams(client.data)
+        if h.pl_time == "round_start" and len(index):
+            streams |= self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
+            if "labelled" in streams:
+                streams["labelled"].cycle = streams["unlabelled"].usable
+        if "unlabelled" not in streams or not streams["unlabelled"].usable:
+            if h.empty_client == "drop_unconfident":
+                return {}
+            if "labelled" in streams and h.labelled_only_batch:
+                streams["labelled"].batch_size = h.labelled_only_batch
         return streams
 
     @torch.no_grad()
@@ -151,7 +158,7 @@ class FixMatch(LabelsAtServer):
         size = self.step_size(len(index))
         return Stream(index, size, views or {"strong": "strong"}, fields, min_batch=self.hparams["min_batch"])
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """Cross-entropy of labels plus ``lambda_u`` times that of pseudo-labels."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
@@ -177,8 +184,8 @@ class FixMatch(LabelsAtServer):
             return losses.sum() / keep.sum().clamp(min=1)
         return losses.mean()
 
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """The model, also of a client that trained on nothing, unless such clients are dropped."""
-        if not self.trains and self.hparams["empty_client"] != "keep":
+        if not self.trains and self.hparams.empty_client != "keep":
             return None
-        return super().client_finish(client)
+        return super().make_upload(client)

@@ -11,16 +11,22 @@ from torch.func import functional_call
 from datamodules.common.errors import ConfigError
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
-from methods.parts import ops
 from methods.parts import perturbation as perturb
+from methods.parts.tensors import set_gradient, wide
 
 
 class FL2(FixMatch):
     """(FL)2: overcoming few labels in federated semi-supervised learning (Lee et al., NeurIPS 2024).
 
     CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
-    ``threshold`` the prediction must not change at the worst nearby weights ``W*`` (Eqs. 11-14); the step follows
-    ``w_a grad L_a(W) + w_cs grad L_cs(W*)``. LSAA: clients that are less sure weigh more (Eq. 15).
+    ``threshold`` the prediction must not change at the worst nearby weights ``W* = W + eps`` (Eqs. 11-14):
+
+    * L_p, the pseudo-label loss of the confident samples, says where the loss rises fastest (Eq. 11);
+    * eps is a step of length rho in that direction (Eq. 12);
+    * L_cs is the KL divergence between the predictions at W and at W* (Eq. 13);
+    * a step follows ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14), L_a being the loss of all kept samples.
+
+    LSAA: clients that are less sure weigh more (Eq. 15).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -59,6 +65,9 @@ class FL2(FixMatch):
         server_pretrain: see ``LabelsAtServer``.
     """
 
+    scopes = {**FixMatch.scopes, "tau": "local"}
+    tau: Tensor
+
     def __init__(
         self,
         model: nn.Module,
@@ -80,21 +89,21 @@ class FL2(FixMatch):
         **base: Any,
     ) -> None:
         super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
-        self.require(rho=rho >= 0, eta=eta >= 0)
-        self.require(pl_time=self.hparams["pl_time"] == "round_start", unsup_norm=self.hparams["unsup_norm"] != "all")
+        h = self.hparams
+        self.require("from 0", rho=rho >= 0, eta=eta >= 0)
+        self.require("round_start", pl_time=h.pl_time == "round_start")
+        self.require("confident or null", unsup_norm=h.unsup_norm != "all")
         if cs_grad == "original" and (kl_target == "weak" or sam_mode):
             raise ConfigError("cs_grad=original differentiates at W: it needs kl_target=strong and no sam_mode")
+        self.automatic_optimization = False
         self.uses_oracle = sacr_mask == "correct"
-        self.tau = torch.ones(())
-
-    def client_start(self, first: bool) -> None:
-        """A client that labels nothing counts as sure."""
-        self.tau = torch.ones((), device=self.device)
+        self.register_buffer("tau", torch.ones(()))  # a client that labels nothing counts as sure
 
     def select(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         """Pseudo-labels and which are used: those that reach their class's threshold."""
-        self.tau, thresholds = adaptive_thresholds(probabilities)
-        if self.hparams["selection"] == "fixed":
+        tau, thresholds = adaptive_thresholds(probabilities)
+        self.tau.copy_(tau)
+        if self.hparams.selection == "fixed":
             return super().select(probabilities)
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= thresholds[labels]
@@ -105,16 +114,27 @@ class FL2(FixMatch):
         labels, keep = self.select(probabilities)
         client.report_pseudo_labels(index, labels, keep)
         self.log("tau", self.tau)
-        high = keep if h["sacr_mask"] == "all" else probabilities.amax(dim=1) >= h["threshold"]
-        if h["sacr_mask"] == "correct":
-            high = client.oracle(index, labels) & keep
-        fields = {"y": labels, "high": high}
-        if h["client_batches"] == "masked":
+        fields = {"y": labels}
+        if h.sacr:
+            fields["high"] = self.consistent(client, labels, keep, probabilities)
+        if h.client_batches == "masked":
             fields["keep"] = keep
         else:
-            index, fields = index[keep], {name: values[keep] for name, values in fields.items()}
-        views = {"strong": "strong"} | ({"weak": "weak"} if h["kl_target"] == "weak" else {})
+            index = index[keep]
+            fields = {name: values[keep] for name, values in fields.items()}
+        views = {"strong": "strong"}
+        if h.kl_target == "weak":
+            views["weak"] = "weak"
         return {"unlabelled": self.fixed(index, views, **fields)}
+
+    def consistent(self, client: Site, labels: Tensor, keep: Tensor, probabilities: Tensor) -> Tensor:
+        """Samples that shape the perturbation and the consistency term (``sacr_mask``), bool ``[n]``."""
+        if self.hparams.sacr_mask == "all":
+            return keep
+        if self.hparams.sacr_mask == "correct":
+            return client.oracle(client.data.unlabelled, labels) & keep
+        confident: Tensor = probabilities.amax(dim=1) >= self.hparams.threshold
+        return confident
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """L_a alone: mean cross-entropy over the selected samples of the batch."""
@@ -123,83 +143,104 @@ class FL2(FixMatch):
         losses = F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none")
         return masked_mean(losses, samples["keep"])
 
-    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
-        """A step with the consistency term on pseudo-labels, an ordinary one elsewhere."""
-        if not self.hparams["sacr"] or "high" not in batch.get("unlabelled", {}):
-            return super().local_step(batch, batch_idx, optimizer)
-        for parameter, gradient in self.sacr_gradients(batch).items():
-            ops.set_gradient(parameter, gradient)
-        self.clip(self.model.parameters())
-        optimizer.step()
-
-    def sacr_gradients(self, batch: Batch) -> dict[nn.Parameter, Tensor]:
-        """``w_a grad L_a(W) + w_cs grad L_cs(W*)``; the target, L_p and L_a share one forward pass at W."""
-        h, samples = self.hparams, batch["unlabelled"]
-        images, y, high = samples["strong"], samples["y"], samples["high"]
-        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        logits = self.logits_at(None, images)
-        losses = F.cross_entropy(logits, y, reduction="none")
-        nearby = self.displaced(parameters, gradients(masked_mean(losses, high), parameters, retain_graph=True))
-        counts = samples.get("keep", torch.ones_like(high))
-        used = losses * (counts & ~high if h["sam_mode"] == "replace" else counts)
-        loss = h["lambda_u"] * used.sum() / counts.sum().clamp_min(1)
-        if "labelled" in batch:
-            loss = loss + F.cross_entropy(self.logits_at(None, batch["labelled"]["x"]), batch["labelled"]["y"])
-        if h["cs_grad"] == "original":
-            with torch.no_grad():
-                target = self.logits_at(nearby, images)
-            consistency = self.consistency(samples, target, logits)
-            total = gradients(loss + h["w_cs"] * consistency, parameters)
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One step: along the gradient of Eq. 14 on pseudo-labels, of FixMatch's loss elsewhere."""
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        if "high" in batch.get("unlabelled", {}):
+            loss = self.sharpness_aware_consistency(batch)
         else:
-            own = gradients(loss, parameters)
-            leaves = {name: value.requires_grad_() for name, value in nearby.items()}
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        self.log("loss", loss.detach())
+
+    def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
+        """Leave ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14) as the gradient; returns the value of the loss.
+
+        The target, L_p and L_a share one forward pass at W.
+        """
+        h, samples = self.hparams, batch["unlabelled"]
+        weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        logits = self.logits_at(None, samples["strong"])
+        losses = F.cross_entropy(logits, samples["y"], reduction="none")
+        nearby = self.perturbed(weights, masked_mean(losses, samples["high"]))
+        adaptive = self.adaptive_loss(batch, losses)
+        if h.cs_grad == "original":
             with torch.no_grad():
-                target = logits if h["kl_target"] == "strong" else self.logits_at(None, samples["weak"])
-            consistency = self.consistency(samples, target, self.logits_at(leaves, images))
-            pulled = gradients(h["w_cs"] * consistency, leaves)
-            total = own | {name: own[name] + slope if name in own else slope for name, slope in pulled.items()}
-        self.log("loss", (loss + h["w_cs"] * consistency).detach())
+                target = self.logits_at(nearby, samples["strong"])
+            consistency = self.consistency(samples, target, logits)
+            total = gradients(adaptive + h.w_cs * consistency, weights)
+        else:
+            total = gradients(adaptive, weights)
+            leaves = {name: value.requires_grad_() for name, value in nearby.items()}
+            target = logits if h.kl_target == "strong" else self.fixed_logits(samples["weak"])
+            consistency = self.consistency(samples, target, self.logits_at(leaves, samples["strong"]))
+            for name, slope in gradients(h.w_cs * consistency, leaves).items():
+                total[name] = total[name] + slope if name in total else slope
+        for name, gradient in total.items():
+            set_gradient(weights[name], gradient)
         self.log("loss_cs", consistency.detach())
-        return {parameters[name]: gradient for name, gradient in total.items()}
+        loss: Tensor = adaptive + h.w_cs * consistency
+        return loss
 
     def logits_at(self, weights: dict[str, Tensor] | None, images: Tensor) -> Tensor:
         """Logits ``[B, C]``, float32 or wider, of the network with other weights (by name), or with its own."""
-        with self.autocast():
-            logits: Tensor = self.model(images) if weights is None else functional_call(self.model, weights, (images,))
-        return ops.wide(logits)
+        logits: Tensor = self.model(images) if weights is None else functional_call(self.model, weights, (images,))
+        return wide(logits)
 
-    def displaced(self, parameters: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``W* = W + eps`` without history."""
-        h, at = self.hparams, {name: p.detach() for name, p in parameters.items()}
-        if h["perturbation"] == "none":
-            return {name: value.clone() for name, value in at.items()}
-        asam = h["perturbation"] == "asam"
-        eps = perturb.asam(at, slopes, h["rho"], h["eta"]) if asam else perturb.sam(at, slopes, h["rho"])
+    @torch.no_grad()
+    def fixed_logits(self, images: Tensor) -> Tensor:
+        """Logits ``[B, C]`` at W without history."""
+        return self.logits_at(None, images)
+
+    def perturbed(self, weights: Mapping[str, Tensor], pseudo_loss: Tensor) -> dict[str, Tensor]:
+        """``W* = W + eps`` without history, eps along the gradient of L_p (Eqs. 11, 12)."""
+        h = self.hparams
+        slopes = gradients(pseudo_loss, weights, retain_graph=True)
+        at = {name: weight.detach() for name, weight in weights.items()}
+        if h.perturbation == "none":
+            eps: dict[str, Tensor] = {}
+        elif h.perturbation == "asam":
+            eps = perturb.asam(at, slopes, h.rho, h.eta)
+        else:
+            eps = perturb.sam(at, slopes, h.rho)
         return {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
+
+    def adaptive_loss(self, batch: Batch, losses: Tensor) -> Tensor:
+        """``w_a L_a``, from the ``losses [B]`` of the batch, and the loss of the labels where there are any."""
+        samples = batch["unlabelled"]
+        counts = samples.get("keep", torch.ones_like(samples["high"]))
+        used = counts & ~samples["high"] if self.hparams.sam_mode == "replace" else counts
+        loss: Tensor = self.hparams.lambda_u * (losses * used).sum() / counts.sum().clamp_min(1)
+        if "labelled" in batch:
+            loss = loss + F.cross_entropy(self.logits_at(None, batch["labelled"]["x"]), batch["labelled"]["y"])
+        return loss
 
     def consistency(self, samples: Mapping[str, Tensor], target: Tensor, logits: Tensor) -> Tensor:
         """L_cs: KL(target || prediction) over the masked samples (Eq. 13), or their cross-entropy (``sam_mode``)."""
         h, mask = self.hparams, samples["high"]
-        if h["sam_mode"]:
+        if h.sam_mode:
             return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), mask)
-        if not h["cs_mask"]:
+        if not h.cs_mask:
             mask = torch.ones_like(mask)
-        logs = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
-        divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(dim=1)
-        return masked_mean(divergence, mask) if h["cs_mean"] == "masked" else (divergence * mask).mean()
+        log_target, log_prediction = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
+        divergence = (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
+        return masked_mean(divergence, mask) if h.cs_mean == "masked" else (divergence * mask).mean()
 
-    def client_finish(self, client: Site) -> Upload | None:
+    def make_upload(self, client: Site) -> Upload | None:
         """The model and, for LSAA, the client's mean confidence."""
-        upload = super().client_finish(client)
-        if upload is not None and self.hparams["aggregation"] == "lsaa":
-            upload.stats["tau"] = self.tau
+        upload = super().make_upload(client)
+        if upload is not None and self.hparams.aggregation == "lsaa":
+            upload.stats["tau"] = self.tau.clone()
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> list[float]:
         """LSAA, unless switched off."""
-        if self.hparams["aggregation"] != "lsaa":
+        if self.hparams.aggregation != "lsaa":
             return super().weights(uploads)
-        return lsaa_weights([float(u.stats["tau"]) for u in uploads])
+        return lsaa_weights(torch.stack([upload.stats["tau"] for upload in uploads]).tolist())
 
 
 def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:

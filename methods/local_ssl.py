@@ -2,16 +2,21 @@
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError
-from methods.base import Batch, FedMethod, Site, Stream
-from methods.parts import ops
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream
+from methods.parts.labelling import pseudo_labels
+from methods.parts.losses import proximal_term, weighted_loss
+from methods.parts.schedules import release_rate, unlabelled_batch
+from methods.parts.tensors import wide
 
 
 class LocalSSL(FedMethod):
@@ -37,8 +42,10 @@ class LocalSSL(FedMethod):
     | ``supervised_steps``, ``lr_schedule`` | none, constant | FedDure only | 0, ``constant`` |
     | aggregation | sizes | n_s + n_u, the whole state | as the code |
 
-    With ``forward_local=separate`` nothing sees the images that no loss needs, so FedAvg* normalises with labelled
-    images only. ``None`` stands for the value that belongs to ``objective``.
+    A visit is ``supervised_steps`` steps on the labelled loss, then the joint steps, with one optimiser. In supervised
+    steps the unlabelled images come as the stream ``beside``: they share the batch statistics and enter no loss. With
+    ``forward_local=separate`` nothing sees the images that no loss needs, so FedAvg* normalises with labelled images
+    only. ``None`` stands for the value that belongs to ``objective``.
 
     Raises:
         ConfigError: an unknown objective.
@@ -59,6 +66,7 @@ class LocalSSL(FedMethod):
     }
     few_steps: ClassVar[tuple[int, int]] = (1, 2)
     batch_cap: ClassVar[int | None] = None
+    lambda_k: Tensor
 
     def __init__(
         self,
@@ -89,124 +97,155 @@ class LocalSSL(FedMethod):
         super().__init__(model, **base)
         if objective not in self.presets:
             raise ConfigError(f"objective {objective!r} is unknown; choose one of {', '.join(self.presets)}")
-        self.require(
-            prox_mu=prox_mu >= 0,
-            temperature=temperature > 0,
-            unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1,
-            unsup_ramp=(unsup_ramp or 0) >= 0,
-        )
-        preset = {**self.shared_preset, **self.presets[objective]}
-        (h := self.hparams).update({name: v for name, v in preset.items() if h[name] is None})
-        self.require(steps_per_visit=h["lr_schedule"] != "release" if steps_per_visit is None else steps_per_visit >= 1)
+        h = self.hparams
+        for name, value in {**self.shared_preset, **self.presets[objective]}.items():
+            if h[name] is None:
+                h[name] = value
+        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=h.unsup_ramp >= 0)
+        self.require("above 0", temperature=temperature > 0)
+        self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
+        if steps_per_visit is None:
+            self.require("a number, for lr_schedule=release", steps_per_visit=h.lr_schedule != "release")
+        else:
+            self.require("from 1, or null", steps_per_visit=steps_per_visit >= 1)
         self.views = {"labelled": {"x": labelled_view}, "unlabelled": {"weak": "weak", "strong": "strong"}}
         self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
-        self.supervised = False
+        self.joint_steps = 0
+        self.register_buffer("lambda_k", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def configure_optimizers(self) -> Any:
-        """Adam, or the base class's SGD."""
-        return self.make_optimizer(self.model.parameters(), self.hparams["lr"], self.hparams["optimizer"])
+        """Adam, or the base class's SGD, at the schedule's rate."""
+        h = self.hparams
+        optimizer = self.make_optimizer(self.model.parameters(), h.lr, h.optimizer)
+        if h.lr_schedule == "constant":
+            return optimizer
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.release_schedule(optimizer), "interval": "step"},
+        }
 
     def make_optimizer(self, parameters: Iterable[Tensor], lr: float, kind: str) -> torch.optim.Optimizer:
         """An optimiser of this kind with the method's other constants."""
         h = self.hparams
         if kind == "adam":
-            betas = tuple(h["adam_betas"] or (0.9, 0.999))
-            return torch.optim.Adam(parameters, lr, betas, weight_decay=h["weight_decay"], fused=True)
-        return torch.optim.SGD(
-            parameters, lr, h["momentum"], weight_decay=h["weight_decay"], nesterov=h["nesterov"], fused=True
-        )
+            betas = tuple(h.adam_betas or (0.9, 0.999))
+            # Adam wants to be told that a CUDA graph may hold its steps.
+            return torch.optim.Adam(parameters, lr, betas, weight_decay=h.weight_decay, fused=True, capturable=True)
+        return torch.optim.SGD(parameters, lr, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True)
 
-    def client_start(self, first: bool) -> None:
-        """Keep what the proximal term pulls to."""
-        if self.anchor is not None:
-            self.anchor.load_state_dict(self.model.state_dict())
+    def release_schedule(self, optimizer: torch.optim.Optimizer, wait: int = 0) -> LambdaLR:
+        """The released code's schedule over the steps of a visit; the rate is 0 for the first ``wait`` steps."""
+        h = self.hparams
+        total = h.steps_per_visit * h.local_epochs
+        return LambdaLR(optimizer, lambda step: release_rate(step, h.warmup_steps, total, wait))
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The unlabelled batch follows from the client's sizes; labels that the data reveal come along."""
-        streams, h = super().streams(data), self.hparams
+        h = self.hparams
+        streams = super().streams(data)
         if "unlabelled" in streams:
-            sizes = len(data.labelled), len(data.unlabelled)
-            rule = ops.unlabelled_batch(*sizes, h["batch_size"], self.few_steps, self.batch_cap)
-            streams["unlabelled"].batch_size = h["unlabelled_bs"] or rule
+            rule = unlabelled_batch(
+                len(data.labelled), len(data.unlabelled), h.batch_size, self.few_steps, self.batch_cap
+            )
+            streams["unlabelled"].batch_size = h.unlabelled_bs or rule
             streams["unlabelled"].fields = {} if data.revealed is None else {"y": data.revealed}
         return streams
 
-    def client_prepare(self, client: Site) -> Mapping[str, Stream]:
-        """Supervised steps come first, with the same optimiser; the streams then start anew."""
-        streams, steps = self.streams(client.data), self.hparams["supervised_steps"]
+    def local_work(self, client: Site) -> LocalWork:
+        """Supervised steps come first; the streams then start anew.
+
+        A joint pass is a fixed number of steps, or one pass over the labelled images.
+        """
+        h = self.hparams
+        streams = self.streams(client.data)
         for stream in streams.values():
             stream.cycle = True
-        if steps:
-            self.train()
-            self.supervised = True
-            client.fit(streams, 1, steps)
-            self.supervised = False
-        if self.steps() is None and streams:
-            streams["labelled" if "labelled" in streams else "unlabelled"].cycle = False
-        return streams
+        work = []
+        if h.supervised_steps:
+            work.append(Pass(supervised_streams(streams), h.supervised_steps))
+        joint = dict(streams)
+        if h.steps_per_visit is None and streams:
+            measured = "labelled" if "labelled" in streams else "unlabelled"
+            joint[measured] = replace(streams[measured], cycle=False)
+        return work + [Pass(joint, h.steps_per_visit)] * int(h.local_epochs)
 
-    def steps(self) -> int | None:
-        """A fixed number, or one pass over the labelled images."""
-        steps: int | None = self.hparams["steps_per_visit"]
-        return steps
+    def on_train_start(self) -> None:
+        """Keep what the proximal term pulls to."""
+        self.joint_steps = 0
+        if self.anchor is not None:
+            self.anchor.load_state_dict(self.model.state_dict())
 
-    def local_step(self, batch: Batch, batch_idx: int, optimizer: Any) -> None:
-        """One step at the schedule's learning rate."""
-        self.set_rate(optimizer, batch_idx + (0 if self.supervised else self.hparams["supervised_steps"]))
-        super().local_step(batch, batch_idx, optimizer)
-
-    def set_rate(self, optimizer: torch.optim.Optimizer, step: int, wait: int = 0) -> None:
-        """Set the rate of the visit's ``step``-th step, counted from where the optimiser came into use."""
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set lambda_k, where k counts the joint steps of the visit from 0."""
+        if "beside" in batch:
+            return
         h = self.hparams
-        if h["lr_schedule"] == "release":
-            total = (h["steps_per_visit"] or 0) * h["local_epochs"]
-            factor = ops.release_rate(step, h["warmup_steps"], total, wait)
-            for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("base_lr", group["lr"]) * factor
+        ramp = 1.0
+        if h.unsup_ramp:
+            ramp = min(1.0, (self.joint_steps + 1) / h.unsup_ramp)
+        self.lambda_k.fill_(h.unsup_weight * ramp)
+        self.joint_steps += 1
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The local objective; ``batch_idx`` is the step that the ramp counts."""
-        return self.local_loss(batch, self.outputs(batch), batch_idx)
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The local objective."""
+        return self.local_loss(batch, self.outputs(batch))
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Logits by field: of all views in one forward pass, or separately of those that a loss needs."""
-        parts = [batch[stream] for stream in ("labelled", "unlabelled") if stream in batch]
-        views = {name: view for part in parts for name, view in part.items() if name != "y"}
-        if self.hparams["forward_local"] == "joint":
+        views: dict[str, Tensor] = {}
+        for stream in ("labelled", "unlabelled", "beside"):
+            for name, view in batch.get(stream, {}).items():
+                if name != "y":
+                    views[name] = view
+        if self.hparams.forward_local == "joint":
             logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
             return dict(zip(views, logits, strict=True))
-        needed = {name: view for name, view in views.items() if name not in self.unused_views(batch)} or views
-        return {name: self(view) for name, view in needed.items()}
+        needed = [name for name in views if name in self.needed_views(batch)]
+        return {name: self(views[name]) for name in needed or views}
 
-    def unused_views(self, batch: Batch) -> set[str]:
-        """Views of unlabelled images that no term of this step's loss needs."""
-        consistent = self.hparams["unsup_weight"] and not self.supervised
-        return set() if consistent else {"strong"} if "y" in batch.get("unlabelled", {}) else {"weak", "strong"}
+    def needed_views(self, batch: Batch) -> set[str]:
+        """Views that a term of this step's loss needs."""
+        if "unlabelled" not in batch:
+            return {"x"}
+        if self.hparams.unsup_weight:
+            return {"x", "weak", "strong"}
+        if "y" in batch["unlabelled"]:
+            return {"x", "weak"}
+        return {"x"}
 
-    def local_loss(self, batch: Batch, out: Mapping[str, Tensor], step: int) -> Tensor:
+    def local_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
         """Supervised, consistency and proximal terms."""
-        h, terms = self.hparams, []
-        if "x" in out:
-            terms.append(F.cross_entropy(out["x"], batch["labelled"]["y"]))
-        if "weak" in out and not self.supervised:
-            if h["unsup_weight"]:
-                ramp = min(1.0, (step + 1) / h["unsup_ramp"]) if h["unsup_ramp"] else 1.0
-                terms.append(h["unsup_weight"] * ramp * self.consistency(out))
-            elif "y" in batch["unlabelled"]:
-                terms.append(F.cross_entropy(out["weak"], batch["unlabelled"]["y"]))
+        h = self.hparams
+        loss = 0.0 * next(iter(out.values())).sum()
+        if "labelled" in batch:
+            loss = loss + F.cross_entropy(out["x"], batch["labelled"]["y"])
+        if "unlabelled" in batch and h.unsup_weight:
+            consistency = self.consistency(out)
+            loss = loss + self.lambda_k.to(consistency.dtype) * consistency
+        elif "unlabelled" in batch and "y" in batch["unlabelled"]:
+            loss = loss + F.cross_entropy(out["weak"], batch["unlabelled"]["y"])
         if self.anchor is not None:
-            terms.append(h["prox_mu"] * ops.proximal_term(self.model.parameters(), self.anchor.parameters()))
-        return sum(terms, start=0.0 * next(iter(out.values())).sum())
+            loss = loss + h.prox_mu * proximal_term(self.model.parameters(), self.anchor.parameters())
+        return loss
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of the strong view against the weak view's prediction, masked, over all images."""
         losses, certain = self.unsupervised(out)
-        return ops.weighted_loss(losses, certain)
+        return weighted_loss(losses, certain)
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Loss of every unlabelled image, and 1 where the weak view is certain, else 0; ``[N]`` each."""
-        h, soft = self.hparams, self.hparams["unsup_targets"] == "soft"
-        targets, certain = ops.pseudo_labels(out["weak"], h["threshold"], h["temperature"], soft)
+        h = self.hparams
+        soft = h.unsup_targets == "soft"
+        targets, certain = pseudo_labels(out["weak"], h.threshold, h.temperature, soft)
         self.tally("pseudo/certain", certain.float().mean())
-        losses = F.cross_entropy(ops.wide(out["strong"]), targets, reduction="none")
+        losses = F.cross_entropy(wide(out["strong"]), targets, reduction="none")
         return losses, certain.to(losses.dtype)
+
+
+def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
+    """The streams of supervised steps: unlabelled images are only there ``beside`` the labelled ones."""
+    made = {name: stream for name, stream in streams.items() if name != "unlabelled"}
+    if "unlabelled" in streams:
+        made["beside"] = replace(streams["unlabelled"], fields={}, draws="unlabelled")
+    return made

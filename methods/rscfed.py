@@ -1,25 +1,25 @@
 """RSCFed: random sampling consensus over subsets of clients."""
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, inf
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload
 from methods.fed_consist import FedConsist
-from methods.parts.aggregation import State, tensor_distance, weighted_mean
-from methods.parts.ops import share_weights
+from methods.parts.aggregation import State, read_mode, share_weights, tensor_distance, weighted_mean
 
 
 class RSCFed(FedConsist):
     """Random sampling consensus federated learning (Liang et al., CVPR 2022).
 
-    Local training is Fed-Consist's (Eqs. 2-4). Each round draws ``subsets`` subsets of ``subset_size`` clients; the
+    Local training is Fed-Consist's (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size`` clients; the
     models of a subset, all trained from the same global model, become a sub-consensus by distance-reweighted
-    aggregation (DMA, Eqs. 6-8); the global model is the mean of the sub-consensus models (Eq. 9).
+    aggregation (DMA, Eqs. 5, 6); the global model is the mean of the sub-consensus models (Eq. 7).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -50,49 +50,79 @@ class RSCFed(FedConsist):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require(subsets=subsets >= 1, subset_size=subset_size >= 1, labelled_multiplier=labelled_multiplier > 0)
-        consensus_weights([self.tensors("shared")], [1.0], [True], 0.0, mode=labelled_weight_mode)
+        self.require("from 1", subsets=subsets >= 1, subset_size=subset_size >= 1)
+        self.require("above 0", labelled_multiplier=labelled_multiplier > 0)
+        shares_out(labelled_weight_mode)
+        self.drawn: list[list[int]] = []
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
-        """Warm-up as Fed-Consist, then ``subsets`` independent draws."""
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """Warm-up as Fed-Consist, then ``subsets`` independent draws.
+
+        Raises:
+            ConfigError: subsets that cannot be drawn, already in the warm-up.
+        """
         h = self.hparams
-        self.drawn = roster.subsets(max(round - h["warmup_rounds"], 0), h["subsets"], h["subset_size"])
+        subsets = roster.subsets(max(round - h.warmup_rounds, 0), h.subsets, h.subset_size)
         if self.is_warmup(round):
-            return super().plan(round, roster)
-        if h["force_labelled"]:
-            held = set(roster.labelled)
-            self.drawn = [s if held & set(s) else [*s[:-1], roster.labelled[0]] for s in self.drawn]
-        return self.drawn if h["retrain_repeated"] else [sorted(set().union(*self.drawn))]
+            return super().select_clients(round, roster)
+        if h.force_labelled:
+            subsets = [with_labelled(subset, roster.labelled) for subset in subsets]
+        self.drawn = subsets
+        return subsets if h.retrain_repeated else [sorted(set().union(*subsets))]
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Sub-consensus per subset, then their plain mean; FedAvg in the warm-up."""
+        """Sub-consensus per subset, then their plain mean (Eq. 7); FedAvg in the warm-up."""
         if self.is_warmup(uploads[0].visit.round):
-            return FedMethod.aggregate(self, uploads)
-        if self.hparams["retrain_repeated"]:
-            subsets = [[u for u in uploads if u.visit.cohort == m] for m in sorted({u.visit.cohort for u in uploads})]
-        else:
-            subsets = [[u for u in uploads if u.visit.client in drawn] for drawn in self.drawn]
-        consensus = [self.consensus(subset) for subset in subsets if subset]
+            FedMethod.aggregate(self, uploads)
+            return
+        consensus = [self.sub_consensus(subset) for subset in self.subsets_of(uploads) if subset]
         self.load_tensors(weighted_mean(consensus, [1.0] * len(consensus)))
 
-    def consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-        """One subset's model."""
-        states = [u.tensors for u in uploads]
-        sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
+    def subsets_of(self, uploads: Sequence[Upload]) -> list[list[Upload]]:
+        """The uploads of each subset: its own, or of clients that trained once, those that it drew."""
+        if self.hparams.retrain_repeated:
+            cohorts = sorted({u.visit.cohort for u in uploads})
+            return [[u for u in uploads if u.visit.cohort == cohort] for cohort in cohorts]
+        return [[u for u in uploads if u.visit.client in subset] for subset in self.drawn]
+
+    def sub_consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
+        """One subset's model (Algorithm 1, lines 5 to 7)."""
         h = self.hparams
-        beta = (h["dma_beta_labelled"] if any(labelled) else h["dma_beta_unlabelled"]) if h["dma"] else 0.0
-        skip = [n for n in states[0] if n.endswith("num_batches_tracked")] if h["dma_skip_counters"] else []
+        states, labelled = [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
+        beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
+        skip = []
+        if h.dma_skip_counters:
+            skip = [name for name in states[0] if name.endswith("num_batches_tracked")]
         weights = consensus_weights(
             states,
-            sizes,
+            [u.weight for u in uploads],
             labelled,
-            beta,
-            h["labelled_multiplier"],
-            h["labelled_weight_mode"],
-            h["dma_distance"],
+            beta if h.dma else 0.0,
+            h.labelled_multiplier,
+            h.labelled_weight_mode,
+            h.dma_distance,
             skip,
         )
         return weighted_mean(states, weights)
+
+
+def with_labelled(subset: list[int], labelled: Sequence[int]) -> list[int]:
+    """The subset; if it holds nobody with labels, the first labelled client takes the last one's place."""
+    return subset if set(subset) & set(labelled) else [*subset[:-1], labelled[0]]
+
+
+def shares_out(mode: str) -> bool:
+    """Whether a ``labelled_weight_mode`` gives the labelled clients a fixed share, instead of a factor.
+
+    Raises:
+        ConfigError: an unknown mode, or a share outside [0, 1].
+    """
+    if mode.startswith("share:"):
+        read_mode(mode)
+        return True
+    if mode not in ("once", "squared"):
+        raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
+    return False
 
 
 def consensus_weights(
@@ -105,11 +135,14 @@ def consensus_weights(
     distance: str = "sum_tensor",
     skip: Sequence[str] = (),
 ) -> list[float]:
-    """Distance-reweighted weights of one subset, summing to 1 (Eqs. 6-8; released code).
+    """Distance-reweighted weights of one subset, summing to 1 (Eqs. 5, 6; released code).
+
+    ``w_i = N_i a_i exp(-beta d_i / N_i)`` with the distance ``d_i`` to the subset's average and the factor ``a_i`` of
+    labelled clients. The distances are read back once for all clients.
 
     Args:
         states: local models.
-        sizes: raw numbers of images n_i; the exponent divides by them.
+        sizes: raw numbers of images N_i; the exponent divides by them.
         labelled: which clients hold labels.
         beta: scale of the distance term; 0 switches it off.
         multiplier: factor on labelled clients.
@@ -121,20 +154,31 @@ def consensus_weights(
     Raises:
         ConfigError: an unknown mode, or a client without images.
     """
-    shared = mode.startswith("share:")
-    if not shared and mode not in ("once", "squared"):
-        raise ConfigError(f"labelled_weight_mode {mode!r}: write once, squared or share:<0..1>")
+    fixed_share = shares_out(mode)
     if min(sizes) <= 0:
         raise ConfigError(f"clients of sizes {list(sizes)}: the distance is divided by the number of images")
-    factor = [multiplier if has and not shared else 1.0 for has in labelled]
-    prior = [n * f if mode == "squared" else n for n, f in zip(sizes, factor, strict=True)]
-    centre = weighted_mean(states, prior)
-    distances = [tensor_distance(s, centre, skip=skip, total=distance) for s in states]
-    exponents = [beta * d / n for d, n in zip(distances, sizes, strict=True)]
-    kinds = [shared and has for has in labelled]  # what cancels when the kind's weights are divided by their sum
-    nearest = {kind: min(e for e, own in zip(exponents, kinds, strict=True) if own == kind) for kind in kinds}
-    closeness = [exp(nearest[kind] - e) for e, kind in zip(exponents, kinds, strict=True)]
-    weights = [p * c * f for p, c, f in zip(prior, closeness, factor, strict=True)]
-    if shared:
+    factors = [multiplier if has and not fixed_share else 1.0 for has in labelled]
+    prior = list(sizes)
+    if mode == "squared":
+        prior = [size * factor for size, factor in zip(sizes, factors, strict=True)]
+
+    average = weighted_mean(states, prior)  # Eq. 5
+    distances = torch.stack([tensor_distance(state, average, skip=skip, total=distance) for state in states]).tolist()
+
+    # Eq. 6: the logarithm of the exponential, shifted so that the largest becomes 1. Normalising cancels the shift;
+    # where the two kinds of clients are normalised apart, each kind has its own.
+    log_closeness = [-beta * d / size for d, size in zip(distances, sizes, strict=True)]
+    closeness = shifted_exponential(log_closeness, groups=labelled if fixed_share else [False] * len(sizes))
+    weights = [n * c * a for n, c, a in zip(prior, closeness, factors, strict=True)]
+    if fixed_share:
         weights = share_weights(weights, labelled, mode)
-    return [w / sum(weights) for w in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> list[float]:
+    """``exp(l - m)`` where m is the largest logarithm of the same group."""
+    largest: dict[bool, float] = {}
+    for value, group in zip(logarithms, groups, strict=True):
+        largest[group] = max(value, largest.get(group, -inf))
+    return [exp(value - largest[group]) for value, group in zip(logarithms, groups, strict=True)]

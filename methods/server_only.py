@@ -19,7 +19,7 @@ class ServerOnly(LabelsAtServer):
     | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as the other rows |
     """
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Nobody takes part."""
         return [[]]
 

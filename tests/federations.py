@@ -8,11 +8,12 @@ import torch
 from lightning import Fabric
 
 from benchmark.federation.loop import Federation
+from benchmark.federation.reference import ClientState, LocalSite, Outcome
 from benchmark.registry import KINDS, find_class, without_default
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
 from methods import models
-from methods.base import FedMethod
+from methods.base import FedMethod, Visit
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "partial_clients": {"num_clients": 6, "labelled_clients": 1},
@@ -67,15 +68,43 @@ def make_method(name: str | type, num_classes: int = 10, seed: int = 0, **args: 
     return cls(**supplied, **args)
 
 
+SHORT = ("warmup_rounds", "local_epochs", "server_pretrain", "server_epochs")
+FLOWING = {"threshold": 0.1003, "pl_threshold": 0.1003, "confidence_gate": 0.05, "entropy_gate": 5.0}
+
+
+def quick(name: str | type) -> dict[str, Any]:
+    """Shortest schedule: one warm-up round, one local epoch, one pre-training call, where the method has them."""
+    arguments = make_method(name).hparams
+    return {k: 1 for k in SHORT if arguments.get(k, 0) > 1}
+
+
+def flowing(name: str | type) -> dict[str, Any]:
+    """The shortest schedule with thresholds that untrained networks reach, so that pseudo-labels flow."""
+    arguments = make_method(name).hparams
+    return quick(name) | {k: v for k, v in FLOWING.items() if k in arguments}
+
+
 def make_federation(name: str | type, data: Digits | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method in the scenario it was made for."""
     precision = args.pop("precision", "32-true")
+    engine = {k: args.pop(k) for k in ("slots", "replay", "callbacks") if k in args}
     method = make_method(name, **args)
     data = data or make_data(method.scenario)
     if precision == "64-true":
         method = method.double()
         data.place(torch.device("cpu"), torch.float64)
-    return Federation(method, data, data.roster(0), plain_fabric(precision), rounds, seed=0)
+    return Federation(method, data, data.roster(0), plain_fabric(precision), rounds, seed=0, **engine)
+
+
+def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
+    """The place of a client's visit; by default that of client 0 in round 0."""
+    data = federation.data.client(visit.client if visit else 0)
+    return LocalSite(federation.method, federation.engine.around, data, visit or Visit(size=data.size), [])
+
+
+def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[Outcome, ClientState]:
+    """One visit by the federation's engine: what came of it, and what the client keeps."""
+    return federation.engine.client(visit, federation.engine.sent(visit, federation.server), state)
 
 
 class Rows:
@@ -93,6 +122,6 @@ class Rows:
 def run_rows(federation: Federation) -> list[dict[str, Any]]:
     """Run to the end and return the rows."""
     rows = Rows()
-    federation.callbacks = [rows]
+    federation.callbacks = [*federation.callbacks, rows]
     federation.run()
     return rows.rows

@@ -1,23 +1,24 @@
-"""The loop: plan, broadcast, clients, upload, aggregate, server, evaluate, record."""
+"""The loop: select, broadcast, visits, upload, aggregate, server, evaluate, record."""
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from lightning import Fabric
-from torch import Tensor
+from lightning.pytorch import Callback
 
-from benchmark.federation.reference import ClientState, ReferenceEngine, Tally
-from benchmark.federation.stacked import StackedEngine
+from benchmark.federation.collectives import all_gather, from_first, moved
+from benchmark.federation.reference import ClientState, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.slots import SlotsEngine
 from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
-from methods.parts.aggregation import num_bytes
 
 
 class RoundCallback(Protocol):
@@ -39,8 +40,9 @@ class Federation:
         rounds: rounds of the run.
         seed: run seed.
         eval_every: evaluate every so many rounds, and after the last.
-        callbacks: called on every rank after each round.
-        stack: clients that a process trains side by side (``StackedEngine``); ``None``: one after the other.
+        callbacks: called on every rank after each round (``RoundCallback``), or during every visit (Lightning's).
+        slots: clients that a process trains in turns (``SlotsEngine``); ``None``: one after the other.
+        replay: whether the slots record their steps and replay them.
     """
 
     def __init__(
@@ -52,16 +54,26 @@ class Federation:
         rounds: int,
         seed: int,
         eval_every: int = 1,
-        callbacks: Sequence[RoundCallback] = (),
-        stack: int | None = None,
+        callbacks: Sequence[RoundCallback | Callback] = (),
+        slots: int | None = None,
+        replay: bool = True,
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
-        self.callbacks = callbacks
-        args = method, data, seed, rounds, fabric.autocast
-        self.engine = ReferenceEngine(*args) if stack is None else StackedEngine(*args, stack=stack)
+        self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
+        around = Surroundings(
+            data,
+            seed,
+            rounds,
+            fabric.autocast,
+            callbacks=[one for one in callbacks if isinstance(one, Callback)],
+            loggers=fabric.loggers,
+            rank=fabric.global_rank,
+            ranks=fabric.world_size,
+        )
+        self.engine = ReferenceEngine(method, around) if slots is None else SlotsEngine(method, around, slots, replay)
         method.spread = self.spread
         self.server = method.tensors("shared", "server")
         self.clients: dict[int, ClientState] = {}
@@ -72,33 +84,46 @@ class Federation:
     def run(self) -> None:
         """Run the remaining rounds."""
         if self.round == 0:
-            self.server_phase(0, "server_start")
+            self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
             row = self.run_round(self.round)
             self.round += 1
             if row is not None:
                 row["timing"] = {"seconds": round(time.perf_counter() - started, 4)}
+                self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Give an evaluated round to Fabric's loggers; one that fails says so once and is left out from then on."""
+        if not self.fabric.is_global_zero:
+            return
+        values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
+        for logger in list(self.fabric.loggers):
+            try:
+                logger.log_metrics(values, step=row["round"])
+                logger.save()
+            except Exception as error:
+                self.fabric.loggers.remove(logger)
+                warnings.warn(f"{type(logger).__name__} is off, the run goes on: {error}", stacklevel=2)
 
     def run_round(self, number: int) -> dict[str, Any] | None:
         """One round; returns the line of the record if it was evaluated."""
         visits = self.visits(number)
-        uploads, tally, down = self.run_visits(visits)
+        uploads, sums, down = self.run_visits(visits)
         self.bytes_down += down
-        self.bytes_up += sum(num_bytes(u.tensors) + num_bytes(u.stats) for u in uploads)
+        self.bytes_up += sum(upload.num_bytes for upload in uploads)
         self.become_server()
         if uploads:
             with self.engine.outside("aggregate", number):
                 self.method.aggregate(uploads)
-        self.server = self.method.tensors("shared", "server")
-        self.server_phase(number, "server_step", tally)
+        sums |= self.server_phase(number)
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
+        means = read_means(sums)
         warmup = {"warmup": True} if self.method.is_warmup(number) else {}
-        means = {name: _number(total, weight) for name, (total, weight) in sorted(tally.items())}
         return {
             "round": number,
             **warmup,
@@ -112,15 +137,15 @@ class Federation:
         }
 
     def visits(self, number: int) -> list[Visit]:
-        """The round's visits in the order of the plan."""
+        """The round's visits, cohort by cohort."""
         visits, seen = [], Counter[int]()
-        with self.engine.outside("plan", number):
-            plan = self.method.plan(number, self.roster)
-        for cohort, clients in enumerate(plan):
+        with self.engine.outside("select_clients", number):
+            cohorts = self.method.select_clients(number, self.roster)
+        for cohort, clients in enumerate(cohorts):
             for client in clients:
                 if not 0 <= client < self.data.num_clients:
                     raise RunError(
-                        f"{type(self.method).__name__}.plan, round {number}: there is no client {client}; "
+                        f"{type(self.method).__name__}.select_clients, round {number}: there is no client {client}; "
                         f"ids run from 0 to {self.data.num_clients - 1}"
                     )
                 site = self.data.client(client)
@@ -139,44 +164,51 @@ class Federation:
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], Tally, int]:
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], Sums, int]:
         """Run the visits, sharded over ranks by client; every rank ends up with all results.
 
-        Uploads come back in (client id, repeat) order, tallies are added in that order: the number of
+        Uploads come back in (client id, repeat) order, sums are added in that order: the number of
         processes changes no bit.
         """
         mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
         results, states = self.engine.visits(mine, self.server, self.clients)
-        for their_results, their_states in gather(self.fabric, (results, states)):
+        check_losses(self.method, {v: results[v.client, v.repeat].sums for v in mine})
+        for their_results, their_states in all_gather(self.fabric, (results, states)):
             results |= their_results
             self.clients |= their_states
-        total: Tally = {}
-        for _, (_, tally, _) in sorted(results.items()):
-            add_tally(total, tally)
         ordered = [results[key] for key in sorted(results)]
-        return [u for u, _, _ in ordered if u is not None], total, sum(down for _, _, down in ordered)
+        total = added(outcome.sums for outcome in ordered)
+        uploads = [outcome.upload for outcome in ordered if outcome.upload is not None]
+        return uploads, total, sum(outcome.bytes_down for outcome in ordered)
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
-        self.method.load_tensors(self.engine.initial)
-        self.method.load_tensors(self.server)
+        self.method.load_tensors({**self.engine.initial, **self.server})
 
-    def server_phase(self, number: int, hook: str, tally: Tally | None = None) -> None:
-        """Let the server work on its own labels, then refresh static norm statistics."""
-        self.become_server()
-        state, own = self.engine.server(number, self.server_state, hook)
+    def server_phase(self, number: int, first: bool = False) -> Sums:
+        """Let the server work on its own labels, then refresh static norm statistics; returns what it logged.
+
+        The method is the server already, but before the first round.
+        """
+        if first:
+            self.become_server()
+        state, own = self.engine.server(number, self.server_state, first)
+        check_losses(self.method, {Visit(number, SERVER): own})
         held = self.method.tensors("shared", "server"), state, own
-        server, self.server_state, own = from_first(self.fabric, held)  # devices may round differently
-        self.method.load_tensors(server)
-        add_tally(tally if tally is not None else {}, {f"server/{name}": value for name, value in own.items()})
+        server, self.server_state, own = from_first(self.fabric, held)
+        if server is not held[0]:  # devices may round differently: all take over the first process's model
+            self.method.load_tensors(server)
         with self.engine.outside("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
+        return {f"server/{name}": value for name, value in own.items()}
 
     @torch.inference_mode()
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks."""
-        self.become_server()
+        """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks.
+
+        The method is the server.
+        """
         self.method.eval()
         with self.engine.outside("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
@@ -189,7 +221,7 @@ class Federation:
         """Results of all items, in order; every rank works on its share of them and gets the others' results."""
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
         mine = {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
-        results = {i: result for part in gather(self.fabric, mine) for i, result in part.items()}
+        results = {i: result for part in all_gather(self.fabric, mine) for i, result in part.items()}
         return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,10 +238,10 @@ class Federation:
         """Continue exactly where ``state_dict`` was taken."""
         device = self.fabric.device
         self.round = state["round"]
-        self.server = _to(state["server"], device)
-        self.clients = {c: ClientState(*_to(kept, device)) for c, kept in state["clients"].items()}
+        self.server = moved(state["server"], device)
+        self.clients = {c: ClientState(*moved(kept, device)) for c, kept in state["clients"].items()}
         optimizers = state["server_state"]
-        self.server_state = None if optimizers is None else ClientState({}, _to(optimizers, device))
+        self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
 
 
@@ -228,31 +260,51 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
 
 
-def gather(fabric: Fabric, mine: Any) -> list[Any]:
-    """What every rank holds, in rank order, on this rank's device."""
-    if fabric.world_size == 1:
-        return [mine]
-    everyone: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(everyone, _to(mine, torch.device("cpu")))
-    return [mine if r == fabric.global_rank else _to(x, fabric.device) for r, x in enumerate(everyone)]
+def added(parts: Iterable[Sums]) -> Sums:
+    """Sums and weights of several visits, added in their order."""
+    total: Sums = {}
+    for sums in parts:
+        for name, (value, weight) in sums.items():
+            before = total.get(name)
+            total[name] = (value, weight) if before is None else (before[0] + value, before[1] + weight)
+    return total
 
 
-def from_first(fabric: Fabric, mine: Any) -> Any:
-    """What the first rank holds, on this rank's device."""
-    if fabric.world_size == 1:
-        return mine
-    held = [_to(mine, torch.device("cpu"))]
-    dist.broadcast_object_list(held, src=0)
-    return _to(held[0], fabric.device)
+def check_losses(method: FedMethod, sums: Mapping[Visit, Sums]) -> None:
+    """Look at all losses of a process at once.
+
+    Raises:
+        RunError: one is not finite; names method, client and round.
+    """
+    losses = {visit: own["loss"][0] for visit, own in sums.items() if "loss" in own}
+    if not losses:
+        return
+    finite = torch.stack([loss.isfinite() for loss in losses.values()]).tolist()
+    for visit, fine in zip(losses, finite, strict=True):
+        if not fine:
+            raise RunError(
+                f"{place(method, visit)}: the loss is not finite. The last checkpoint is intact; lower the learning "
+                "rate, or try --precision 32-true if this was mixed precision"
+            )
 
 
-def add_tally(total: Tally, tally: Tally) -> None:
-    """Add sums and weights of a visit to those of the round."""
-    for name, (value, weight) in tally.items():
-        if name in total:
-            total[name] = [total[name][0] + value, total[name][1] + weight]
+def read_means(sums: Sums) -> dict[str, float | list[float] | None]:
+    """Means as the record holds them, read from the device at once: a number, a short list for a vector (per class),
+    ``None`` for what is larger or was never logged.
+    """
+    names = sorted(sums)
+    flat = [part.detach().to(torch.float64).flatten() for name in names for part in sums[name]]
+    numbers = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat]) if flat else ()
+    means: dict[str, float | list[float] | None] = {}
+    for name, total, weight in zip(names, numbers[::2], numbers[1::2], strict=True):
+        by, shape = float(weight), sums[name][0].shape
+        if len(shape) > 1 or not by:
+            means[name] = None
+        elif len(shape) == 1:
+            means[name] = [round(value / by, 6) for value in total.tolist()]
         else:
-            total[name] = [value, weight]
+            means[name] = float(total) / by
+    return means
 
 
 def _shares(means: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,24 +314,3 @@ def _shares(means: Mapping[str, Any]) -> dict[str, Any]:
         if selected is not None and correct is not None:
             shares |= derive(selected, correct)
     return {f"pseudo/{name}": value for name, value in shares.items()}
-
-
-def _number(total: Tensor, weight: float) -> float | list[float] | None:
-    """A mean as the record holds it: a number, a short list for a vector (per class), nothing for larger ones."""
-    if total.ndim > 1 or not weight:
-        return None
-    return float(total) / weight if total.ndim == 0 else [round(v / weight, 6) for v in total.tolist()]
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, ClientState):
-        return ClientState(_to(tree.tensors, device), _to(tree.optimizers, device))
-    if isinstance(tree, Upload):
-        return Upload(tree.visit, _to(tree.tensors, device), tree.weight, _to(tree.stats, device))
-    if isinstance(tree, dict):
-        return {key: _to(value, device) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_to(value, device) for value in tree)
-    return tree

@@ -2,103 +2,133 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
-from torch.nn.functional import one_hot
 
+from benchmark.federation.fit import Fit, OptimizerStates, configured, kept_states
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER
-from datamodules.views.batches import Batch, Stream, epoch
-from methods.base import FedMethod, Upload, Visit
+from datamodules.views.batches import Batch, LocalWork, epoch
+from methods.base import FedMethod, Tally, Upload, Visit
 from methods.parts.aggregation import num_bytes
+from methods.parts.tensors import one_hot
 
 EVAL_BLOCK = 256
 
-Tally = dict[str, list[Any]]
-"""Weighted sum and weight by name."""
-
-Outcome = tuple[Upload | None, Tally, int]
-"""What came of a visit: the upload, the tallies, the bytes that the client was sent."""
+Sums = dict[str, tuple[Tensor, Tensor]]
+"""Weighted sum and sum of weights by name."""
 
 
+class Outcome(NamedTuple):
+    """What came of a visit."""
+
+    upload: Upload | None
+    sums: Sums
+    bytes_down: int
+
+
+@dataclass
 class ClientState:
-    """What a client keeps between visits: personal tensors and the state of its optimisers."""
+    """What a client keeps between visits: personal tensors, and the state of its optimisers."""
 
-    def __init__(self, tensors: dict[str, Tensor], optimizers: list[list[dict[str, Any]]]) -> None:
-        self.tensors = tensors
-        self.optimizers = optimizers
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    optimizers: OptimizerStates = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all visits of a run share.
+
+    Args:
+        data: the data module, set up and placed on the device of the method.
+        seed: run seed of all random streams.
+        rounds: planned rounds, for schedules.
+        autocast: makes the mixed-precision context of the run.
+        callbacks: Lightning callbacks that see every fit.
+        loggers: Lightning loggers that a method finds as ``self.loggers``.
+        rank: rank of this process.
+        ranks: number of processes.
+    """
+
+    data: FSSLDataModule
+    seed: int
+    rounds: int
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    callbacks: Sequence[Callback] = ()
+    loggers: Sequence[Any] = ()
+    rank: int = 0
+    ranks: int = 1
 
 
 class LocalSite:
     """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``)."""
 
-    def __init__(self, engine: "ReferenceEngine", data: SiteData, visit: Visit, optimizers: list[list[dict[str, Any]]]):
-        self.engine, self.data, self.visit, self.optimizers = engine, data, visit, optimizers
-        self._passes = 0
+    def __init__(self, method: FedMethod, around: Surroundings, data: SiteData, visit: Visit, states: OptimizerStates):
+        self.method, self.around, self.data, self.visit, self.optimizer_states = method, around, data, visit, states
+        self.passes = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit; ``order/...`` lives on the CPU so that devices agree on it."""
         v = self.visit
-        device = "cpu" if purpose.startswith("order") else self.engine.data.device
-        return random_streams.generator(self.engine.seed, purpose, v.round, v.client, v.repeat, device=device)
+        device = "cpu" if purpose.startswith("order") else self.around.data.device
+        return random_streams.generator(self.around.seed, purpose, v.round, v.client, v.repeat, device=device)
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the training images at ``index`` in blocks of ``size``."""
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
-            yield self.engine.data.take(view, index[start : start + size], generator)
+            yield self.around.data.take(view, index[start : start + size], generator)
 
-    def fit(self, streams: Mapping[str, Stream], epochs: int, steps: int | None = None) -> int:
-        """Train the live module; optimiser state is taken up from, and left for, the site's other visits."""
-        method, made = self.engine.method, self.engine.method.configure_optimizers()
-        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
-        _load_optimizers(optimizers, self.optimizers)
-        taken = 0
-        for batch in self.batches(streams, epochs, steps, method.on_local_epoch_end):
-            method.local_step(batch, taken, made)
-            method.on_train_batch_end(None, batch, taken)
-            taken += 1
-        self.optimizers = _dump_optimizers(optimizers)
-        return taken
+    def batches(self, work: LocalWork, number: int) -> Iterator[Batch]:
+        """The batches of the epoch ``number`` of ``work``, whose streams are made now."""
+        entry = work[number]
+        made = entry() if callable(entry) else entry
+        self.passes += 1
+        count = self.passes
+        return epoch(made.streams, self.around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
 
-    def batches(
-        self,
-        streams: Mapping[str, Stream],
-        epochs: int,
-        steps: int | None,
-        on_epoch_end: Callable[[int, int], None],
-    ) -> Iterator[Batch]:
-        """The batches of all local epochs; ``on_epoch_end(epoch, epochs)`` is called when those of one are used up."""
-        for number in range(epochs):
-            self._passes += 1
-            generator = lambda purpose, n=self._passes: self.generator(f"{purpose}/{n}")  # noqa: E731
-            yield from epoch(streams, self.engine.data, generator, steps)
-            on_epoch_end(number, epochs)
+    def fit(self, work: LocalWork) -> int:
+        """Train the module as it stands; optimiser state is taken up from, and left for, the site's other visits."""
+        fit = self.prepare_fit()
+        for _ in fit.run(len(work), lambda number: self.batches(work, number)):
+            pass
+        self.keep(fit)
+        return fit.global_step
+
+    def prepare_fit(self) -> Fit:
+        """A fit whose optimisers have taken up what the site has kept of theirs."""
+        around = self.around
+        return Fit(self.method, self.optimizer_states, around.callbacks, around.loggers, around.rank, around.ranks)
+
+    def keep(self, fit: Fit) -> None:
+        """Keep the state of a fit's optimisers, by ``optimizer_scopes``."""
+        self.optimizer_states = kept_states(self.method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
-        method, n = self.engine.method, len(index)
-        if not n:
+        data, count = self.around.data, len(index)
+        if not count:
             return
-        right = self.engine.data.oracle.correct(index, labels)
-        classes = one_hot(labels, self.engine.data.num_classes) if per_class else None
+        right = data.oracle.correct(index, labels)
+        classes = one_hot(labels, data.num_classes) if per_class else None
         for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
-            method.tally(f"pseudo/{name}", hits.float().mean(), n)
+            self.method.tally(f"pseudo/{name}", hits.float().mean(), count)
             if classes is not None:
-                method.tally(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), n)
+                self.method.tally(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are true; see ``methods.base.Site``."""
-        if not self.engine.method.uses_oracle:
+        if not self.method.uses_oracle:
             raise RunError(
                 "the method asked for hidden labels without being a declared oracle; set uses_oracle = True on it"
             )
-        return self.engine.data.oracle.correct(index, labels)
+        return self.around.data.oracle.correct(index, labels)
 
 
 class ReferenceEngine:
@@ -106,32 +136,25 @@ class ReferenceEngine:
 
     Args:
         method: the live module; it becomes the client of the moment.
-        data: the data module, set up and placed on the device of the method.
-        seed: run seed of all random streams.
-        rounds: planned rounds, for schedules.
-        autocast: makes the mixed-precision context of the run.
+        around: what all visits share.
     """
 
-    def __init__(
-        self,
-        method: FedMethod,
-        data: FSSLDataModule,
-        seed: int,
-        rounds: int,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        self.method, self.data, self.seed, self.rounds = method, data, seed, rounds
-        method.precision = autocast
+    def __init__(self, method: FedMethod, around: Surroundings) -> None:
+        self.method, self.around = method, around
+        self.tally, self.generator = Tally(), torch.Generator(device=around.data.device)
+        method.precision = around.autocast
+        method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
-        made = self.method.configure_optimizers()
-        optimizers = made if isinstance(made, (list, tuple)) else [made]
-        states = [[_state_of(g, p) for g in o.param_groups for p in g["params"]] for o in optimizers]
-        kept: list[Tensor] = [
-            value for own in self.method.kept_optimizers(states) for state in own for value in state.values()
-        ]
+        optimizers, _ = configured(self.method)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    optimizer.state[parameter] = dict.fromkeys(_state_names(group), parameter)
+        states = kept_states(self.method, optimizers)
+        kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
     def visits(
@@ -146,41 +169,91 @@ class ReferenceEngine:
 
         Returns:
             what came of the visits, by client and repeat, and what the clients keep now.
+
+        Raises:
+            RunError: anything the method raises, with method, client and round.
         """
         results: dict[tuple[int, int], Outcome] = {}
         states: dict[int, ClientState] = {}
         for visit in visits:
-            upload, state, tally, sent = self.client(visit, server, states.get(visit.client, kept.get(visit.client)))
-            results[visit.client, visit.repeat] = upload, tally, sent
-            states[visit.client] = state
+            state = states.get(visit.client, kept.get(visit.client))
+            outcome, states[visit.client] = self.client(visit, self.sent(visit, server), state)
+            results[visit.client, visit.repeat] = outcome
         return results, states
 
     def client(
-        self, visit: Visit, server: Mapping[str, Tensor], state: ClientState | None
-    ) -> tuple[Upload | None, ClientState, Tally, int]:
-        """Let one client take part.
-
-        Returns:
-            its upload, what it keeps, its tallies (name -> [weighted sum, weight]), bytes it was sent.
-
-        Raises:
-            RunError: the loss is not finite, or anything the method raises, with method, client and round.
-        """
-        stay = self.arrive(visit, self.sent(visit, server), state)
-        with stay.presence:
-            stay.site.fit(stay.work, self.method.epochs(), self.method.steps())
-        return self.depart(stay)
+        self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None
+    ) -> tuple[Outcome, ClientState]:
+        """Let one client take part; returns what came of it, and what the client keeps."""
+        with self.random(visit):
+            site, work = self.arrive(visit, sent, state)
+            with self.presence(site):
+                site.fit(work)
+            return self.depart(site, sent)
 
     def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the method's ``broadcast`` sends for a visit."""
         with self.outside(f"broadcast to client {visit.client}", visit.round):
             return self.method.broadcast(server, visit)
 
+    def arrive(
+        self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None
+    ) -> tuple[LocalSite, LocalWork]:
+        """The module becomes the client, takes up what it was sent and prepares what it will train on."""
+        method, state = self.method, state or ClientState()
+        site = LocalSite(method, self.around, self.around.data.client(visit.client), visit, state.optimizers)
+        method.load_tensors({**self.initial, **sent, **state.tensors})
+        self.begin(visit)
+        method.train()
+        with self.presence(site):
+            work = method.local_work(site)
+        method.train()
+        return site, work
+
+    def begin(self, visit: Visit) -> None:
+        """What the module knows of the visit before it starts."""
+        method = self.method
+        self.tally.clear()
+        self.generator.manual_seed(self.torch_seed(visit))
+        method.visit, method._tally, method.generator = visit, self.tally, self.generator
+
+    def depart(self, site: LocalSite, sent: Mapping[str, Tensor]) -> tuple[Outcome, ClientState]:
+        """What the trained client leaves behind."""
+        method = self.method
+        with self.presence(site):
+            upload, down = method.make_upload(site), method.sent_bytes(sent)
+        sums = self.end()
+        return Outcome(upload, sums, down), ClientState(method.tensors("personal"), site.optimizer_states)
+
+    def end(self) -> Sums:
+        """The visit is over; what it logged."""
+        self.method._tally, self.method._trainer = None, None
+        return self.tally.taken()
+
+    def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums]:
+        """Let the server train on its labelled data, before the first round (``first``) or after an aggregation."""
+        data = self.around.data.server
+        visit = Visit(
+            round,
+            SERVER,
+            repeat=int(first),
+            labelled=len(data.labelled) > 0,
+            size=data.size,
+            first=state is None,
+            rounds=self.around.rounds,
+        )
+        site = LocalSite(self.method, self.around, data, visit, state.optimizers if state else [])
+        self.begin(visit)
+        with self.random(visit), self.presence(site):
+            self.method.train()
+            self.method.server_step(site)
+        return ClientState({}, site.optimizer_states), self.end()
+
     @contextmanager
     def outside(self, hook: str, round: int) -> Iterator[None]:
         """For a hook that runs at no site: it draws from a stream of its own, and its errors say where they were."""
-        with torch.random.fork_rng(_forked(self.data.device)):
-            torch.manual_seed(random_streams.derive_seed(self.seed, f"torch/{hook}", round))
+        with torch.random.fork_rng(self._forked):
+            torch.manual_seed(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
             try:
                 yield
             except RunError:
@@ -189,119 +262,43 @@ class ReferenceEngine:
                 where = f"{type(self.method).__name__}.{hook}, round {round}"
                 raise RunError(f"{where}: {type(error).__name__}: {error}") from error
 
-    def arrive(self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None) -> "Stay":
-        """The module becomes the client, takes up what it was sent and prepares what it will train on."""
-        method = self.method
-        site = LocalSite(self, self.data.client(visit.client), visit, state.optimizers if state else [])
-        method.load_tensors(self.initial)
-        method.load_tensors(sent)
-        if state:
-            method.load_tensors(state.tensors)
-        method.train()
-        presence = _Presence(method, site)
-        with presence:
-            with torch.no_grad():
-                method.client_start(visit.first)
-            work = method.client_prepare(site)
-            method.train()
-        return Stay(site, presence, work, num_bytes(sent))
+    @contextmanager
+    def random(self, visit: Visit) -> Iterator[None]:
+        """Torch's own generators during a visit: seeded for it, and as they were afterwards."""
+        with torch.random.fork_rng(self._forked):
+            torch.manual_seed(self.torch_seed(visit))
+            yield
 
-    def depart(self, stay: "Stay") -> tuple[Upload | None, ClientState, Tally, int]:
-        """What the trained client leaves behind: see ``client``."""
-        with stay.presence:
-            upload = self.method.client_finish(stay.site)
-        kept = ClientState(self.method.tensors("personal"), self.method.kept_optimizers(stay.site.optimizers))
-        return upload, kept, stay.presence.tally, stay.sent
+    @contextmanager
+    def presence(self, site: LocalSite) -> Iterator[None]:
+        """Errors say where they were; an error ends the visit."""
+        try:
+            yield
+        except Exception as error:
+            self.end()
+            detail = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            raise RunError(f"{place(self.method, site.visit)}: {detail}") from error
 
-    def server(self, round: int, state: ClientState | None, hook: str) -> tuple[ClientState, dict[str, list[Any]]]:
-        """Run the server's hook (``server_start`` or ``server_step``) on its labelled data."""
-        data = self.data.server
-        visit = Visit(
-            round,
-            SERVER,
-            repeat=int(hook == "server_start"),
-            labelled=len(data.labelled) > 0,
-            size=data.size,
-            first=state is None,
-            rounds=self.rounds,
-        )
-        site = LocalSite(self, data, visit, state.optimizers if state else [])
-        presence = _Presence(self.method, site)
-        with presence:
-            self.method.train()
-            getattr(self.method, hook)(site)
-        return ClientState({}, site.optimizers), presence.tally
+    def torch_seed(self, visit: Visit) -> int:
+        """Seed of what a visit draws without naming a stream."""
+        place = visit.round, visit.client, visit.repeat
+        return random_streams.derive_seed(self.around.seed, "torch", *place)
+
+    @property
+    def _forked(self) -> list[torch.device]:
+        device = self.around.data.device
+        return [device] if device.type == "cuda" else []
 
 
-@dataclass
-class Stay:
-    """A client that has prepared its work: where it is, what it trains on, bytes it was sent."""
-
-    site: LocalSite
-    presence: "_Presence"
-    work: Mapping[str, Stream]
-    sent: int
+def place(method: FedMethod, visit: Visit) -> str:
+    """Method, client and round, for an error message."""
+    who = "the server" if visit.client == SERVER else f"client {visit.client} ({visit.size} images)"
+    return f"{type(method).__name__}, {who}, round {visit.round}"
 
 
-class _Presence:
-    """The method is at a site: collects tallies, and names the place in every error. It may leave and come back."""
-
-    def __init__(self, method: FedMethod, site: LocalSite) -> None:
-        self.method, self.site = method, site
-        self.tally: Tally = {}
-        self.devices = _forked(site.engine.data.device)
-        self.drawn: list[Tensor] = []  # states of torch's generators when it left
-
-    def __enter__(self) -> None:
-        method, visit = self.method, self.site.visit
-        method.visit, method._tally = visit, self.tally
-        self.fork = torch.random.fork_rng(self.devices)
-        self.fork.__enter__()
-        if self.drawn:
-            torch.set_rng_state(self.drawn[0])
-            for device, state in zip(self.devices, self.drawn[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-        else:
-            place = visit.round, visit.client, visit.repeat
-            torch.manual_seed(random_streams.derive_seed(self.site.engine.seed, "torch", *place))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.drawn = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self.devices)]
-        self.fork.__exit__(kind, error, trace)
-        self.method._tally = None
-        v = self.site.visit
-        who = "the server" if v.client == SERVER else f"client {v.client} ({v.size} images)"
-        where = f"{type(self.method).__name__}, {who}, round {v.round}"
-        if error is not None:
-            if isinstance(error, Exception) and not isinstance(error, RunError):
-                raise RunError(f"{where}: {type(error).__name__}: {error}") from error
-            return
-        for name, (total, _) in self.tally.items():
-            if name == "loss" and not bool(torch.isfinite(total).all()):
-                raise RunError(
-                    f"{where}: the loss is not finite. The last checkpoint is intact; lower the learning rate, "
-                    "or try --precision 32-true if this was mixed precision"
-                )
+def _state_names(group: Mapping[str, Any]) -> Sequence[str]:
+    """State that an optimiser keeps of a parameter in its shape: Adam two tensors, SGD with momentum one."""
+    return ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
 
 
-def _forked(device: torch.device) -> list[torch.device]:
-    """Devices whose generators a fork has to restore beside the CPU's."""
-    return [device] if device.type == "cuda" else []
-
-
-def _state_of(group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """Stands for the state of a parameter: Adam keeps two tensors of its shape, SGD with momentum one."""
-    slots = ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
-    return dict.fromkeys(slots, parameter)
-
-
-def _load_optimizers(optimizers: list[torch.optim.Optimizer], stored: list[list[dict[str, Any]]]) -> None:
-    for optimizer, states in zip(optimizers, stored, strict=bool(stored)):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for parameter, state in zip(parameters, states, strict=True):
-            if state:
-                optimizer.state[parameter] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-
-
-def _dump_optimizers(optimizers: list[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
-    return [[dict(o.state.get(p, {})) for g in o.param_groups for p in g["params"]] for o in optimizers]
+__all__ = ["ClientState", "LocalSite", "Outcome", "ReferenceEngine", "Sums", "Surroundings", "place"]

@@ -20,7 +20,7 @@ from benchmark.report.records import RunFolder, state
 from benchmark.suites.suite import PlannedRun
 from datamodules.common.errors import BenchError
 
-FIT = "benchmark.run.fit"
+FIT = "benchmark.run.fit_resolved"
 LOG = "output.log"
 POLL_S = 0.5
 

@@ -1,81 +1,131 @@
-"""How far other engines and devices end from the reference engine on the CPU, by method."""
+"""How far other engines and devices end from the reference engine, by method."""
 
 from typing import Any
 
 import torch
-from lightning import Fabric
 from torch import Tensor
 
 from benchmark.config import RunConfig, resolve
 from benchmark.federation.loop import Federation
-from benchmark.federation.stacked import unstackable
-from benchmark.perf.measure import Section, probe
+from benchmark.perf.federations import arithmetic, launched
+from benchmark.perf.measure import Section, attempt, probe
 from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
 from benchmark.run import make
 from methods.base import FedMethod
 
-ROUNDS, CLIENTS = 2, 6
+ROUNDS, CLIENTS, SLOTS = 2, 6, 3
 PRECISIONS = ("64-true", "32-true")
+ENGINES: dict[str, dict[str, Any]] = {
+    "reference": {},
+    "slots": {"slots": SLOTS, "replay": False},
+    "slots, replay": {"slots": SLOTS, "replay": True},
+}
 HOLDERS: dict[str, dict[str, Any]] = {
     "partial_clients": {"labelled_clients": 2},
     "server": {"num_labels": 40, "pipeline": "randaugment_uniform"},
     "all_clients": {"num_labels": 120, "pipeline": "randaugment_levels_cutout"},
 }
-SHORT: dict[str, Any] = {"warmup_rounds": 1, "server_pretrain": 1, "local_epochs": 1, "threshold": 0.12, "mix": False}
-NOTE = (
-    f"Distance of the global models after {ROUNDS} rounds on digits ({CLIENTS} clients, small CNN, the same views "
-    "everywhere, no mixup), over the distance that training has covered; -: the engine refuses the method. In double "
-    "precision the work is the same; in single precision rounding grows with every step, fastest where weights are "
-    "perturbed or labels are thresholded."
+SHORT = ("warmup_rounds", "server_pretrain", "server_epochs", "local_epochs")
+FLOWING = {"threshold": 0.1003, "pl_threshold": 0.1003, "confidence_gate": 0.05, "entropy_gate": 5.0}
+RUNS = (
+    f"Global models after {ROUNDS} rounds on digits: {CLIENTS} clients, small CNN, {SLOTS} slots, thresholds that "
+    "untrained networks reach, so that pseudo-labels flow; mix-up is on. `equal`: the same bits; a number: the "
+    "distance from the reference over the distance that training has covered."
+)
+HOST_NOTE = f"{RUNS} Views and draws are those of a run."
+DEVICE_NOTE = (
+    f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ between "
+    "devices; what a method itself draws on the device still differs, so hold such a row against the last columns "
+    "alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels of a GPU may "
+    "add in another order from run to run: rounding grows with every step in single precision."
 )
 
 
-def configured(method: str, precision: str) -> RunConfig:
-    """A short run of a method in the scenario it was made for, with thresholds that untrained networks reach."""
+def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> RunConfig:
+    """A short run of a method in the scenario it was made for: one warm-up round, one epoch, labels flow."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
-    short = {name: value for name, value in SHORT.items() if name in known}
+    short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
+    short |= {name: value for name, value in FLOWING.items() if name in known}
     held = {"scenario": cls.scenario, "num_clients": CLIENTS, "partition": "iid", **HOLDERS[cls.scenario]}
-    config = RunConfig(ClassSpec(method, short), ClassSpec("digits", held), rounds=ROUNDS, precision=precision)
-    return resolve(config)
+    return resolve(RunConfig(ClassSpec(method, short), ClassSpec("digits", held), rounds=rounds, precision=precision))
 
 
-def ends(method: str, precision: str, device: str = "cpu", stack: int | None = None) -> tuple[Tensor, Tensor]:
-    """All numbers of the global model before and after a run, float64."""
-    fabric = Fabric(accelerator=device, devices=1, precision=precision)  # type: ignore[arg-type]
-    fabric.launch()
-    config = configured(method, precision)
+def federation(
+    config: RunConfig, device: str = "cpu", same_views: bool = False, slots: int | None = None, replay: bool = True
+) -> Federation:
+    """The federation of a configuration; ``same_views``: every image looks the same at every place and time."""
+    fabric = launched(device, config.precision)
     made, data = make(config, fabric.device)
-    data.views = dict.fromkeys(data.views, data.views["test"])  # random ones would differ between devices
+    if same_views:
+        data.views = dict.fromkeys(data.views, data.views["test"])
     roster = data.roster(config.seed)
-    federation = Federation(made, data, roster, fabric, ROUNDS, config.seed, eval_every=ROUNDS, stack=stack)
-    before = _numbers(federation)
-    federation.run()
-    return before, _numbers(federation)
+    return Federation(
+        made, data, roster, fabric, config.rounds, config.seed, eval_every=config.rounds, slots=slots, replay=replay
+    )
+
+
+def ends(method: str, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
+    """All numbers of the global model before and after a run, float64; for the options see ``federation``."""
+    with arithmetic(precision):
+        made = federation(configured(method, precision), **options)
+        before = numbers(made)
+        made.run()
+        return before, numbers(made)
+
+
+def distance(reference: tuple[Tensor, Tensor], after: Tensor) -> str | float:
+    """How far a run ended from where the reference run ended."""
+    began, ended = reference
+    return "equal" if torch.equal(ended, after) else float((after - ended).norm() / (ended - began).norm())
+
+
+def compared(method: str, precision: str, engines: list[str], reference: dict[str, Any], **options: Any) -> list[Any]:
+    """Cells for some engines: how far each ends from the reference engine run with the options ``reference``."""
+    began = attempt(lambda: ends(method, precision, **reference))
+    if isinstance(began, str):
+        return [began] * len(engines)
+    return [
+        attempt(lambda name=name: distance(began, ends(method, precision, **ENGINES[name], **options)[1]))
+        for name in engines
+    ]
+
+
+def row(method: str) -> list[Any]:
+    """A method's engines on the CPU."""
+    engines = [name for name in ENGINES if name != "reference"]
+    return [method, *(cell for p in PRECISIONS for cell in compared(method, p, engines, {}))]
+
+
+def headers() -> list[str]:
+    """Names of the cells of ``row``."""
+    return ["method", *(f"{name}, {p}" for p in PRECISIONS for name in ENGINES if name != "reference")]
+
+
+def device_row(method: str, device: str) -> list[Any]:
+    """A method's engines on a device: against the CPU's reference, then against the reference on the device."""
+    cells: list[Any] = [method]
+    for p in PRECISIONS:
+        cells += compared(method, p, list(ENGINES), {"same_views": True}, device=device, same_views=True)
+    engines = [name for name in ENGINES if name != "reference"]
+    return [*cells, *compared(method, PRECISIONS[0], engines, {"device": device}, device=device)]
+
+
+def device_headers() -> list[str]:
+    """Names of the cells of ``device_row``."""
+    other = [f"{name} - CPU, {p}" for p in PRECISIONS for name in ENGINES]
+    own = [f"{name} - GPU, {PRECISIONS[0]}" for name in ENGINES if name != "reference"]
+    return ["method", *other, *own]
 
 
 def section() -> list[Section]:
-    """Every method; the engines on the CPU, and a GPU where there is one."""
-    variants: dict[str, dict[str, Any]] = {"stacked": {"stack": CLIENTS}}
-    if torch.cuda.is_available():
-        variants |= {"GPU": {"device": "cuda"}, "GPU, stacked": {"device": "cuda", "stack": CLIENTS}}
-    speed, rows = probe(), []
-    for method in known_names(KINDS["method"]):
-        row: list[Any] = [method]
-        reference = {precision: ends(method, precision) for precision in PRECISIONS}
-        refused = unstackable(make(configured(method, PRECISIONS[0]), torch.device("cpu"))[0])
-        for options in variants.values():
-            for precision, (before, after) in reference.items():
-                if refused and "stack" in options:
-                    row.append("-")
-                    continue
-                other = ends(method, precision, **options)[1]
-                row.append(float((other - after).norm() / (after - before).norm()))
-        rows.append(row)
-    headers = ["method", *(f"{name}, {precision}" for name in variants for precision in PRECISIONS)]
-    where = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return [Section(f"Agreement with the reference engine on the CPU{where}", headers, rows, NOTE, (speed, probe()))]
+    """Every method; the engines on the CPU."""
+    speed = probe()
+    rows = [row(method) for method in known_names(KINDS["method"])]
+    title = "Agreement with the reference engine on the CPU"
+    return [Section(title, headers(), rows, HOST_NOTE, (speed, probe()))]
 
 
-def _numbers(federation: Federation) -> Tensor:
-    return torch.cat([t.double().cpu().flatten() for t in federation.server.values()])
+def numbers(made: Federation) -> Tensor:
+    """The global model as one vector, float64, on the CPU."""
+    return torch.cat([t.double().cpu().flatten() for t in made.server.values()])

@@ -1,5 +1,7 @@
 """Federations over random images: speed does not depend on what they show."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,8 @@ def federation(
     precision: Any = "32-true",
     participants: int | None = None,
     fabric: Fabric | None = None,
-    stack: int | None = None,
+    slots: int | None = None,
+    replay: bool = True,
     **options: Any,
 ) -> Federation:
     """A federation of many rounds that is evaluated after the last one only; it sets the data up.
@@ -58,15 +61,44 @@ def federation(
         precision: as in Fabric.
         participants: clients per round; default: all.
         fabric: a launched Fabric; default: one process on the CPU.
-        stack: clients that train side by side; default: the reference engine.
+        slots: clients that train in turns; default: the reference engine.
+        replay: whether the slots record their steps and replay them.
         options: arguments of the method.
     """
-    if fabric is None:
-        fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-        fabric.launch()
+    fabric = fabric or launched("cpu", precision)
     data.place(fabric.device, torch.float32)
     data.setup()
     network = models.build(model, data.num_classes, image_size=data.image_size)
     made = find_class(method, KINDS["method"])(network, **options)
     roster = data.roster(0, participants)
-    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, stack=stack)
+    return Federation(
+        made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, slots=slots, replay=replay
+    )
+
+
+def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
+    """One process on a device (``cpu`` or ``cuda``)."""
+    fabric = Fabric(accelerator=device, devices=1, precision=precision)
+    fabric.launch()
+    return fabric
+
+
+@contextmanager
+def arithmetic(name: str) -> Iterator[Any]:
+    """Precision as Fabric names it, for such a name or for ``tf32``: single precision with TF32 in matrix products and
+    convolutions. TF32 is off for all other names.
+    """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    try:
+        yield "32-true" if name == "tf32" else name
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def synchronize(device: str) -> None:
+    """Wait for the work of a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()

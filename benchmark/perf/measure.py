@@ -18,11 +18,12 @@ from benchmark.launch.orphan import die_with_parent
 
 Unit = Callable[..., Any]
 REPEATS = 3
+WIDTH = 160
 HEAD = "## "
 INTRODUCTION = """# Speed
 
-Measured by `make perf`, which measures everything anew; a section names its machine, its code version, and the rate of
-a matrix product before and after it (on a quiet machine they are equal).
+Measured by `make perf` on CPUs and by `make perf-gpu` on a GPU, which measure everything anew; a section names its
+machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
 
 """
 
@@ -77,6 +78,21 @@ def probe() -> float:
     for _ in range(3):
         a @ a
     return 3 * 2 * 1536**3 / (time.perf_counter() - start) / 1e9
+
+
+def attempt(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns; if it fails, the error as a cell of a table."""
+    try:
+        return work()
+    except Exception as error:
+        return f"failed: {error_line(error)}"
+
+
+def error_line(error: BaseException) -> str:
+    """Type and first line of an error, cut where a table would become too wide."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
 
 
 def seconds(unit: Unit) -> float:

@@ -1,6 +1,6 @@
 """Batches without worker processes: positions are shuffled, views are cut in blocks on the device."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Stream:
         shuffle: a new order at every pass, else the order of ``index``.
         cycle: start over when exhausted, as often as the other streams of the client need.
         min_batch: shorter batches are left out (2 where a one-image batch breaks batch norm).
+        draws: name of the random streams for order and augmentation; by default the stream's own.
+        resample: draw this many positions with replacement at every pass, in place of each position once.
 
     Raises:
         ConfigError: no images per step, or a field of another length.
@@ -44,6 +46,8 @@ class Stream:
     shuffle: bool = True
     cycle: bool = False
     min_batch: int = 1
+    draws: str | None = None
+    resample: int | None = None
 
     def __post_init__(self) -> None:
         wrong = [name for name, values in self.fields.items() if len(values) != len(self.index)]
@@ -52,12 +56,35 @@ class Stream:
             raise ConfigError(f"a stream of {len(self.index)} images: {why}; align the fields, take 1 or more per step")
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.index) if self.resample is None or not len(self.index) else self.resample
+
+    def positions(self, order: torch.Generator) -> Tensor:
+        """Places in ``index`` that a pass walks through, in order, int64 ``[len(self)]``."""
+        if self.resample is not None:
+            return torch.randint(max(len(self.index), 1), (len(self),), generator=order)
+        return torch.randperm(len(self), generator=order) if self.shuffle else torch.arange(len(self))
 
     @property
     def usable(self) -> bool:
         """Whether a pass gives any batch: not for a stream without images, or with fewer than ``min_batch``."""
         return min(len(self), self.batch_size) >= max(self.min_batch, 1)
+
+
+@dataclass
+class Pass:
+    """One local epoch.
+
+    Args:
+        streams: what it walks through, by name; a step gets one batch of each.
+        steps: number of steps; ``None``: until the shortest stream that does not cycle ends.
+    """
+
+    streams: Mapping[str, Stream]
+    steps: int | None = None
+
+
+LocalWork = Sequence[Pass | Callable[[], Pass]]
+"""The local epochs of a visit in order; a function makes its own when its turn comes, from the model of that moment."""
 
 
 def _walk(
@@ -67,8 +94,7 @@ def _walk(
     block = max(1, BLOCK // size) * size
     while True:
         n = len(stream)
-        positions = torch.randperm(n, generator=order) if stream.shuffle else torch.arange(n)
-        positions = positions.to(device)
+        positions = stream.positions(order).to(device)
         for start in range(0, n, block):
             part = positions[start : start + block]
             index = stream.index[part]
@@ -104,7 +130,10 @@ def epoch(
         return
     if steps is None and all(s.cycle for s in live.values()):
         raise ConfigError("every stream of the client cycles: the pass needs a number of steps")
-    walks = {n: _walk(s, data, generator(f"order/{n}"), generator(f"augment/{n}")) for n, s in live.items()}
+    walks = {}
+    for name, stream in live.items():
+        draws = stream.draws or name
+        walks[name] = _walk(stream, data, generator(f"order/{draws}"), generator(f"augment/{draws}"))
     step = 0
     while steps is None or step < steps:
         batch = {}

@@ -26,16 +26,46 @@ class Backbone(nn.Module):
         return logits
 
 
-def mean_dropout(h: Tensor, probability: float, passes: int) -> Tensor:
+def mean_dropout(h: Tensor, probability: float, passes: int, generator: torch.Generator | None = None) -> Tensor:
     """Mean of ``passes`` versions of h [B, d], each with units dropped by a mask of its own.
 
-    The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean.
+    The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean. The masks
+    are drawn from ``generator``, on the device of h; by default from torch's own.
     """
-    kept = (torch.rand(passes, *h.shape, device=h.device) >= probability).sum(dim=0)
+    kept = (torch.rand(passes, *h.shape, generator=generator, device=h.device) >= probability).sum(dim=0)
     return h * kept / (passes * (1.0 - probability))
 
 
-class LinearHead(nn.Linear):
+class DropsUnits(nn.Module):
+    """Part of a head: drops units in training mode, with masks from the generator that ``draw_from`` gave it."""
+
+    generator: torch.Generator | None = None
+
+    def set_dropout(self, dropout: float) -> None:
+        """Choose the probability with which a unit is dropped.
+
+        Raises:
+            ConfigError: it lies outside [0, 1).
+        """
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
+        self.dropout = dropout
+
+    def drop(self, h: Tensor, passes: int) -> Tensor:
+        """Units h [B, d], in training mode their mean over ``passes`` dropout masks."""
+        if self.training and self.dropout:
+            return mean_dropout(h, self.dropout, passes, self.generator)
+        return h
+
+
+def draw_from(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Let all heads in a module draw their dropout masks from ``generator``; ``None``: from torch's own."""
+    for part in module.modules():
+        if isinstance(part, DropsUnits):
+            part.generator = generator
+
+
+class LinearHead(DropsUnits, nn.Linear):
     """A linear classifier that drops features with probability ``dropout`` in training mode (FedIRM needs that).
 
     The parameters and their names do not depend on ``dropout``.
@@ -46,12 +76,8 @@ class LinearHead(nn.Linear):
 
     def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
         super().__init__(feature_dim, num_classes)
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
-        self.dropout = dropout
+        self.set_dropout(dropout)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
         """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
-        if self.training and self.dropout:
-            features = mean_dropout(features, self.dropout, passes)
-        return super().forward(features)
+        return super().forward(self.drop(features, passes))

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.models.backbone import Backbone, mean_dropout
+from methods.models.backbone import Backbone, DropsUnits
 
 
-class ProjectionHead(nn.Module):
+class ProjectionHead(DropsUnits):
     """Linear d→d, ReLU, linear d→256 without activation, linear 256→classes (RSCFed, released code).
 
     With ``dropout`` > 0, units are dropped after the ReLU in training mode; FedIRM needs that. The parameters
@@ -20,18 +20,14 @@ class ProjectionHead(nn.Module):
 
     def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
-        self.dropout = dropout
+        self.set_dropout(dropout)
         self.hidden = nn.Linear(feature_dim, feature_dim)
         self.projection = nn.Linear(feature_dim, 256)
         self.classifier = nn.Linear(256, num_classes)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
         """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
-        h = F.relu(self.hidden(features))
-        if self.training and self.dropout:
-            h = mean_dropout(h, self.dropout, passes)
+        h = self.drop(F.relu(self.hidden(features)), passes)
         logits: Tensor = self.classifier(self.projection(h))
         return logits
 

@@ -10,7 +10,7 @@ The papers normalise in four ways, named by ``norm`` in the models that offer a 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -34,39 +34,47 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 
     In training mode it normalises with the batch and leaves its buffers alone. In evaluation mode it
     normalises with ``running_mean`` and ``running_var`` if they have been estimated, else with the batch.
-    Whether they have been is read from the buffer ``num_batches_tracked`` at each call of ``train()``,
-    ``eval()`` or ``load_state_dict()``: it travels with checkpoints and broadcasts, and a forward pass never
-    has to ask the device. Who copies into the buffers themselves switches afterwards.
+    Whether they have been is what the buffer ``num_batches_tracked`` says: it travels with checkpoints and
+    broadcasts. It is read when state is loaded, so that no forward pass has to ask the device.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features, eps=eps, momentum=None)
-        self.use_stored = False
+        self.estimated = False
         self.measures = False  # whether the statistics become those of the batch at hand
+        self._told_by: Tensor | None = None
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:
         """The stored mean and variance, [channels]."""
         return self.get_buffer("running_mean"), self.get_buffer("running_var")
 
-    def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation; evaluation uses stored statistics if there are any."""
-        super().train(mode)
-        self.use_stored = not mode and bool(self.num_batches_tracked)
-        return self
+    def note(self, count: Tensor) -> None:
+        """Learn from ``num_batches_tracked``, or from what is copied into it, whether there are statistics.
+
+        The same tensor is read once only: a whole round's clients load the same one.
+        """
+        if count is not self._told_by:
+            self.estimated, self._told_by = bool(count), count
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.train(self.training)
+        self.estimated, self._told_by = bool(self.num_batches_tracked), None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [B, C, H, W] per channel."""
         mean, var, weight, bias, eps = self.running_mean, self.running_var, self.weight, self.bias, self.eps
         if self.measures:
             return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
-        if self.use_stored:
+        if self.estimated and not self.training:
             return F.batch_norm(x, mean, var, weight, bias, eps=eps)
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+
+
+def static_norms(module: nn.Module) -> list[tuple[str, StaticBatchNorm2d]]:
+    """All static layers of a module, each with the name of its ``num_batches_tracked`` in the module's state."""
+    named = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, StaticBatchNorm2d)]
+    return [(f"{name}.num_batches_tracked", layer) for name, layer in named]
 
 
 def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
@@ -137,6 +145,7 @@ def reestimate(
         for layer in layers:
             layer.measures = False
             layer.get_buffer("num_batches_tracked").fill_(len(found))
+            layer.estimated, layer._told_by = bool(found), None
         model.train(training)
     if not found:
         raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")

@@ -5,6 +5,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.common.errors import ConfigError
+from methods.parts.tensors import one_hot
+
+
+def class_counts(labels: Tensor, num_classes: int, kept: Tensor | None = None) -> Tensor:
+    """Images per class, int64 ``[C]``, from their labels ``[N]`` (Eqs. 6, 19); nothing is read back to the host.
+
+    Args:
+        labels: int64 ``[N]``.
+        num_classes: C.
+        kept: bool ``[N]``, images that count; all of them by default.
+    """
+    members = one_hot(labels, num_classes)
+    if kept is not None:
+        members = members & kept[:, None]
+    return members.sum(dim=0)
 
 
 def class_share(counts: Tensor) -> Tensor:
@@ -36,8 +51,8 @@ def tail_classes(counts: Tensor, beta: float = 0.3, rule: str = "share") -> Tens
         raise ConfigError(f"tail_beta={beta}: tail classes have less than this part of an equal share; 0 is none")
     if rule not in ("share", "paper_scaled"):
         raise ConfigError(f"tail_rule {rule!r} is unknown; choose share or paper_scaled")
-    share = class_share(counts)
-    return share < (beta / 10.0 if rule == "share" else beta / len(counts))
+    cut = beta / 10.0 if rule == "share" else beta / len(counts)
+    return class_share(counts) < cut
 
 
 def assign(probabilities: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,21 +60,24 @@ def assign(probabilities: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Ten
 
     Args:
         probabilities: ``[B, C]``.
-        thresholds: ``[C]``; the first class is confident strictly above its own.
-        tail: bool ``[C]``; an image that is not confident is kept if its second class is one of them.
+        thresholds: ``[C]``; the first class is confident strictly above its own (Eq. 14).
+        tail: bool ``[C]``; an image that is not confident is kept if its second class is one of them (Eq. 16).
     """
     confidence, first = probabilities.max(dim=1)
-    second = probabilities.scatter(1, first[:, None], 0.0).argmax(dim=1)
+    second = probabilities.scatter(1, first[:, None], 0.0).argmax(dim=1)  # Eq. 15
     confident = confidence > thresholds[first]
-    rescued = tail[second] & (confidence <= thresholds[first])
+    rescued = (confidence <= thresholds[first]) & tail[second]
     return torch.where(rescued, second, first), confident, rescued
 
 
 def storage_order(confident: Tensor, rescued: Tensor, batch_size: int) -> Tensor:
-    """Positions of the kept samples: batch by batch of the loader, in each the confident first (released code)."""
+    """Positions of the kept samples: batch by batch of the loader, in each the confident first (released code).
+
+    How many there are is read back to the host: it decides how many steps the client takes.
+    """
     kept = (confident | rescued).nonzero()[:, 0]
-    key = 2 * (kept // batch_size) + rescued[kept]
-    return kept[key.argsort(stable=True)]
+    batch = kept // batch_size
+    return kept[(2 * batch + rescued[kept]).argsort(stable=True)]
 
 
 def batch_loss(logits: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:

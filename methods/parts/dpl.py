@@ -6,7 +6,7 @@ alike, and nowhere else: never inside a loss, never at test time.
 
 from torch import Tensor
 
-from methods.parts.ops import wide
+from methods.parts.tensors import wide
 
 
 def app_u(probabilities: Tensor) -> Tensor:

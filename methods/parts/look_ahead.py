@@ -6,6 +6,7 @@ different masks. Neither changes a parameter or a buffer of the network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from datamodules.common.errors import RunError
-from methods.parts.ops import set_gradient
+from methods.parts.tensors import set_gradient
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
@@ -121,11 +122,13 @@ class WeightNet(nn.Sequential):
                 x = layer(x)
             return x.squeeze(1)
 
-    def reset_parameters(self) -> None:
-        """Draw torch's default initialisation again."""
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw torch's default initialisation of linear layers again, layer by layer, weights before biases."""
         for layer in self:
             if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
+                bound = 1 / sqrt(layer.in_features)
+                nn.init.kaiming_uniform_(layer.weight, a=sqrt(5), generator=generator)
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
 
 def learning(net: nn.Module) -> list[nn.Parameter]:
@@ -134,9 +137,13 @@ def learning(net: nn.Module) -> list[nn.Parameter]:
 
 
 def step_along(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
-    """One step of the optimiser with these gradients, one per parameter."""
+    """One step of the optimiser with these gradients, one per parameter.
+
+    Autocast then forgets the half-precision copies that it keeps of parameters: this step has made them out of date.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         set_gradient(parameter, gradient)
     optimizer.step()
     optimizer.zero_grad()
+    torch.clear_autocast_cache()

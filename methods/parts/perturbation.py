@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from methods.parts.ops import wide
+from methods.parts.tensors import wide
 
 Tensors = Mapping[str, Tensor]
 

@@ -1,17 +1,17 @@
-"""Training on labelled clients with a residual weight connection: what FedAvg(+) and CBAFed share."""
+"""The residual weight connection, and training on labelled clients with it: what FedAvg(+) and CBAFed share."""
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Upload
-from methods.parts import ops
 
 
 class LabelledClients(FedMethod, ABC):
@@ -35,19 +35,20 @@ class LabelledClients(FedMethod, ABC):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require(res_client_alpha=0 <= res_client_alpha <= 1, res_skip=res_skip >= 1)
+        self.require("from 0 to 1", res_client_alpha=0 <= res_client_alpha <= 1)
+        self.require("from 1", res_skip=res_skip >= 1)
         self.reference: nn.Module | None = None
         if res_client_alpha:
             self.reference = copy.deepcopy(model).requires_grad_(False)
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """The round's participants that hold labels.
 
         Raises:
             ConfigError: nobody does.
         """
         if not roster.labelled:
-            raise ConfigError("no client holds labels; choose data.scenario=partial_clients, or --method server_only")
+            raise ConfigError("no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server")
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -64,6 +65,37 @@ class LabelledClients(FedMethod, ABC):
         """The residual connection of the global model after the aggregation of ``round``."""
 
     def mix(self, reference: nn.Module, index: int) -> None:
-        """Draw the model back to ``reference`` after the 0-based round or epoch ``index``, if it is time."""
-        h, first = self.hparams, self.hparams["res_client_reference"] == "first"
-        ops.residual_connection(reference, self.model, index, h["res_client_alpha"], h["res_skip"], first)
+        """The residual connection of the clients' kind after the 0-based round or epoch ``index`` (Eqs. 1, 3)."""
+        h = self.hparams
+        after_first = h.res_client_reference == "first"
+        residual_connection(reference, self.model, index, h.res_client_alpha, h.res_skip, after_first)
+
+
+@torch.no_grad()
+def residual_connection(
+    reference: nn.Module, model: nn.Module, index: int, alpha: float, every: int, first: bool = True
+) -> None:
+    """Residual weight connection after unit ``index``, a round or an epoch (CBAFed Eqs. 1, 3, 21; released code).
+
+    After every ``every``-th unit, ``model <- alpha * reference + (1 - alpha) * model``, and the result becomes the new
+    reference. All tensors are mixed, batch-norm statistics included; mixed counters are truncated.
+
+    Args:
+        reference: a module of the same kind; changed in place.
+        model: changed in place.
+        index: 0-based number of the unit that just ended; unit 0 never mixes.
+        alpha: weight of the reference; 0 switches the connection off.
+        every: units between two mixes.
+        first: the first reference is the model after unit 0, instead of what the reference holds.
+    """
+    if alpha == 0:
+        return
+    pairs = list(zip(reference.state_dict().values(), model.state_dict().values(), strict=True))
+    if index == 0:
+        if first:
+            for old, new in pairs:
+                old.copy_(new)
+    elif index % every == 0:
+        for old, new in pairs:
+            new.copy_(alpha * old + (1.0 - alpha) * new)
+            old.copy_(new)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.common import streams as random_streams
 from datamodules.partition.roster import Roster
-from methods.base import Batch, FedMethod, Site, Stream, Upload
+from methods.base import Batch, FedMethod, Pass, Site, Stream, Upload
 from methods.models.norm import Weighting, reestimate
 from methods.parts.aggregation import weighted_mean
 
@@ -70,13 +70,13 @@ class ServerMomentum(FedMethod, ABC):
         super().__init__(
             model, momentum=momentum, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base
         )
-        self.require(server_momentum=0 <= server_momentum < 1)
+        self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
         self.velocity = copy.deepcopy(model).requires_grad_(False)
         for value in self.velocity.parameters():
             value.zero_()
 
     @abstractmethod
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """See ``FedMethod``."""
 
     def learning_rate(self) -> float:
@@ -136,31 +136,26 @@ class LabelsAtServer(ServerMomentum):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
-        self.require(
-            server_batch_size=server_batch_size >= 1,
-            server_pretrain=server_pretrain >= 0,
-            sbn_batch=sbn_batch >= 1,
-            sbn_labelled_batch=sbn_labelled_batch is None or sbn_labelled_batch >= 1,
-        )
+        self.require("from 0", server_pretrain=server_pretrain >= 0)
+        self.require("from 1", server_batch_size=server_batch_size >= 1, sbn_batch=sbn_batch >= 1)
+        self.require("from 1, or null", sbn_labelled_batch=sbn_labelled_batch is None or sbn_labelled_batch >= 1)
         self.active: list[int] | None = None
 
-    def plan(self, round: int, roster: Roster) -> list[list[int]]:
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """The roster's draw, remembered for the norm statistics."""
-        cohorts = super().plan(round, roster)
+        cohorts = super().select_clients(round, roster)
         self.active = sorted(set().union(*cohorts))
         return cohorts
 
-    def server_start(self, server: Site) -> None:
-        """Pre-training."""
-        for _ in range(self.hparams["server_pretrain"]):
-            self.server_step(server)
-
     def server_step(self, server: Site) -> None:
-        """Fine-tune on the server's labels, where it has any."""
-        data, size = server.data, self.hparams["server_batch_size"]
-        if len(data.labelled):
-            stream = Stream(data.labelled, size, self.views["labelled"], {"y": data.labels})
-            server.fit({"labelled": stream}, self.hparams["server_epochs"])
+        """Fine-tune on the server's labels, where it has any; before the first round as often as pre-training says."""
+        data = server.data
+        if not len(data.labelled):
+            return
+        stream = Stream(data.labelled, self.hparams.server_batch_size, self.views["labelled"], {"y": data.labels})
+        work = [Pass({"labelled": stream})] * self.hparams.server_epochs
+        for _ in range(self.hparams.server_pretrain if server.visit.before_first_round else 1):
+            server.fit(work)
 
     @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:

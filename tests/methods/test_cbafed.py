@@ -1,6 +1,7 @@
 """CBAFed: released selection and weights through the hooks, equalities of the sheet, guards, and every switch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite
+from benchmark.federation.recording import count_host_reads
+from benchmark.federation.reference import LocalSite, Outcome, Surroundings
 from benchmark.report.records import readings
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
@@ -18,10 +20,10 @@ from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
 from federations import make_data, make_federation, make_method, plain_fabric, run_rows
 from golden_files import load
-from methods.base import Upload, Visit
+from methods.base import FedMethod, Stream, Upload, Visit
 from methods.cbafed import CBAFed
+from methods.parts.aggregation import share_weights
 from methods.parts.class_balance import assign
-from methods.parts.ops import share_weights
 
 SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
 SEQUENCES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
@@ -105,7 +107,7 @@ def test_released_unlabelled_client(case: dict[str, Any], monkeypatch: pytest.Mo
     method.load_tensors({"thresholds": torch.tensor(given["thresholds"]), "tail": tail})
     monkeypatch.setattr(torch, "randperm", lambda n, generator=None: torch.arange(n))
     site = FakeSite(logits)
-    stream = method.client_prepare(site)["pseudo"]
+    stream = pseudo_set(method, site)
     assert torch.equal(stream.fields["x"], logits[stream.index])
     seen, taken = [], 0
     for batch in epoch({"pseudo": stream}, None, lambda purpose: None):
@@ -119,7 +121,7 @@ def test_released_unlabelled_client(case: dict[str, Any], monkeypatch: pytest.Mo
         assert torch.equal(batch["pseudo"]["x"], logits[stream.index[taken : taken + n]])
         taken += n
     assert seen == out["train_batches_index_label"]
-    upload = method.client_finish(site)
+    upload = method.make_upload(site)
     assert upload.weight == out["num_train"]
     assert upload.stats["counts"].tolist() == out["class_counts"]
     assert sum(int(selected.sum()) for _, _, selected in site.reported) == out["num_train"]
@@ -187,10 +189,12 @@ def test_labelled_client_connection_over_eleven_epochs() -> None:
         method, seen = CBAFed(nn.Linear(1, 1), 2, warmup_rounds=3), []
         method.visit = visit
         method.load_tensors(constant(method, 0.0))
-        method.client_start(first=True)
-        for number in range(11):
+        fit = SimpleNamespace(current_epoch=0)
+        method._trainer = fit
+        method.on_train_start()
+        for fit.current_epoch in range(11):
             method.load_tensors(constant(method, float(method.model.bias.detach()) + 1))
-            method.on_local_epoch_end(number, 11)
+            method.on_train_epoch_end()
             seen.append(float(method.model.bias.detach()))
         assert seen == pytest.approx(wanted, abs=1e-3)
 
@@ -265,7 +269,18 @@ def at_unlabelled_client(made: Federation) -> Any:
     visit = unlabelled_visit(made)
     made.method.load_tensors(made.server)
     made.method.visit = visit
-    return LocalSite(made.engine, made.data.client(visit.client), visit, [])
+    return LocalSite(made.method, made.engine.around, made.data.client(visit.client), visit, [])
+
+
+def pseudo_set(method: CBAFed, site: Any) -> Stream:
+    """What an unlabelled client walks through in its only epoch."""
+    (work,) = method.local_work(site)
+    return (work() if callable(work) else work).streams["pseudo"]
+
+
+def visited(made: Federation, visit: Visit) -> Outcome:
+    """What comes of a client's visit that has kept nothing."""
+    return made.engine.client(visit, made.engine.sent(visit, made.server), None)[0]
 
 
 def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
@@ -274,8 +289,8 @@ def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
     made.run_round(0)
     site = at_unlabelled_client(made)
     before = {k: v.clone() for k, v in made.method.state_dict().items()}
-    stream = made.method.client_prepare(site)["pseudo"]
-    assert all(torch.equal(v, before[k]) for k, v in made.method.state_dict().items())
+    stream = pseudo_set(made.method, site)
+    assert all(torch.equal(v, before[k]) for k, v in made.method.state_dict().items() if k != "counts")
     assert sorted(stream.index.tolist()) == sorted(site.data.unlabelled.tolist())
     assert not stream.views and not stream.shuffle
     made.method.eval()
@@ -287,7 +302,7 @@ def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -
     """pl_view = clean stores labels only."""
     made = federation(tail_enabled=False, pl_threshold=0.0, pl_view="clean")
     made.run_round(0)
-    stream = made.method.client_prepare(at_unlabelled_client(made))["pseudo"]
+    stream = pseudo_set(made.method, at_unlabelled_client(made))
     assert dict(stream.views) == {"x": "weak"} and set(stream.fields) == {"y"}
     made.method.eval()
     with torch.no_grad():
@@ -322,9 +337,9 @@ def test_a_last_batch_of_one_is_counted_but_not_trained_on() -> None:
     """17 kept images in batches of 16: one step, weight 17; and with batch norm no error."""
     made = federation(data=small(make_data(), 17), pl_threshold=0.0, tail_enabled=False)
     made.run_round(0)
-    upload, _, tally, _ = made.engine.client(unlabelled_visit(made), made.server, None)
-    assert upload.weight == 17.0
-    assert tally["loss"][1] == 1
+    outcome = visited(made, unlabelled_visit(made))
+    assert outcome.upload.weight == 17.0
+    assert outcome.sums["loss"][1] == 1
 
 
 def test_clients_of_both_kinds_are_refused() -> None:
@@ -338,15 +353,19 @@ def test_clients_of_both_kinds_are_refused() -> None:
 def test_plan_epochs_and_rates() -> None:
     """Warm-up: labelled clients, one epoch; then everybody, 11 epochs or 1; lr 0.03 or 0.02."""
     method, roster = make_method("cbafed", warmup_rounds=2), Roster(10, (0,), seed=0)
-    assert [method.plan(r, roster) for r in (0, 1, 2)] == [[[0]], [[0]], [list(range(10))]]
-    found = []
-    for visit in (Visit(round=1), Visit(round=2), Visit(round=2, labelled=False)):
+    assert [method.select_clients(r, roster) for r in (0, 1, 2)] == [[[0]], [[0]], [list(range(10))]]
+    data = small(make_data())
+
+    def found(method: FedMethod, visit: Visit) -> tuple[int, float]:
         method.visit = visit
-        found.append((method.epochs(), method.learning_rate()))
-    assert found == [(1, 0.03), (11, 0.03), (1, 0.02)]
+        site = LocalSite(method, Surroundings(data, seed=0, rounds=3), data.client(visit.client), visit, [])
+        return len(method.local_work(site)), method.learning_rate()
+
+    assert found(method, Visit(round=1, size=40)) == (1, 0.03)
+    assert found(method, Visit(round=2, size=40)) == (11, 0.03)
+    assert found(method, Visit(round=2, client=1, labelled=False, size=40)) == (1, 0.02)
     both = make_method("cbafed", warmup_rounds=2, warmup_mode="local_then_avg")
-    both.visit = Visit(round=1)
-    assert both.epochs() == 11
+    assert found(both, Visit(round=1, size=40)) == (11, 0.03)
 
 
 def test_rows_show_the_selection_by_class() -> None:
@@ -384,11 +403,11 @@ def test_strategies_take_the_same_number_of_steps() -> None:
     for strategy in ("fixed", "rebuilt", "batch"):
         made = federation(pl_set=strategy, local_epochs=5, pl_threshold=0.0, tail_enabled=False)
         made.run_round(0)
-        upload, _, tally, _ = made.engine.client(unlabelled_visit(made), made.server, None)
-        assert tally["loss"][1] == 15
-        assert upload.weight == pytest.approx(40.0)
+        outcome = visited(made, unlabelled_visit(made))
+        assert outcome.sums["loss"][1] == 15
+        assert outcome.upload.weight == pytest.approx(40.0)
         given = 40 * {"fixed": 1, "rebuilt": 5, "batch": 5}[strategy]
-        assert tally["pseudo/selected"][1] == given
+        assert outcome.sums["pseudo/selected"][1] == given
 
 
 def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
@@ -396,14 +415,55 @@ def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
     made = federation(pl_set="batch", pl_threshold=0.0, tail_enabled=False)
     made.run_round(0)
     site = at_unlabelled_client(made)
-    stream = made.method.client_prepare(site)["unlabelled"]
+    (work,) = made.method.local_work(site)
     made.method.train()
-    batch = next(epoch({"unlabelled": stream}, made.data, site.generator))
-    made.method._tally = {}
+    batch = next(epoch(work.streams, made.data, site.generator))
     loss = made.method.training_step(batch, 0)
     with torch.no_grad():
         logits = made.method(batch["unlabelled"]["x"])
     torch.testing.assert_close(loss.detach(), F.cross_entropy(logits, logits.argmax(dim=1)))
+
+
+def test_a_step_on_a_batch_reads_nothing_back_and_counts_what_it_kept() -> None:
+    """The counts of an epoch's batches add up to the images kept, over the number of epochs."""
+    made = federation(pl_set="batch", local_epochs=2, cba_tau=0.12)
+    made.run_round(0)
+    site, method = at_unlabelled_client(made), made.method
+    first, _ = method.local_work(site)
+    assert float(method.counts.sum()) == 0
+    method.train()
+    kept = torch.zeros(10)
+    for batch in epoch(first.streams, made.data, site.generator):
+        with torch.no_grad():
+            p = method.predict(batch["unlabelled"]["x"])
+        labels, confident, rescued = assign(p, method.thresholds, method.tail)
+        kept += torch.bincount(labels[confident | rescued], minlength=10)
+        with count_host_reads() as reads:
+            method.training_step(batch, 0)
+        assert not reads
+    assert 0 < float(kept.sum()) < 40
+    torch.testing.assert_close(method.counts, kept / 2)
+
+
+def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:
+    """Each epoch's labels are those of the model of that moment; nothing is labelled before the first epoch."""
+    made = federation(pl_set="rebuilt", local_epochs=3, pl_threshold=0.0, tail_enabled=False)
+    made.run_round(0)
+    site, method = at_unlabelled_client(made), made.method
+    work = method.local_work(site)
+    assert len(work) == 3 and all(callable(part) for part in work)
+    assert float(method.counts.sum()) == 0
+    orders = []
+    for part in work:
+        with torch.no_grad():
+            for value in method.model.parameters():
+                value.add_(0.1 * torch.randn(value.shape))
+        stream = part().streams["pseudo"]
+        orders.append(stream.index.tolist())
+        with torch.no_grad():
+            labels = method.eval().predict(stream.fields["x"]).argmax(dim=1)
+        assert torch.equal(labels, stream.fields["y"])
+    assert orders[0] != orders[1] != orders[2]
 
 
 def test_statistics_that_stay_local() -> None:
@@ -421,7 +481,7 @@ def test_statistics_that_stay_local() -> None:
     visit, kept = replace(unlabelled_visit(made), round=2, first=False), made.clients[1]
     made.method.load_tensors({**made.server, **kept.tensors})
     made.method.visit = visit
-    made.method.client_start(first=False)
+    made.method.local_work(LocalSite(made.method, made.engine.around, made.data.client(1), visit, []))
     assert torch.equal(made.method.state_dict()[name], uploads[1].tensors[name])
 
 

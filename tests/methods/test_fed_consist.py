@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.recording import count_host_reads
 from federations import few_data, make_federation, run_rows
 from golden_files import load
-from methods.base import Visit
+from methods.base import Tally, Visit
 from methods.fed_consist import FedConsist
 
 GOLDEN = load("rscfed/local_update_unlabelled")
@@ -42,21 +44,20 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
         clip_norm=c["max_grad_norm"],
         batch_size=c["batch_size"],
     )
-    state: dict[Any, Any] = {}
+    states: OptimizerStates = []
     for number, call in enumerate(case["calls"]):
         method.visit = Visit(round=10 + number, labelled=False)
         method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
-        method.client_start(first=number == 0)
         method.train()
-        optimizer = method.configure_optimizers()
-        if state:
-            optimizer.load_state_dict(state)
-        method._tally = {}
-        for i, views in enumerate(call["inputs"]["batches"]):
-            batch = {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}
-            method.local_step(batch, i, optimizer)
-            method.on_train_batch_end(None, batch, i)
-        state = optimizer.state_dict()
+        method._tally = Tally()
+        fit = Fit(method, states)
+        batches = [
+            {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}
+            for views in call["inputs"]["batches"]
+        ]
+        for _ in fit.run(1, lambda epoch, batches=batches: batches):
+            pass
+        states = kept_states(method, fit.optimizers)
         out, loss = call["outputs"], method.tallied("loss")
         close(loss, torch.tensor(out["mean_loss"]))
         assert int(method.teacher_step) == out["iter_num_after"]
@@ -66,7 +67,7 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
             close(method.teacher.state_dict()[name], value)
     # The reference file recorded the live buffers: both calls show the momentum after the last one.
     for i, value in case["calls"][-1]["outputs"]["momentum_after"].items():
-        close(state["state"][int(i)]["momentum_buffer"], value)
+        close(states[0][int(i)]["momentum_buffer"], value)
 
 
 def close(ours: Tensor | None, golden: Tensor) -> None:
@@ -91,7 +92,7 @@ def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> 
     federation.run_round(0)
     visit = federation.visits(1)[-1]
     assert not visit.labelled
-    upload, *_ = federation.engine.client(visit, federation.server, None)
+    upload = federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)[0].upload
     assert upload is not None
     assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
 
@@ -114,7 +115,7 @@ def test_initial_teacher() -> None:
         method.load_tensors(federation.engine.initial)
         method.load_tensors(federation.server)
         method.visit = Visit(round=1, labelled=False)
-        method.client_start(first=True)
+        method.on_train_start()
         equal = all(
             torch.equal(t, m) for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
         )
@@ -127,9 +128,29 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.run_round(0)
     federation.run_round(1)
     visit = replace(federation.visits(2)[0], first=False)
-    federation.engine.arrive(visit, federation.method.broadcast(federation.server, visit), federation.clients[0])
+    federation.engine.arrive(visit, federation.engine.sent(visit, federation.server), federation.clients[0])
+    federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])
+
+
+def test_the_birth_of_the_teacher_reads_nothing_back() -> None:
+    """Born where it has made no step, and kept where it has; the device decides that alone."""
+    method = FedConsist(Toy(), warmup_rounds=1)
+    with torch.no_grad():
+        for value in method.model.parameters():
+            value.add_(1.0)
+    method.model.bn.num_batches_tracked.fill_(7)
+    before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
+    student = method.model.state_dict()
+    for round, steps, born in ((0, 0, False), (1, 3, False), (1, 0, True)):
+        method.visit = Visit(round=round, labelled=False)
+        method.teacher_step.fill_(steps)
+        with count_host_reads() as reads:
+            method.on_train_start()
+        assert not reads
+        wanted = student if born else before
+        assert all(torch.equal(value, wanted[name]) for name, value in method.teacher.state_dict().items())
 
 
 def test_warmup_trains_labelled_clients_only() -> None:

@@ -11,7 +11,7 @@ from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method, run_rows
 from golden_files import load
-from methods.parts.ops import residual_connection
+from methods.parts.residual import residual_connection
 
 CASES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
 
@@ -23,15 +23,16 @@ def test_objective_and_participants() -> None:
     torch.testing.assert_close(
         method.training_step({"labelled": {"x": x, "y": y}}, 0), F.cross_entropy(method.model(x), y)
     )
-    assert method.plan(3, Roster(6, (1, 4))) == [[1, 4]]
+    assert method.select_clients(3, Roster(6, (1, 4))) == [[1, 4]]
     sampled = Roster(100, tuple(range(0, 100, 2)), participants=10)
-    assert method.plan(3, sampled) == [[c for c in sampled.sample(3) if c % 2 == 0]]
+    assert method.select_clients(3, sampled) == [[c for c in sampled.sample(3) if c % 2 == 0]]
 
 
 def test_the_lower_bound_is_the_model_of_the_labelled_client() -> None:
     """With one labelled client the global model is its model; the images of the others change nothing."""
     run = make_federation("fedavg", few_data(5, 1), rounds=2)
-    upload = run.engine.client(run.visits(0)[0], run.server, None)[0]
+    visit = run.visits(0)[0]
+    upload = run.engine.client(visit, run.engine.sent(visit, run.server), None)[0].upload
     assert upload is not None
     row = run.run_round(0)
     assert row is not None and row["visits"] == 1
@@ -44,7 +45,9 @@ def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     site = data._clients[1]
     data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
     run = make_federation("fedavg", data, rounds=1)
-    uploads = [run.engine.client(visit, run.server, None)[0] for visit in run.visits(0)]
+    visits = run.visits(0)
+    outcomes, _ = run.engine.visits(visits, run.server, {})
+    uploads = [outcomes[visit.client, visit.repeat].upload for visit in visits]
     run_rows(run)
     sizes = [data.client(c).size for c in range(3)]
     assert sizes == [83, 20, 83]
@@ -107,6 +110,14 @@ def test_everything_is_mixed_and_counters_are_truncated() -> None:
         assert float(mixed) == pytest.approx(0.7 * 1 + 0.3 * 6)
         assert float(mixed.running_mean) == pytest.approx(2.5)
         assert int(mixed.num_batches_tracked) == 2
+
+
+def test_unit_zero_only_sets_the_reference() -> None:
+    """first: the model after unit 0 is the first reference; else the reference stays what it was."""
+    for first, expected in ((True, 6.0), (False, 1.0)):
+        model, reference = Scalar(6.0), Scalar(1.0)
+        residual_connection(reference, model, 0, 0.8, 5, first)
+        assert (float(model), float(reference)) == (6.0, expected)
 
 
 def test_no_mix_without_alpha_or_between_the_steps() -> None:

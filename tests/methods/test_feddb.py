@@ -13,7 +13,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
-from federations import FewDigits, make_method, plain_fabric, run_rows
+from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
@@ -46,11 +46,16 @@ def warm_start() -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def federation(rounds: int = 2, data: Digits | None = None, name: str = "feddb", **args: Any) -> Federation:
+def federation(
+    rounds: int = 2, data: Digits | None = None, name: str = "feddb", double: bool = False, **args: Any
+) -> Federation:
     """A method around the warm network, with a threshold that part of the images pass."""
     method = make_method(name, **{"threshold": 0.7, "lr": 0.01, **args})
     method.model.load_state_dict(warm_start())
     data = data or small_data()
+    if double:
+        method.double()
+        data.place(torch.device("cpu"), torch.float64)
     return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
 
 
@@ -218,8 +223,7 @@ def test_clients_weigh_by_app_u_and_never_by_size() -> None:
 def test_local_steps_are_full_batches_on_fixed_labels() -> None:
     """Five steps per client and round, each on all labelled and all confident images; labels never change."""
     run, batches = federation(rounds=1, dma="off"), []
-    step = run.method.local_step
-    run.method.local_step = lambda batch, *rest: (batches.append((run.method.visit.client, batch)), step(batch, *rest))
+    run.method.on_train_batch_start = lambda batch, _: batches.append((run.method.visit.client, batch))
     run.run_round(0)
     for client in range(3):
         seen = [batch for c, batch in batches if c == client]
@@ -277,24 +281,19 @@ def test_pseudo_labels_are_debiased_and_the_app_u_covers_everything(monkeypatch:
 
 def test_local_training_is_what_plain_torch_computes() -> None:
     """Losses, clipping, Nesterov momentum, decay and the APP-U of one visit, recomputed by hand in float64."""
-    run = federation(rounds=3, clip_norm=0.5)
-    run.method.double()
-    run.data.place(torch.device("cpu"), torch.float64)
-    run.server = run.method.tensors("shared", "server")
-    run.engine.initial = run.method.tensors("personal", "local")
+    run = federation(rounds=3, clip_norm=0.5, double=True)
     batches: list[Any] = []
-    step = run.method.local_step
-    run.method.local_step = lambda batch, *rest: (batches.append(batch), step(batch, *rest))
+    run.method.on_train_batch_start = lambda batch, _: batches.append(batch)
     visit = run.visits(0)[0]
     start: dict[str, Tensor] = {k: v.clone() for k, v in run.server.items()}
-    upload, _, _, _ = run.engine.client(visit, run.server, None)
+    upload = visited(run, visit)[0].upload
     method = run.method
     method.load_tensors(start)
     method.eval()
     parameters = list(method.model.parameters())
     buffers = [torch.zeros_like(p) for p in parameters]
     site_views = run.data.client(visit.client).unlabelled
-    site = LocalSite(run.engine, run.data.client(visit.client), visit, [])
+    site = site_of(run, visit)
     with torch.no_grad():
         average = app_u(torch.cat([method.predict(x) for x in site.views("weak", site_views, size=250)]))
     method.train()
@@ -320,8 +319,7 @@ def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
     """Plain cross-entropy in batches of 64 (here 8), aggregated all the same; the APP-U keeps its first value."""
     run = federation(rounds=1, threshold=1.1, labelled_only_batch=8)
     batches: list[Any] = []
-    step = run.method.local_step
-    run.method.local_step = lambda batch, *rest: (batches.append(batch), step(batch, *rest))
+    run.method.on_train_batch_start = lambda batch, _: batches.append(batch)
     uploads, _, _ = run.run_visits(run.visits(0))
     sizes = [len(run.data.client(k).labelled) for k in range(3)]
     assert len(uploads) == 3

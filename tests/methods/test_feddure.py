@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
-from federations import make_data, plain_fabric
-from methods.base import Batch, Site, Visit
+from federations import make_data, plain_fabric, visited
+from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
 from methods.parts import look_ahead as meta
+from methods.parts.schedules import release_rate
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/feddure/paper_step_sgd.json").read_text())
 
@@ -71,6 +73,18 @@ def batch_of(case: dict[str, Any]) -> Batch:
     }
 
 
+def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
+    """Joint steps with the networks as they stand, the first of them number ``first`` of the visit."""
+    method._tally = Tally()
+    method.joint_steps = first
+    fit = Fit(method, [])
+    method._trainer = fit
+    for number, batch in enumerate(batches):
+        method.on_train_batch_start(batch, number)
+        fit.step(batch, number)
+        fit.global_step += 1
+
+
 def name_of(case: dict[str, Any]) -> str:
     return "-".join([f"bn{case['batchnorm']:d}", *map(str, case["flags"].values())])
 
@@ -86,8 +100,7 @@ def equal(module: nn.Module, expected: dict[str, Tensor], tolerance: float = 1e-
 def test_joint_step(case: dict[str, Any], form: str) -> None:
     """F-reg, C-reg, d, m and the local model after one step, in double precision, in every variant."""
     method, out = toy_method(case, freg_gradient=form), case["outputs"]
-    method._tally = {}
-    method.local_step(batch_of(case), 0, method.configure_optimizers())
+    take_steps(method, [batch_of(case)])
     freg = method.freg
     assert freg is not None
     for layer, number in (("linear1", "0"), ("linear2", "2")):
@@ -103,10 +116,7 @@ def test_joint_step(case: dict[str, Any], form: str) -> None:
 def step(case: dict[str, Any], count: int = 1, **args: Any) -> FedDure:
     """The method after some joint steps on the case's batch."""
     method = toy_method(case, **args)
-    method._tally = {}
-    optimizers = method.configure_optimizers()
-    for number in range(count):
-        method.local_step(batch_of(case), number, optimizers)
+    take_steps(method, [batch_of(case)] * count)
     return method
 
 
@@ -178,8 +188,7 @@ def test_released_step(number: int) -> None:
     given = case["inputs"]
     method = toy_method(case, variant="release", lr_schedule="constant", supervised_steps=0, lr=given["eta"])
     net, creg = (copy.deepcopy(m) for m in (method.model, method.creg))
-    method._tally = {}
-    method.local_step(batch_of(case), number, method.configure_optimizers())
+    take_steps(method, [batch_of(case)], first=number)
     x, weak, strong = joint(net, given)
     p, y = weak.softmax(dim=1).detach(), given["y"]
     mask = p.amax(dim=1) >= 0.6
@@ -250,11 +259,10 @@ def test_forcing_d_to_zero_leaves_the_local_model_alone() -> None:
 def test_logged_gradients_are_those_of_the_reference() -> None:
     """At the logits, the two logged norms equal those of autograd."""
     given, method = PLAIN["inputs"], toy_method(PLAIN)
-    method._tally = {}
     x, weak, strong = joint(method.model, given)
     (g_s,) = torch.autograd.grad(F.cross_entropy(x, given["y"]), x, retain_graph=True)
     (g_d,) = torch.autograd.grad(F.cross_entropy(strong, weak.argmax(dim=1)), strong)
-    method.local_step(batch_of(PLAIN), 0, method.configure_optimizers())
+    take_steps(method, [batch_of(PLAIN)])
     d = PLAIN["outputs"]["d_old_minus_new"]
     assert float(method.tallied("gradient/labelled")) == pytest.approx(float(g_s.norm()))
     assert float(method.tallied("gradient/feedback")) == pytest.approx(abs(d) * float(g_d.norm()))
@@ -304,20 +312,20 @@ def test_aggregation_counts_all_images_and_all_tensors() -> None:
 
 
 def visit_twice(**args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Federation]:
-    """Client 0's F-reg after its first visit and at the beginning of its second."""
+    """Client 0's F-reg after its first visit, and all regulators at the beginning of its second."""
     run = federation(**args)
     visit = Visit(client=0, size=run.data.client(0).size)
-    _, kept, _, _ = run.engine.client(visit, run.server, None)
+    _, kept = visited(run, visit)
     first, seen = {n: t.clone() for n, t in kept.tensors.items()}, {}
     method = run.method
-    original = method.client_prepare
+    original = method.on_train_start
 
-    def spy(client: Site) -> Any:
-        seen.update({n: t.clone() for n, t in method.tensors("personal", "local").items()})
-        return original(client)
+    def spy() -> None:
+        original()
+        seen.update(method.tensors("personal", "local"))
 
-    method.client_prepare = spy
-    run.engine.client(Visit(round=1, client=0, size=visit.size, first=False), run.server, kept)
+    method.on_train_start = spy
+    visited(run, Visit(round=1, client=0, size=visit.size, first=False), kept)
     run.clients[0] = kept
     return first, seen, run
 
@@ -341,18 +349,21 @@ def test_what_persists_between_visits(persist: str) -> None:
 def test_supervised_steps_leave_the_regulators_alone() -> None:
     """Released visit: 5 + 5 steps of one Adam; C-reg moves in the joint ones only, the first two have rate 0."""
     run = federation(variant="release", prox_mu=0.0)
-    method, rates, steps = run.method, [], []
-    original = method.local_step
+    method, before, rates, steps = run.method, [], [], []
+    starts = method.on_train_batch_start
 
-    def spy(batch: Batch, number: int, optimizers: Any) -> None:
-        before = [p.detach().clone() for p in method.creg.parameters()]
-        original(batch, number, optimizers)
+    def at_start(batch: Batch, number: int) -> None:
+        starts(batch, number)
+        before[:] = [p.detach().clone() for p in method.creg.parameters()]
+
+    def at_end(outputs: Any, batch: Batch, number: int) -> None:
+        optimizer = method.trainer.optimizers[0]
         moved = any(not torch.equal(a, b) for a, b in zip(before, method.creg.parameters(), strict=True))
-        rates.append((optimizers[0].param_groups[0]["lr"] / 6e-4, moved))
-        steps.append(float(next(iter(optimizers[0].state.values()))["step"]))
+        rates.append((optimizer.param_groups[0]["lr"] / 6e-4, moved))
+        steps.append(float(next(iter(optimizer.state.values()))["step"]))
 
-    method.local_step = spy
-    run.engine.client(Visit(client=0, size=run.data.client(0).size), run.server, None)
+    method.on_train_batch_start, method.on_train_batch_end = at_start, at_end
+    visited(run, Visit(client=0, size=run.data.client(0).size))
     assert [r for r, _ in rates] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
     assert [moved for _, moved in rates] == [False] * 7 + [True] * 3
     assert steps == list(range(1, 11))
@@ -398,9 +409,8 @@ def test_frozen_and_unused_parameters(form: str) -> None:
 
     torch.manual_seed(0)
     method = FedDure(Partly(), 3, freg_gradient=form).double()
-    method._tally = {}
     before = {k: v.clone() for k, v in method.state_dict().items()}
-    method.local_step(batch_of(PLAIN), 0, method.configure_optimizers())
+    take_steps(method, [batch_of(PLAIN)])
     still = {k for k, v in method.state_dict().items() if torch.equal(v, before[k])}
     fixed = {"fc1.bias", "unused.weight", "unused.bias"}
     assert still == {f"{net}.{name}" for net in ("model", "creg") for name in fixed}
@@ -409,10 +419,14 @@ def test_frozen_and_unused_parameters(form: str) -> None:
 def test_the_released_schedule_needs_a_number_of_steps() -> None:
     """Whether it was chosen itself or by the variant."""
     for args in ({"variant": "release"}, {"lr_schedule": "release"}):
-        with pytest.raises(ConfigError, match="steps_per_visit=None"):
+        with pytest.raises(
+            ConfigError, match="steps_per_visit=None is out of range: a number, for lr_schedule=release"
+        ):
             FedDure(Toy(False), 3, steps_per_visit=None, **args)
-    with pytest.raises(ConfigError, match="creg_wait=-1"):
+    with pytest.raises(ConfigError, match="creg_wait=-1 is out of range: from 0"):
         FedDure(Toy(False), 3, creg_wait=-1)
+    with pytest.raises(ConfigError, match="creg_d_clip=-1 is out of range: from 0, or null"):
+        FedDure(Toy(False), 3, creg_d_clip=-1)
 
 
 def test_weights_keep_their_precision_under_autocast() -> None:
@@ -423,3 +437,66 @@ def test_weights_keep_their_precision_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         weights = freg(logits)
     assert torch.equal(weights, freg(logits)) and len(weights.unique()) == 90
+
+
+@pytest.mark.parametrize("supervised_steps", [1, 4])
+def test_rates_of_the_released_schedule(supervised_steps: int) -> None:
+    """The local model's counts all steps of the visit, C-reg's the joint ones; F-reg's stays."""
+    method = toy_method(PLAIN, lr_schedule="release", warmup_steps=2, creg_wait=2, lr=0.5, creg_lr=0.25, freg_lr=0.125)
+    given = batch_of(PLAIN)
+    supervised = {"beside": given["unlabelled"], "labelled": given["labelled"]}
+    rates = []
+
+    def at_end(outputs: Any, batch: Batch, number: int) -> None:
+        rates.append([float(optimizer.param_groups[0]["lr"]) for optimizer in method.trainer.optimizers])
+
+    method.on_train_batch_end = at_end
+    take_steps(method, [supervised] * supervised_steps + [given] * 4)
+    local, creg, freg = zip(*rates, strict=True)
+    assert local == pytest.approx([0.5 * release_rate(t, 2, 5) for t in range(supervised_steps + 4)])
+    assert creg[supervised_steps:] == pytest.approx([0, 0, 0.25 * 2 / 4, 0.25 * 3 / 4])
+    assert set(freg) == {0.125}
+
+
+def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:
+    """Autocast keeps casts of parameters for as long as it lasts, and C-reg moves while it does."""
+    method = toy_method(PLAIN, creg_lr=0.5).float()
+    method.precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    given = {
+        stream: {k: v.float() if v.is_floating_point() else v for k, v in fields.items()}
+        for stream, fields in batch_of(PLAIN).items()
+    }
+    before = copy.deepcopy(method.creg)
+    take_steps(method, [given])
+    losses = []
+    for creg in (before, method.creg):
+        with torch.no_grad(), method.precision():
+            losses.append(F.cross_entropy(creg(given["labelled"]["x"]), given["labelled"]["y"]))
+    assert losses[0] != losses[1]
+    assert torch.equal(method.tallied("creg/d"), losses[0] - losses[1])
+
+
+@pytest.mark.parametrize("kind", ["labelled", "unlabelled"])
+def test_one_kind_of_images_moves_the_local_model_only(kind: str) -> None:
+    """The regulators rest where a client has no labels, or nothing but labels."""
+    method = toy_method(PLAIN)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    take_steps(method, [{kind: batch_of(PLAIN)[kind]}] * 2)
+    moved = {name.split(".")[0] for name, value in method.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"model"}
+
+
+def test_freg_is_drawn_from_the_stream_of_the_visit() -> None:
+    """Torch's global generator is neither read nor moved; the same visit draws the same numbers."""
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(0)
+        method = FedDure(Toy(False), 3)
+        method.generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(len(drawn))
+        state = torch.get_rng_state()
+        method.on_train_start()
+        assert torch.equal(torch.get_rng_state(), state)
+        drawn.append(torch.cat([p.detach().flatten() for p in method.freg.parameters()]))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

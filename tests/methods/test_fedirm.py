@@ -15,7 +15,8 @@ from federations import few_data, make_federation, make_method, plain_fabric, ru
 from methods import models
 from methods.base import Upload, Visit
 from methods.fedirm import FedIRM
-from methods.parts import ops
+from methods.parts.labelling import entropy
+from methods.parts.losses import relation_loss, relation_matrix
 
 
 def federation(clients: int = 4, labelled: int = 1, rounds: int = 3, dropout: float = 0.0, **args: Any) -> Federation:
@@ -38,6 +39,7 @@ def unlabelled(round: int = 37, **args: Any) -> FedIRM:
     g = torch.Generator().manual_seed(5)
     method.load_tensors({"relation": torch.randn(10, 10, generator=g).softmax(dim=1)})
     method.train()
+    method.on_train_start()
     return method
 
 
@@ -48,19 +50,19 @@ def expected(method: FedIRM, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Consistency and relation loss in the words of the paper; there is no dropout, so all passes are alike."""
     logits = method.model(batch["student"])
     p, q = logits.softmax(dim=1), method.teacher(batch["teacher"]).softmax(dim=1)
-    keep = (ops.entropy(p) < method.entropy_limit) & (p.amax(dim=1) >= method.hparams["confidence_gate"])
+    keep = (entropy(p) < method.entropy_limit) & (p.amax(dim=1) >= method.hparams["confidence_gate"])
     matching = torch.zeros(())
     if keep.any():
-        relation = ops.relation_matrix(logits[keep], p.argmax(dim=1)[keep])
-        matching = ops.relation_loss(method.relation, relation)
+        relation = relation_matrix(logits[keep], p.argmax(dim=1)[keep])
+        matching = relation_loss(method.relation, relation)
     return (p - q).square().sum() / method.hparams["batch_size"], matching
 
 
 def test_loss_of_an_unlabelled_client() -> None:
-    """15 λ (consistency + relation), λ = 1 thirty rounds after the warm-up."""
+    """loss_weight λ (consistency + relation), λ = 1 thirty rounds after the warm-up."""
     batch = views()
     confidence = unlabelled().predict(batch["student"]).amax(dim=1).detach()
-    method = unlabelled(confidence_gate=float(confidence.median()), entropy_gate=99.0)
+    method = unlabelled(confidence_gate=float(confidence.median()), entropy_gate=99.0, loss_weight=15.0)
     consistency, matching = expected(method, batch)
     everything = expected(unlabelled(confidence_gate=0.0, entropy_gate=99.0), batch)[1]
     assert float(matching.detach()) not in (0.0, float(everything.detach()))
@@ -81,7 +83,7 @@ def test_ramp_starts_after_the_warmup(round: int, factor: float) -> None:
 @pytest.mark.parametrize("gate", [{"confidence_gate": 1.1}, {"entropy_gate": 0.0}])
 def test_empty_gates_leave_the_consistency(gate: dict[str, float]) -> None:
     """Where no sample is certain the relation loss is 0 and gradients are those of the consistency alone."""
-    method, batch = unlabelled(**gate), views()
+    method, batch = unlabelled(loss_weight=15.0, **gate), views()
     loss = method.training_step({"unlabelled": batch}, 0)
     consistency, _ = expected(method, batch)
     torch.testing.assert_close(loss, 15 * consistency)
@@ -104,10 +106,10 @@ def test_absent_classes() -> None:
         rows = torch.zeros(10, dtype=torch.bool)
         rows[pseudo] = True
         consistency, matching = expected(method, batch)
-        relation = ops.relation_matrix(logits, pseudo)
-        losses[skip] = (ops.relation_loss(method.relation, relation, rows) if skip else matching).detach()
+        relation = relation_matrix(logits, pseudo)
+        losses[skip] = (relation_loss(method.relation, relation, rows) if skip else matching).detach()
         loss = method.training_step({"unlabelled": batch}, 0)
-        torch.testing.assert_close(loss, 15 * (consistency + losses[skip]))
+        torch.testing.assert_close(loss, consistency + losses[skip])
     assert 0 < int(rows.sum()) < 10
     assert float(losses[True]) < float(losses[False])
 
@@ -115,9 +117,9 @@ def test_absent_classes() -> None:
 def test_gates() -> None:
     """The entropy gate cannot close for 7 classes or fewer; scaled with ln C it can."""
     assert make_method("fedirm", num_classes=7).entropy_limit == 2.0
-    assert float(ops.entropy(torch.full((1, 7), 1 / 7))) < 2.0
+    assert float(entropy(torch.full((1, 7), 1 / 7))) < 2.0
     scaled = make_method("fedirm", num_classes=7, entropy_gate="ln_scaled").entropy_limit
-    assert scaled > float(ops.entropy(torch.full((1, 7), 1 / 7)))
+    assert scaled > float(entropy(torch.full((1, 7), 1 / 7)))
     assert make_method("fedirm", num_classes=5, entropy_gate="ln_scaled").entropy_limit == pytest.approx(2.0)
 
 
@@ -151,33 +153,53 @@ def test_dropout_makes_the_passes_differ_and_belongs_to_the_visit() -> None:
     assert run_rows(federation(dropout=0.0)) != rows
 
 
+def test_dropout_leaves_torchs_own_generator_alone() -> None:
+    """Masks of student, teacher and Monte-Carlo passes come from the method's generator, so a replay can seed them."""
+    run, losses = federation(dropout=0.5), []
+    method = run.method
+    method.visit, method.generator = Visit(round=2, client=1, labelled=False), torch.Generator()
+    method.train()
+    method.on_train_start()
+    labelled = {"x": views()["student"], "y": torch.arange(12) % 10}
+    for seed in (1, 1, 2):
+        method.generator.manual_seed(seed)
+        before = torch.get_rng_state()
+        losses.append(method.training_step({"labelled": labelled, "unlabelled": views()}, 0).detach())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
 def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     """The gate sees the entropy of the averaged stochastic logits, not of the gradient pass."""
     torch.manual_seed(0)
-    method = FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10, confidence_gate=0.0).train()
+    network = models.build("small_cnn", 10, head_dropout=0.5)
+    method = FedIRM(network, 10, loss_weight=15.0, confidence_gate=0.0).train()
     method.visit = Visit(round=37, client=1, labelled=False)
+    method.generator = torch.Generator()
+    method.on_train_start()
     heads: list[tuple[Tensor, Tensor]] = []
     states: list[Tensor] = []
-    method.model.head.register_forward_pre_hook(lambda module, inputs: states.append(torch.get_rng_state()))
+    method.model.head.register_forward_pre_hook(lambda module, inputs: states.append(method.generator.get_state()))
     method.model.head.register_forward_hook(lambda module, inputs, output: heads.append((inputs[0], output.detach())))
     batch = views()
-    torch.manual_seed(1)
+    method.generator.manual_seed(1)
     method.training_step({"unlabelled": batch}, 0)
     (features, gradient_pass), _ = heads
-    torch.set_rng_state(states[1])
+    method.generator.set_state(states[1])
     folded = method.model.head(features.detach().repeat(11, 1)).detach().view(11, 12, 10)
     assert not torch.equal(folded[0], folded[1])
-    uncertainty = ops.entropy(folded.mean(dim=0).softmax(dim=1))
+    uncertainty = entropy(folded.mean(dim=0).softmax(dim=1))
     between = float(uncertainty.sort().values[5:7].mean())
     keep = uncertainty < between
     assert 0 < int(keep.sum()) < 12
     method.entropy_limit = between
-    torch.manual_seed(1)
+    method.generator.manual_seed(1)
     loss = method.training_step({"unlabelled": batch}, 0)
-    relation = ops.relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep)
-    matching = ops.relation_loss(method.relation, relation)
-    method.relation.copy_(ops.relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep))
-    torch.manual_seed(1)
+    relation = relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep)
+    matching = relation_loss(method.relation, relation)
+    method.relation.copy_(relation_matrix(gradient_pass, gradient_pass.argmax(dim=1), keep))
+    method.generator.manual_seed(1)
     without = method.training_step({"unlabelled": batch}, 0)
     torch.testing.assert_close(loss - without, 15 * matching, rtol=1e-3, atol=1e-5)
 
@@ -190,7 +212,7 @@ def test_labelled_losses(kind: str) -> None:
     """Plain cross-entropy of one view, or smoothed cross-entropies of two views added."""
     run = federation(labelled_loss=kind)
     visit = run.visits(0)[0]
-    site = LocalSite(run.engine, run.data.client(0), visit, [])
+    site = LocalSite(run.method, run.engine.around, run.data.client(0), visit, [])
     method = run.method
     method.visit = visit
     batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]
@@ -211,18 +233,18 @@ def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
     """Mean over batches of the matrices of the logits before each step; a client without labels returns none."""
     run = federation(labelled=2, lr=0.0, batch_size=20)
     visits = run.visits(0)
-    upload = run.engine.client(visits[0], run.server, None)[0]
+    upload = run.engine.client(visits[0], run.engine.sent(visits[0], run.server), None)[0].upload
     assert upload is not None
-    site = LocalSite(run.engine, run.data.client(0), visits[0], [])
+    site = LocalSite(run.method, run.engine.around, run.data.client(0), visits[0], [])
     batches = epoch(
         {"labelled": run.method.streams(site.data)["labelled"]}, run.data, lambda p: site.generator(f"{p}/1")
     )
     with torch.no_grad():
-        matrices = [ops.relation_matrix(run.method.model(b["labelled"]["x"]), b["labelled"]["y"]) for b in batches]
+        matrices = [relation_matrix(run.method.model(b["labelled"]["x"]), b["labelled"]["y"]) for b in batches]
     assert len(matrices) == 4
     torch.testing.assert_close(upload.stats["relation"], torch.stack(matrices).mean(dim=0))
     assert not torch.equal(matrices[0], matrices[1])
-    other = run.engine.client(visits[-1], run.server, None)[0]
+    other = run.engine.client(visits[-1], run.engine.sent(visits[-1], run.server), None)[0].upload
     assert other is not None
     assert other.stats == {}
 
@@ -234,8 +256,8 @@ def test_relations_reach_unlabelled_clients_one_round_later() -> None:
         met: list[tuple[Visit, Tensor]] = []
         sent: dict[int, list[Tensor]] = {}
 
-        def client_start(self, first: bool) -> None:
-            super().client_start(first)
+        def on_train_start(self) -> None:
+            super().on_train_start()
             self.met.append((self.visit, self.relation.clone()))
 
         def aggregate(self, uploads: list[Upload]) -> None:

@@ -43,14 +43,14 @@ def test_groups_are_equal_random_and_new_every_round() -> None:
     """Ten of a hundred clients fall into two groups of five; over rounds everybody is somewhere."""
     method = make_method("fedrgd")
     roster = data_of().roster(0, 6)
-    plans = [method.plan(number, roster) for number in range(60)]
+    plans = [method.select_clients(number, roster) for number in range(60)]
     for number, groups in enumerate(plans):
         assert [len(g) for g in groups] == [3, 3]
         assert sorted([*groups[0], *groups[1]]) == roster.sample(number)
     assert len({str(groups) for groups in plans}) == 60
     firsts = [groups[0][0] for groups in plans]
     assert {firsts.count(k) > 0 for k in range(7)} == {True}
-    assert method.plan(3, roster) == plans[3]
+    assert method.select_clients(3, roster) == plans[3]
 
 
 def test_slots_over_two_rounds() -> None:
@@ -58,7 +58,7 @@ def test_slots_over_two_rounds() -> None:
     method = make_method("fedrgd")
     assert isinstance(method, FedRGD)
     roster = data_of().roster(0, 6)
-    groups = method.plan(0, roster)
+    groups = method.select_clients(0, roster)
     values = {client: float(10**g + place) for g, group in enumerate(groups) for place, client in enumerate(group)}
     visits = [Visit(client=c, cohort=g, size=1) for g, group in enumerate(groups) for c in group]
     uploads = [Upload(v, filled(method, values[v.client]), 1.0) for v in visits]
@@ -67,7 +67,7 @@ def test_slots_over_two_rounds() -> None:
     first = method.names("shared")[0]
     server = method.tensors("shared", "server")
     assert float(server[first].flatten()[0]) == pytest.approx(sum(means) / 2)
-    following = method.plan(1, roster)
+    following = method.select_clients(1, roster)
     for g, group in enumerate(following):
         for place, client in enumerate(group):
             sent = method.broadcast(server, Visit(round=1, client=client, cohort=g))
@@ -79,7 +79,7 @@ def test_slots_over_two_rounds() -> None:
 def test_a_group_without_uploads_keeps_its_model() -> None:
     """The slots of a group whose clients return nothing stay as they were; the global model is the other group's."""
     method = make_method("fedrgd")
-    groups = method.plan(0, data_of().roster(0, 6))
+    groups = method.select_clients(0, data_of().roster(0, 6))
     before = method.tensors("server")
     method.aggregate([Upload(Visit(client=groups[1][0], cohort=1), filled(method, 5.0), 1.0)])
     after = method.tensors("server", "shared")
@@ -149,7 +149,7 @@ def test_momentum_needs_one_global_model() -> None:
     with pytest.raises(ConfigError, match=r"server_momentum=0\.5 with group_state=slots"):
         make_method("fedrgd", server_momentum=0.5)
     method = make_method("fedrgd", server_momentum=0.5, group_state="global")
-    method.plan(0, data_of().roster(0, 6))
+    method.select_clients(0, data_of().roster(0, 6))
     start = method.tensors("shared")
     moved = {k: v + 1.0 for k, v in start.items()}
     for _ in range(2):

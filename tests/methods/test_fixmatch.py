@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.federation.reference import LocalSite
-from federations import make_data, make_federation, make_method, run_rows
-from methods.base import Visit
+from federations import make_data, make_federation, make_method, run_rows, site_of
 from methods.fixmatch import FixMatch
 
 
@@ -70,8 +68,7 @@ def test_clients_with_labels(pl_time: str) -> None:
             "fixmatch", data, pl_time=pl_time, threshold=threshold, labelled_batch_size=4, local_epochs=1
         )
         site = data.client(0)
-        visit = Visit(size=site.size)
-        streams = federation.method.client_prepare(LocalSite(federation.engine, site, visit, []))
+        streams = federation.method.visit_streams(site_of(federation))
         assert streams["labelled"].batch_size == 4
         assert streams["labelled"].cycle != labelled_only
         assert len(streams["unlabelled"]) == (0 if labelled_only else len(site.unlabelled))

@@ -1,5 +1,6 @@
 """(FL)2: thresholds against the released code, the consistency step against its naive form, and every switch."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.federation.reference import LocalSite
+from benchmark.federation.fit import Fit
+from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
-from federations import make_data, make_federation, make_method, run_rows
+from federations import make_data, make_federation, make_method, run_rows, site_of, visited
 from golden_files import load
 from methods import models
-from methods.base import Visit
+from methods.base import Tally, Visit
 from methods.fl2 import FL2, adaptive_thresholds, lsaa_weights, masked_mean
 from methods.parts import perturbation as perturb
 
@@ -72,8 +74,16 @@ def method_and_batch(batch: int = 6, high: int = 4, **args: Any) -> tuple[FL2, d
 
 
 def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
-    """The gradients that the method's step follows, before clipping."""
-    return list(method.sacr_gradients({"unlabelled": samples}).values())
+    """The gradients that the method's step follows, before clipping; a parameter without one is left out."""
+    method.zero_grad()
+    method.sharpness_aware_consistency({"unlabelled": samples})
+    return [p.grad for p in method.model.parameters() if p.grad is not None]
+
+
+def steps_of(method: FL2, samples: dict[str, Tensor], count: int = 1) -> Iterator[None]:
+    """Take so many steps of a visit on one batch, and pause after each."""
+    method._tally = Tally()
+    return Fit(method, []).run(1, lambda epoch: [{"unlabelled": samples}] * count)
 
 
 def slopes(method: FL2, loss: Tensor) -> list[Tensor]:
@@ -119,14 +129,12 @@ def test_shared_forward_equals_the_five_passes(kind: str, target: str) -> None:
 
 
 def test_two_steps_with_clipping_and_nesterov() -> None:
-    """local_step clips the sum of both gradients, adds decay, then takes a Nesterov step (closed form of the sheet)."""
+    """A step clips the sum of both gradients, adds decay, then follows Nesterov momentum (closed form of the sheet)."""
     method, samples = method_and_batch(lr_schedule="constant", clip_norm=0.5)
     twin, _ = method_and_batch()
     method.visit = Visit(rounds=5)
-    optimizer = method.configure_optimizers()
     buffers: list[Tensor] = []
-    for number in range(2):
-        method.local_step({"unlabelled": samples}, number, optimizer)
+    for number, _ in enumerate(steps_of(method, samples, 2)):
         gradients = released(twin, samples)
         norm = torch.stack([g.norm() for g in gradients]).norm()
         assert float(norm) > 0.5
@@ -136,26 +144,30 @@ def test_two_steps_with_clipping_and_nesterov() -> None:
         with torch.no_grad():
             for p, m, g in zip(twin.model.parameters(), buffers, total, strict=True):
                 p -= 0.03 * (g + 0.9 * m)
-    torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
+        torch.testing.assert_close(list(method.model.parameters()), list(twin.model.parameters()), **EXACT)
+    assert number == 1
 
 
 @pytest.mark.parametrize("sacr", [True, False])
 def test_masked_batches_average_over_the_selected(sacr: bool) -> None:
     """Two of eight samples kept: L_a is their mean (Eq. 10), not a quarter of it."""
-    method, samples = method_and_batch(8, high=0, sacr=sacr, client_batches="masked")
+    method, samples = method_and_batch(8, high=0, sacr=sacr, client_batches="masked", clip_norm=None)
     keep = torch.arange(8) < 2
     wanted = slopes(method, F.cross_entropy(method(samples["strong"][:8])[keep], samples["y"][keep]))
-    batch = {"unlabelled": samples | {"keep": keep}}
-    found = list(method.sacr_gradients(batch).values()) if sacr else slopes(method, method.training_step(batch, 0))
-    torch.testing.assert_close(found, wanted, **EXACT)
+    if not sacr:
+        del samples["high"]
+    list(steps_of(method, samples | {"keep": keep}))
+    torch.testing.assert_close([p.grad for p in method.model.parameters()], wanted, **EXACT)
 
 
 def test_a_parameter_that_the_loss_does_not_reach_stays_where_it_is() -> None:
     """It has no gradient, no perturbation and no part in the norm."""
     method, samples = method_and_batch()
     wanted = step(method, samples)
-    method.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    spare = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    method.model.register_parameter("spare", spare)
     torch.testing.assert_close(step(method, samples), wanted, **EXACT)
+    assert spare.grad is None
 
 
 def test_without_confident_samples_it_is_plain() -> None:
@@ -267,7 +279,7 @@ def test_masked_mean() -> None:
 def warmed_up() -> dict[str, Tensor]:
     """The server's tensors after the pre-training of the released code: 50 epochs on 40 labels."""
     federation = make_federation("fl2")
-    federation.server_phase(0, "server_start")
+    federation.server_phase(0, first=True)
     return federation.server
 
 
@@ -278,10 +290,8 @@ def prepared(mask: str = "high_conf", oracle: bool | None = None, **args: Any) -
     if oracle is not None:
         method.uses_oracle = oracle
     method.load_tensors(warmed_up())
-    method._tally = {}
-    site = LocalSite(federation.engine, data.client(0), Visit(size=data.client(0).size), [])
-    streams = method.client_prepare(site)
-    return streams["unlabelled"], data, method
+    method._tally = Tally()
+    return method.visit_streams(site_of(federation))["unlabelled"], data, method
 
 
 def test_filter_then_batch() -> None:
@@ -371,6 +381,18 @@ def test_each_switch_changes_the_run() -> None:
             gap = float((first - found[j]).abs().max())
             pair = {**alternatives[i], **alternatives[j]}
             assert gap < 1e-6 if pair == {"sacr": False, "perturbation": "none"} else gap > 1e-7, pair
+
+
+def test_a_client_that_labels_nothing_counts_as_sure() -> None:
+    """Whoever was visited before: tau is neither sent nor kept."""
+    federation = make_federation("fl2", server_pretrain=0, local_epochs=1)
+    data, (first, second, *_) = federation.data, federation.visits(0)
+    index = data.client(second.client).unlabelled[:9]
+    data._clients[second.client] = SiteData(index, data._labels[index], index[:0])
+    assert federation.method.names("local") == ["tau"]
+    found = [visited(federation, visit)[0].upload for visit in (first, second, first)]
+    taus = [float(upload.stats["tau"]) for upload in found if upload is not None]
+    assert 0.1 <= taus[0] == taus[2] < taus[1] == 1.0
 
 
 def test_clients_send_their_mean_confidence() -> None:

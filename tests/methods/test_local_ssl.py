@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
-from federations import make_data, plain_fabric
-from methods.base import Batch, Visit
+from federations import make_data, plain_fabric, site_of, visited
+from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL
-from methods.parts import ops
+from methods.parts.schedules import release_rate, unlabelled_batch
 
 SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
 RULES = {
@@ -28,21 +29,19 @@ RULES = {
 @pytest.mark.parametrize("case", SIZES, ids=lambda c: f"{c['client_class']}-{c['n_labeled']}-{c['n_unlabeled']}")
 def test_released_batch_sizes(case: dict[str, Any]) -> None:
     """Unlabelled images per step of both released clients."""
-    size = ops.unlabelled_batch(case["n_labeled"], case["n_unlabeled"], 10, *RULES[case["client_class"]])
+    size = unlabelled_batch(case["n_labeled"], case["n_unlabeled"], 10, *RULES[case["client_class"]])
     assert size == case["unlabeled_bs"]
 
 
 def test_released_rates() -> None:
     """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
-    cifar = [ops.release_rate(t, 10, 5) for t in range(10)]
+    cifar = [release_rate(t, 10, 5) for t in range(10)]
     assert cifar == pytest.approx([t / 10 for t in range(10)])
-    assert [ops.release_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
-    cinic = [ops.release_rate(t, 100, 10) for t in range(110)]
+    assert [release_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
+    cinic = [release_rate(t, 100, 10) for t in range(110)]
     assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
-    assert [ops.release_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
-    assert [ops.release_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx(
-        [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0]
-    )
+    assert [release_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
+    assert [release_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
 
 
 class Net(nn.Module):
@@ -70,6 +69,13 @@ def batch(revealed: bool = False) -> Batch:
     if revealed:
         unlabelled["y"] = torch.tensor([2, 1, 0, 0, 1, 2, 2, 1])
     return {"unlabelled": unlabelled, "labelled": labelled}
+
+
+def loss_at(method: LocalSSL, given: Batch, step: int = 0) -> Tensor:
+    """The loss of the visit's ``step``-th joint step."""
+    method.joint_steps = step
+    method.on_train_batch_start(given, 0)
+    return method.training_step(given, 0)
 
 
 def logits(method: LocalSSL, given: Batch) -> dict[str, Tensor]:
@@ -110,13 +116,13 @@ def test_objectives_in_closed_form(step: int) -> None:
         ),
     ]
     for args, loss in expected:
-        torch.testing.assert_close(make(**args).training_step(batch(), step), loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(loss_at(make(**args), batch(), step), loss, rtol=1e-12, atol=1e-12)
 
 
 def test_targets_carry_no_gradient() -> None:
     """The gradient is that of the closed form with the weak view's prediction held fixed."""
     method = make(objective="uda", threshold=THRESHOLD)
-    gradients = torch.autograd.grad(method.training_step(batch(), 19), list(method.model.parameters()))
+    gradients = torch.autograd.grad(loss_at(method, batch(), 19), list(method.model.parameters()))
     out = logits(method, batch())
     p = out["weak"].softmax(dim=1).detach()
     soft = ((p.amax(dim=1) >= THRESHOLD) * -(p * out["strong"].log_softmax(dim=1)).sum(dim=1)).mean()
@@ -130,8 +136,8 @@ def test_revealed_labels_are_for_the_supervised_objective_only() -> None:
     method = make(objective="supervised")
     out, given = logits(method, batch()), batch(revealed=True)
     loss = F.cross_entropy(out["x"], given["labelled"]["y"]) + F.cross_entropy(out["weak"], given["unlabelled"]["y"])
-    torch.testing.assert_close(method.training_step(given, 0), loss, rtol=1e-12, atol=1e-12)
-    one, other = (make(objective="fixmatch").training_step(batch(r), 0) for r in (True, False))
+    torch.testing.assert_close(loss_at(method, given), loss, rtol=1e-12, atol=1e-12)
+    one, other = (loss_at(make(objective="fixmatch"), batch(r)) for r in (True, False))
     assert torch.equal(one, other)
 
 
@@ -140,15 +146,15 @@ def test_the_proximal_term_composes(objective: str) -> None:
     """It adds mu (theta - theta_global) to every objective's gradient, nothing at the global model, buffers aside."""
     plain, prox = make(objective=objective), make(objective=objective, prox_mu=0.7)
     for method in (plain, prox):
-        method.client_start(True)
-    assert torch.equal(plain.training_step(batch(), 3), prox.training_step(batch(), 3))
+        method.on_train_start()
+    assert torch.equal(loss_at(plain, batch(), 3), loss_at(prox, batch(), 3))
     shift = [torch.randn_like(p) for p in plain.model.parameters()]
     gradients = []
     for method in (plain, prox):
         with torch.no_grad():
             for parameter, by in zip(method.model.parameters(), shift, strict=True):
                 parameter += by
-        gradients.append(torch.autograd.grad(method.training_step(batch(), 3), list(method.model.parameters())))
+        gradients.append(torch.autograd.grad(loss_at(method, batch(), 3), list(method.model.parameters())))
     for a, b, by in zip(*gradients, shift, strict=True):
         torch.testing.assert_close(b - a, 0.7 * by, rtol=1e-9, atol=1e-10)
 
@@ -160,13 +166,29 @@ def test_joint_and_separate_batch_statistics() -> None:
     assert set(method.outputs(given)) == {"x"}
     assert set(method.outputs(batch(revealed=True))) == {"x", "weak"}
     alone = F.cross_entropy(method.model(given["labelled"]["x"]), given["labelled"]["y"])
-    torch.testing.assert_close(method.training_step(given, 0), alone)
+    torch.testing.assert_close(loss_at(method, given), alone)
     both = make(objective="supervised")
-    assert abs(float(both.training_step(given, 0) - alone)) > 1e-3
+    assert abs(float(loss_at(both, given) - alone)) > 1e-3
     fixmatch = make(forward_local="separate", threshold=0.0)
     parts = {n: fixmatch.model(v) for n, v in given["unlabelled"].items()}
     expected = alone + F.cross_entropy(parts["strong"], parts["weak"].argmax(dim=1))
-    torch.testing.assert_close(fixmatch.training_step(given, 0), expected)
+    torch.testing.assert_close(loss_at(fixmatch, given), expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"prox_mu": -0.1}, "prox_mu=-0.1 is out of range: from 0"),
+        ({"temperature": 0.0}, "temperature=0.0 is out of range: above 0"),
+        ({"unlabelled_bs": 0}, "unlabelled_bs=0 is out of range: from 1, or null"),
+        ({"steps_per_visit": 0}, "steps_per_visit=0 is out of range: from 1, or null"),
+        ({"unsup_ramp": -1}, "unsup_ramp=-1 is out of range: from 0"),
+    ],
+)
+def test_ranges(args: dict[str, Any], message: str) -> None:
+    """The message says which values are allowed."""
+    with pytest.raises(ConfigError, match=message):
+        LocalSSL(Net(), **args)
 
 
 def test_unknown_objective() -> None:
@@ -191,14 +213,14 @@ def visit(data: Digits, **args: Any) -> tuple[list[Batch], LocalSSL, Federation]
     torch.manual_seed(0)
     method, seen = LocalSSL(Flat(), **args), []
     run = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0)
-    original = method.local_step
+    original = method.on_train_batch_start
 
-    def spy(given: Batch, number: int, optimizer: Any) -> None:
+    def spy(given: Batch, number: int) -> None:
         seen.append(given)
-        original(given, number, optimizer)
+        original(given, number)
 
-    method.local_step = spy
-    run.engine.client(Visit(client=0, size=data.client(0).size), run.server, None)
+    method.on_train_batch_start = spy
+    visited(run, Visit(client=0, size=data.client(0).size))
     return seen, method, run
 
 
@@ -207,15 +229,75 @@ def test_a_visit_is_five_joint_steps() -> None:
     data = make_data("all_clients")
     site = data.client(0)
     seen, _, run = visit(data)
-    size = ops.unlabelled_batch(len(site.labelled), len(site.unlabelled), 10, (1, 2), None)
+    size = unlabelled_batch(len(site.labelled), len(site.unlabelled), 10, (1, 2), None)
     assert [len(b["unlabelled"]["strong"]) for b in seen[:2]] == [size, len(site.unlabelled) - size]
     assert len(seen) == 5
     assert all("y" not in b["unlabelled"] for b in seen)
-    assert not run.engine.client(Visit(client=0, size=site.size), run.server, None)[1].optimizers
+    assert not visited(run, Visit(client=0, size=site.size))[1].optimizers
     assert len(visit(data, local_epochs=2)[0]) == 10
     assert len(visit(data, supervised_steps=3)[0]) == 8
     assert {len(b["unlabelled"]["weak"]) for b in visit(data, unlabelled_bs=7)[0]} == {7}
     assert len(visit(data, steps_per_visit=None)[0]) == -(-len(site.labelled) // 10)
+
+
+def test_supervised_steps_are_told_by_the_batch() -> None:
+    """In them the unlabelled images are ``beside``, without labels; the joint steps then start anew."""
+    data = make_data("all_clients", hidden_labels="revealed")
+    seen, _, _ = visit(data, supervised_steps=2, local_epochs=2)
+    assert [sorted(b) for b in seen] == [["beside", "labelled"]] * 2 + [["labelled", "unlabelled"]] * 10
+    assert all(sorted(b["beside"]) == ["strong", "weak"] for b in seen[:2])
+    plain, _, _ = visit(data, local_epochs=3)
+    for ours, theirs in zip(seen[:2], plain[:2], strict=True):
+        assert torch.equal(ours["labelled"]["x"], theirs["labelled"]["x"])
+        assert torch.equal(ours["beside"]["strong"], theirs["unlabelled"]["strong"])
+    for ours, theirs in zip(seen[2:], plain[5:], strict=True):
+        assert torch.equal(ours["unlabelled"]["weak"], theirs["unlabelled"]["weak"])
+
+
+def supervised(given: Batch) -> Batch:
+    """The batch as a supervised step gets it."""
+    return {"beside": given["unlabelled"], "labelled": given["labelled"]}
+
+
+@pytest.mark.parametrize("objective", ["supervised", "uda", "fixmatch"])
+def test_supervised_steps_minimise_the_labelled_loss(objective: str) -> None:
+    """The images beside share the batch statistics, or with separate passes are left out."""
+    given = batch()
+    joint = F.cross_entropy(logits(make(), given)["x"], given["labelled"]["y"])
+    torch.testing.assert_close(make(objective=objective).training_step(supervised(given), 0), joint)
+    method = make(objective=objective, forward_local="separate")
+    alone = F.cross_entropy(make().model(given["labelled"]["x"]), given["labelled"]["y"])
+    torch.testing.assert_close(method.training_step(supervised(given), 0), alone)
+    assert set(method.outputs(supervised(batch(revealed=True)))) == {"x"}
+
+
+def test_rate_and_ramp_over_a_visit() -> None:
+    """The schedule counts all steps of a visit, lambda the joint ones over all local epochs; each visit starts anew."""
+    method = make(
+        objective="uda", lr_schedule="release", supervised_steps=2, steps_per_visit=2, warmup_steps=10, lr=0.5
+    )
+    given = batch()
+    passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
+    for _ in range(2):
+        method._tally = Tally()
+        fit, rates, weights = Fit(method, []), [], []
+        for _ in fit.run(3, lambda epoch: passes[epoch]):
+            rates.append(float(fit.optimizers[0].param_groups[0]["lr"]))
+            weights.append(float(method.lambda_k))
+        assert rates == pytest.approx([0.5 * t / 10 for t in (1, 2, 3, 4, 5, 6)])  # those of the steps that follow
+        assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
+    assert "lambda_k" not in method.state_dict()
+
+
+def test_a_client_without_images_has_nothing_to_do() -> None:
+    """Its passes are empty, whatever kind of step is asked for."""
+    data = make_data("all_clients")
+    site = data.client(0)
+    data._clients[0] = type(site)(site.labelled[:0], site.labels[:0], site.unlabelled[:0])
+    for args in ({}, {"supervised_steps": 2}, {"steps_per_visit": None}):
+        seen, method, run = visit(data, **args)
+        assert not seen
+        assert all(not entry.streams for entry in method.local_work(site_of(run)))
 
 
 def test_supervised_upper_bounds_come_from_the_data() -> None:

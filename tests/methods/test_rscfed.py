@@ -1,11 +1,13 @@
 """RSCFed: consensus weights against the released aggregation, closed forms, schedule and switches."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from federations import few_data, make_federation, make_method
@@ -37,7 +39,7 @@ def test_released_aggregation(case: dict[str, Any]) -> None:
     for name, value in out["theta_sub"].items():
         torch.testing.assert_close(model[name].float(), value.float(), rtol=1e-5, atol=1e-6)
     distances = [tensor_distance(s, out["theta_avg"]) for s in given["local_states"]]
-    torch.testing.assert_close(torch.tensor(distances), torch.tensor(out["distances"]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.stack(distances).float(), torch.tensor(out["distances"]), rtol=1e-4, atol=1e-6)
 
 
 def states(count: int = 5, seed: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -122,11 +124,11 @@ def test_published_schedule() -> None:
     """The subsets of rounds 7 to 9, as the authors' generator draws them."""
     method = make_method("rscfed")
     roster = Roster(10, (0,), seed=1337)
-    assert method.plan(6, roster) == [[0]]
-    assert method.plan(7, roster) == [[9, 8, 5, 4, 6], [2, 5, 6, 8, 9], [4, 6, 3, 8, 5]]
-    assert method.plan(8, roster) == [[5, 1, 6, 7, 9], [6, 1, 5, 3, 9], [4, 0, 5, 9, 8]]
-    assert method.plan(9, roster) == [[7, 3, 2, 6, 9], [9, 7, 4, 6, 1], [8, 1, 0, 7, 3]]
-    missing = sum(all(0 not in s for s in method.plan(r, roster)) for r in range(7, 1000))
+    assert method.select_clients(6, roster) == [[0]]
+    assert method.select_clients(7, roster) == [[9, 8, 5, 4, 6], [2, 5, 6, 8, 9], [4, 6, 3, 8, 5]]
+    assert method.select_clients(8, roster) == [[5, 1, 6, 7, 9], [6, 1, 5, 3, 9], [4, 0, 5, 9, 8]]
+    assert method.select_clients(9, roster) == [[7, 3, 2, 6, 9], [9, 7, 4, 6, 1], [8, 1, 0, 7, 3]]
+    missing = sum(all(0 not in s for s in method.select_clients(r, roster)) for r in range(7, 1000))
     assert missing == 133
 
 
@@ -134,15 +136,15 @@ def test_forcing_the_labelled_client() -> None:
     """With force_labelled every subset holds client 0, still of the same size."""
     method, roster = make_method("rscfed", force_labelled=True), Roster(10, (0,), seed=1337)
     for number in range(7, 40):
-        assert all(0 in s and len(set(s)) == 5 for s in method.plan(number, roster))
+        assert all(0 in s and len(set(s)) == 5 for s in method.select_clients(number, roster))
 
 
 def test_repeated_clients_may_train_once() -> None:
     """retrain_repeated = false visits each client once and uses its model in every subset that drew it."""
     once, roster = make_method("rscfed", retrain_repeated=False, warmup_rounds=0), Roster(10, (0,), seed=1337)
     again = make_method("rscfed", warmup_rounds=0)
-    (clients,) = once.plan(0, roster)
-    subsets = again.plan(0, roster)
+    (clients,) = once.select_clients(0, roster)
+    subsets = again.select_clients(0, roster)
     assert clients == sorted({c for s in subsets for c in s})
     tensors = {c: {k: torch.full_like(v, float(c)) for k, v in once.tensors("shared").items()} for c in clients}
     visit = {c: Visit(client=c, labelled=c == 0, size=100 + c) for c in clients}
@@ -155,7 +157,7 @@ def test_repeated_clients_may_train_once() -> None:
 def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
     """dma = false: global model = mean over subsets of size-weighted means with the multiplier kept."""
     method, roster = make_method("rscfed", dma=False, warmup_rounds=0, subsets=2), Roster(10, (0,), seed=3)
-    drawn = method.plan(0, roster)
+    drawn = method.select_clients(0, roster)
     name = method.names("shared")[0]
     uploads, expected = [], 0.0
     for m, subset in enumerate(drawn):
@@ -180,6 +182,40 @@ def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:
     assert int(federation.clients[unlabelled].tensors["teacher_step"]) == 3 * steps
 
 
+@pytest.mark.parametrize("mode", ["once", "squared", "share:0.5"])
+def test_weights_are_those_of_equation_6(mode: str) -> None:
+    """N_i a_i exp(-beta d_i / N_i), written out, where no exponential is small; the shift cancels."""
+    models, sizes, held, beta, factor = (
+        states(),
+        [10.0, 20.0, 30.0, 40.0, 50.0],
+        [True, False, False, True, False],
+        2.0,
+        6.0,
+    )
+    prior = [n * factor if has and mode == "squared" else n for n, has in zip(sizes, held, strict=True)]
+    average = weighted_mean(models, prior)
+    raw = []
+    for model, n, p, has in zip(models, sizes, prior, held, strict=True):
+        scaled = p * math.exp(-beta * float(tensor_distance(model, average)) / n)
+        raw.append(scaled * factor if has and not mode.startswith("share") else scaled)
+    if mode.startswith("share"):
+        kinds = {kind: sum(w for w, has in zip(raw, held, strict=True) if has == kind) for kind in (True, False)}
+        raw = [0.5 * w / kinds[has] for w, has in zip(raw, held, strict=True)]
+    weights = consensus_weights(models, sizes, held, beta, factor, mode)
+    assert weights == pytest.approx([w / sum(raw) for w in raw], rel=1e-12)
+
+
+def test_distances_are_read_once() -> None:
+    """However many clients a subset has, the host waits for their distances once."""
+    reads = []
+    for count in (3, 5):
+        models = states(count)
+        with count_host_reads() as found:
+            consensus_weights(models, [10.0] * count, [False] * count, 1e4)
+        reads.append(sum(found.values()))
+    assert reads[0] == reads[1]
+
+
 def test_unknown_weight_mode() -> None:
     """A mode that does not exist says which do."""
     with pytest.raises(ConfigError, match="write once, squared or share"):
@@ -189,7 +225,7 @@ def test_unknown_weight_mode() -> None:
 def test_subsets_follow_from_the_uploads() -> None:
     """A server that did not draw the subsets itself aggregates by cohort."""
     method, other = make_method("rscfed", warmup_rounds=0), make_method("rscfed", warmup_rounds=0)
-    drawn = other.plan(0, Roster(10, (0,), seed=3))
+    drawn = other.select_clients(0, Roster(10, (0,), seed=3))
     uploads = [
         Upload(
             Visit(client=c, cohort=m, labelled=c == 0, size=100 + c),
@@ -205,4 +241,4 @@ def test_subsets_follow_from_the_uploads() -> None:
 
 def test_impossible_subsets_are_refused_before_the_warm_up() -> None:
     with pytest.raises(ConfigError, match="subsets of 5 clients from 4"):
-        make_method("rscfed").plan(0, Roster(4, (0,), seed=0))
+        make_method("rscfed").select_clients(0, Roster(4, (0,), seed=0))

@@ -1,7 +1,9 @@
 """SemiFL: fix and mix sets, the mixup loss, clients without a confident image."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,43 +11,84 @@ from torch import Tensor
 
 from benchmark.federation.reference import LocalSite
 from datamodules.common.errors import ConfigError
-from federations import make_federation, make_method
-from methods.base import Site, Visit
+from federations import make_federation, make_method, site_of
+from methods.base import Pass
 from methods.semifl import SemiFL
 
 
-def site_and_method(**args: Any) -> tuple[SemiFL, Site, Tensor]:
+def site_and_method(**args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
     """A method, client 0, and made-up predictions on its images, of which the first 60 % are confident."""
     federation = make_federation("semifl", **args)
-    method, data = federation.method, federation.data.client(0)
+    method, site = federation.method, site_of(federation)
     assert isinstance(method, SemiFL)
-    site = LocalSite(federation.engine, data, Visit(size=data.size), [])
-    count, g = len(data.unlabelled), torch.Generator().manual_seed(0)
+    count, g = len(site.data.unlabelled), torch.Generator().manual_seed(0)
     probabilities = torch.rand(count, 10, generator=g).softmax(dim=1)
     sure = F.one_hot(probabilities.argmax(dim=1), 10) * 0.9 + 0.01
     return method, site, torch.where(torch.arange(count)[:, None] < 0.6 * count, sure.clamp(max=0.96), probabilities)
 
 
-def test_fix_and_mix_sets() -> None:
-    """As many draws as confident images, with replacement and from everybody, each with its own arg max."""
-    method, site, probabilities = site_and_method(threshold=0.9)
+def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int) -> list[list[tuple[int, ...]]]:
+    """The first local epochs of a visit: image, label, partner and the partner's label of every pair."""
+    streams = method.pseudo_labelled(site, probabilities)
+    for stream in streams.values():
+        stream.fields = {**stream.fields, "index": stream.index}
+    found = []
+    for number in range(count):
+        batches = list(site.batches([Pass(streams)] * count, number))
+        columns = [torch.cat([b[s][f] for b in batches]) for s in ("unlabelled", "mix") for f in ("index", "y")]
+        found.append([tuple(row) for row in torch.stack(columns, dim=1).tolist()])
+    return found
+
+
+@pytest.mark.parametrize("pool", ["all", "confident"])
+def test_fix_and_mix_sets(pool: str) -> None:
+    """As many draws as confident images, with replacement from the pool, each with its own arg max."""
+    method, site, probabilities = site_and_method(threshold=0.9, semifl_mix_pool=pool)
     streams = method.pseudo_labelled(site, probabilities)
     fix, mix, everyone = streams["unlabelled"], streams["mix"], site.data.unlabelled
     sure = probabilities.amax(dim=1) >= 0.9
     assert torch.equal(fix.index, everyone[sure])
     assert len(mix) == len(fix) == int(sure.sum())
-    assert len(mix.index.unique()) < len(mix)
-    assert set(mix.index.tolist()) - set(fix.index.tolist())
-    labels = dict(zip(everyone.tolist(), probabilities.argmax(dim=1).tolist(), strict=True))
-    assert all(mix.fields["y"].tolist()[i] == labels[k] for i, k in enumerate(mix.index.tolist()))
     assert (dict(fix.views), dict(mix.views)) == ({"weak": "weak", "strong": "strong"}, {"weak": "weak"})
     assert (fix.batch_size, mix.batch_size) == (10, 10)
+    labels = dict(zip(everyone.tolist(), probabilities.argmax(dim=1).tolist(), strict=True))
+    for pairs in epochs_of(method, site, probabilities, 3):
+        images, partners = [pair[0] for pair in pairs], [pair[2] for pair in pairs]
+        assert sorted(images) == sorted(fix.index.tolist())
+        assert len(set(partners)) < len(partners) == len(images)
+        assert bool(set(partners) - set(images)) == (pool == "all")
+        assert set(partners) <= set(everyone.tolist())
+        assert all(labels[k] == y and labels[m] == z for k, y, m, z in pairs)
+
+
+def test_every_epoch_draws_new_partners_from_all_images() -> None:
+    """Over many epochs each image of the client is drawn about as often, confident or not; a visit repeats itself."""
+    method, site, probabilities = site_and_method(threshold=0.9)
+    epochs = [[pair[2] for pair in pairs] for pairs in epochs_of(method, site, probabilities, 60)]
+    assert len({tuple(sorted(partners)) for partners in epochs}) == 60
+    counts = torch.bincount(torch.tensor(epochs).flatten(), minlength=int(site.data.unlabelled.max()) + 1)
+    assert int(counts.sum()) == int(counts[site.data.unlabelled].sum()) == 60 * len(epochs[0])
+    expected = 60 * len(epochs[0]) / len(site.data.unlabelled)
+    spread = (counts[site.data.unlabelled].double() - expected) / expected**0.5  # nearly Poisson
+    assert float(spread.abs().max()) < 4.5 and 0.75 < float(spread.var()) < 1.25
+    again = site_and_method(threshold=0.9)
+    assert [[pair[2] for pair in pairs] for pairs in epochs_of(*again, 60)] == epochs
+    later = site_and_method(threshold=0.9)
+    later[1].visit = replace(later[1].visit, round=1)
+    assert [pair[2] for pair in epochs_of(*later, 1)[0]] != epochs[0]
+
+
+def test_confident_partners_are_drawn_once_per_visit() -> None:
+    """The same draws in every epoch, paired anew; other ones in the next visit."""
     method, site, probabilities = site_and_method(threshold=0.9, semifl_mix_pool="confident")
-    confident = method.pseudo_labelled(site, probabilities)["mix"]
-    assert set(confident.index.tolist()) <= set(fix.index.tolist())
+    epochs = [[pair[2] for pair in pairs] for pairs in epochs_of(method, site, probabilities, 4)]
+    assert all(sorted(partners) == sorted(epochs[0]) for partners in epochs)
+    assert len({tuple(partners) for partners in epochs}) == 4
+    site.visit = replace(site.visit, round=1)
+    assert sorted(pair[2] for pair in epochs_of(method, site, probabilities, 1)[0]) != sorted(epochs[0])
 
 
-def test_mix_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mix_loss() -> None:
     """lam CE(f(m), y) + (1 - lam) CE(f(m), y') at m = lam w + (1 - lam) w', in double precision; one lam per batch."""
     method = make_method("semifl").double()
     assert isinstance(method, SemiFL)
@@ -54,37 +97,101 @@ def test_mix_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         {"weak": torch.randn(5, 3, 32, 32, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
         for _ in range(2)
     )
-    monkeypatch.setattr(torch.distributions.Beta, "sample", lambda self: torch.tensor(0.3))
+    method.lam.fill_(0.3)
     logits = method(0.3 * first["weak"] + 0.7 * second["weak"])
     expected = 0.3 * F.cross_entropy(logits, first["y"]) + 0.7 * F.cross_entropy(logits, second["y"])
-    torch.testing.assert_close(method.mix_loss(first, second), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(method.mix_loss(first, second), expected)
     strong = torch.randn(5, 3, 32, 32, generator=g).double()
     batch = {"unlabelled": {**first, "strong": strong}, "mix": second}
     whole = expected + F.cross_entropy(method(strong), first["y"])
-    torch.testing.assert_close(method.training_step(batch, 0), whole, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(method.training_step(batch, 0), whole)
+    heavy = make_method("semifl", mix_weight=2.5).double()
+    assert isinstance(heavy, SemiFL)
+    heavy.lam.fill_(0.3)
+    torch.testing.assert_close(heavy.training_step(batch, 0), whole + 1.5 * expected)
 
 
 def test_mixing_with_itself_is_no_mixing() -> None:
     """Whatever lam is."""
     method = make_method("semifl")
     assert isinstance(method, SemiFL)
+    method.lam.fill_(0.37)
     g = torch.Generator().manual_seed(0)
     same = {"weak": torch.randn(5, 3, 32, 32, generator=g), "y": torch.randint(10, (5,), generator=g)}
     torch.testing.assert_close(method.mix_loss(same, same), F.cross_entropy(method(same["weak"]), same["y"]))
 
 
+def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
+    """The mixing weights of the first steps of a visit."""
+    method.local_work(site)
+    drawn = []
+    for number in range(count):
+        method.on_train_batch_start({"mix": {}}, number)
+        drawn.append(float(method.lam))
+    return drawn
+
+
+@pytest.mark.parametrize("alpha", [0.75, 0.2, 3.0])
+def test_lambda_is_not_folded(alpha: float) -> None:
+    """Beta(alpha, alpha): mean 1/2, variance 1 / (4 (2 alpha + 1)), as often below one half as above."""
+    method, site, _ = site_and_method(mix_alpha=alpha, local_epochs=1)
+    count, variance = 20_000, 1 / (4 * (2 * alpha + 1))
+    drawn = np.array(lambdas(method, site, count))
+    assert drawn.min() >= 0 and drawn.max() <= 1
+    assert drawn.mean() == pytest.approx(0.5, abs=4 * (variance / count) ** 0.5)
+    assert drawn.var() == pytest.approx(variance, rel=0.04)
+    assert np.mean(drawn > 0.5) == pytest.approx(0.5, abs=4 * 0.5 / count**0.5)
+    assert np.mean(drawn**3) == pytest.approx((alpha + 2) / (4 * (2 * alpha + 1)), rel=0.04)
+
+
 @torch.no_grad()
-def test_lambda_is_not_folded() -> None:
-    """Beta(0.75, 0.75) on both sides of one half, seeded by torch's generator."""
-    method = make_method("semifl")
-    assert isinstance(method, SemiFL)
+def test_the_drawn_lambda_is_the_share_of_the_fix_set() -> None:
+    """Read off a loss that is linear in it."""
+    method, site, _ = site_and_method()
     one = {"weak": torch.zeros(1, 3, 32, 32), "y": torch.tensor([0])}
     other = {"weak": torch.zeros(1, 3, 32, 32), "y": torch.tensor([1])}
     a, b = (float(F.cross_entropy(method(one["weak"]), torch.tensor([k]))) for k in (0, 1))
-    torch.manual_seed(0)
-    shares = [(float(method.mix_loss(one, other)) - b) / (a - b) for _ in range(400)]
-    assert 0.4 < sum(s > 0.5 for s in shares) / 400 < 0.6
-    assert sum(shares) / 400 == pytest.approx(0.5, abs=0.06)
+    method.local_work(site)
+    for number in range(20):
+        method.on_train_batch_start({"mix": {}}, number)
+        share = (float(method.mix_loss(one, other)) - b) / (a - b)
+        assert share == pytest.approx(float(method.lam), abs=1e-3)
+
+
+def test_lambdas_belong_to_the_visit() -> None:
+    """They repeat, whatever was drawn before, and differ between rounds, clients and repeats; torch draws nothing."""
+    method, site, _ = site_and_method()
+    visit, state = site.visit, torch.random.get_rng_state()
+    first = lambdas(method, site, 30)
+    assert len(set(first)) == 30
+    others = []
+    for change in ({"round": 1}, {"client": 1}, {"repeat": 1}):
+        site.visit = replace(visit, **change)
+        others.append(lambdas(method, site, 30))
+    assert len({tuple(drawn) for drawn in (first, *others)}) == 4
+    site.visit = visit
+    assert lambdas(method, site, 30) == first
+    assert torch.equal(torch.random.get_rng_state(), state)
+    other_run, same_site, _ = site_and_method()
+    assert lambdas(other_run, same_site, 30) == first
+    same_site.around = replace(same_site.around, seed=1)
+    assert lambdas(other_run, same_site, 30) != first
+
+
+def test_one_lambda_per_step_of_a_visit() -> None:
+    """Every step of every local epoch has its own, in the order of the visit's stream; without a mix set none."""
+    federation = make_federation("semifl", threshold=0.0, local_epochs=2)
+    method, seen = federation.method, []
+    assert isinstance(method, SemiFL)
+    assert "lam" not in method.tensors("shared", "personal", "local", "server")
+    method.on_train_batch_end = lambda *_: seen.append(float(method.lam))
+    visit = federation.visits(0)[0]
+    federation.run_visits([visit])
+    assert len(seen) == 2 * -(-visit.size // 10)
+    expected = np.random.default_rng(site_of(federation, visit).generator("order/mix_lambda").initial_seed())
+    assert seen == [float(torch.tensor(expected.beta(0.75, 0.75))) for _ in seen]
+    method.on_train_batch_start({"labelled": {}}, 0)
+    assert float(method.lam) == seen[-1]
 
 
 def test_without_mix_it_is_fixmatch() -> None:
@@ -114,14 +221,15 @@ def test_clients_without_a_confident_image(rule: str, present: int) -> None:
     assert all(torch.equal(v, before[k]) for k, v in federation.server.items())
 
 
-def test_step_counts() -> None:
-    """Epochs times the confident images in batches of 10, the last short one kept."""
-    federation = make_federation("semifl", threshold=0.0, local_epochs=2)
+@pytest.mark.parametrize("full", [False, True])
+def test_step_counts(full: bool) -> None:
+    """Epochs times the confident images in batches of 10, the last short one kept, or in one batch."""
+    federation = make_federation("semifl", threshold=0.0, local_epochs=2, full_batch=full)
     seen: list[tuple[int, int]] = []
     federation.method.on_train_batch_end = lambda *a: seen.append((len(a[1]["unlabelled"]["y"]), len(a[1]["mix"]["y"])))
     federation.run_visits(federation.visits(0)[:1])
     images = federation.data.client(0).size
-    assert len(seen) == 2 * -(-images // 10)
+    assert len(seen) == 2 * (1 if full else -(-images // 10))
     assert all(a == b for a, b in seen)
     assert sum(a for a, _ in seen) == 2 * images
 

@@ -17,7 +17,7 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition
 from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
-from methods.base import FedMethod, Stream, Visit
+from methods.base import FedMethod, Pass, Stream, Visit
 
 PARAMETERS = 92_626
 
@@ -155,11 +155,11 @@ def test_a_client_may_come_twice():
             self.register_buffer("taken", torch.zeros(()))
             self.met = []
 
-        def plan(self, round, roster):
+        def select_clients(self, round, roster):
             return [[2, 0], [1, 2]]
 
-        def client_start(self, first):
-            self.met.append((self.visit.client, self.visit.cohort, self.visit.repeat, first))
+        def on_train_start(self):
+            self.met.append((self.visit.client, self.visit.cohort, self.visit.repeat, self.visit.first))
             self.start = {**getattr(self, "start", {}), len(self.met): self.tensors("shared")}
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -193,10 +193,12 @@ def test_a_round_without_participants_changes_nothing():
 @pytest.mark.parametrize("client", [-1, 4])
 def test_a_plan_with_a_client_that_does_not_exist(client):
     class Plans(Everybody):
-        def plan(self, round, roster):
+        def select_clients(self, round, roster):
             return [[0, client]]
 
-    with pytest.raises(RunError, match=rf"Plans\.plan, round 0: there is no client {client}; ids run from 0 to 3"):
+    with pytest.raises(
+        RunError, match=rf"Plans\.select_clients, round 0: there is no client {client}; ids run from 0 to 3"
+    ):
         federation(Plans).run()
 
 
@@ -301,21 +303,19 @@ class ServerTrains(Everybody):
 
     scenario = "server"
 
-    def client_finish(self, client):
+    def make_upload(self, client):
         return None
 
-    def server_start(self, server):
-        self.steps_before = server.fit(self.streams(server.data), 2)
-
     def server_step(self, server):
-        server.fit(self.streams(server.data), 1)
+        steps = server.fit([Pass(self.streams(server.data))] * (2 if server.visit.before_first_round else 1))
+        self.steps = [*getattr(self, "steps", []), steps]
 
 
 def test_the_server_trains_and_keeps_its_momentum():
     """As plain SGD over 2 + 3 passes would, momentum carried along, after a resume too."""
     whole = make_federation(ServerTrains, rounds=3)
     rows = run_rows(whole)
-    assert whole.method.steps_before == 2  # 40 labels, a batch of 64
+    assert whole.method.steps == [2, 1, 1, 1]  # 40 labels, a batch of 64
     assert rows[-1]["bytes_up"] == 0
     assert [row["server/loss"] for row in rows] == sorted((r["server/loss"] for r in rows), reverse=True)
 
@@ -331,12 +331,12 @@ def test_the_server_trains_and_keeps_its_momentum():
         torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("hook", ["plan", "broadcast", "aggregate", "refresh_norm", "predict"])
-@pytest.mark.parametrize("stack", [None, 2])
-def test_errors_outside_visits_say_where(hook: str, stack: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hook", ["select_clients", "broadcast", "aggregate", "refresh_norm", "predict"])
+@pytest.mark.parametrize("slots", [None, 2])
+def test_errors_outside_visits_say_where(hook: str, slots: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that breaks where nobody trains is named with its method and round."""
     data, method = make_data(), make_method("fedavg")
-    federation = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0, stack=stack)
+    federation = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0, slots=slots)
 
     def broken(*_: object) -> None:
         raise KeyError("lost")
@@ -366,5 +366,5 @@ def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption() -> N
 
 
 def test_training_on_labels_that_nobody_has_is_refused() -> None:
-    with pytest.raises(RunError, match=r"FedAvg\.plan, round 0: ConfigError: no client holds labels"):
+    with pytest.raises(RunError, match=r"FedAvg\.select_clients, round 0: ConfigError: no client holds labels"):
         make_federation("fedavg", make_data("server")).run()

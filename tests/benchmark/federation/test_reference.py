@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmark.federation.reference import EVAL_BLOCK, LocalSite
+from benchmark.federation.reference import EVAL_BLOCK
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER, generator
-from federations import few_data, make_federation, run_rows
+from federations import few_data, make_federation, run_rows, site_of, visited
 from methods import models
-from methods.base import FedMethod, Visit
+from methods.base import FedMethod, Pass, Tally, Visit
 
 ROUNDS = 2
 
@@ -72,7 +72,7 @@ class Normalised(Plain):
 def test_batch_norm_travels_with_the_model():
     """Statistics are averaged like weights; a counter is averaged and truncated when it is loaded."""
     one = federation(Normalised, rounds=1)
-    alone = one.engine.client(one.visits(0)[0], one.server, None)[0].tensors
+    alone = visited(one, one.visits(0)[0])[0].upload.tensors
     run_rows(one)
     assert all(torch.equal(v, one.server[k]) for k, v in alone.items())
     assert int(one.server["model.1.num_batches_tracked"]) == 4
@@ -80,7 +80,7 @@ def test_batch_norm_travels_with_the_model():
     run = federation(Normalised, clients=2, rounds=2)
     site = run.data.client(1)
     run.data._clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
-    uploads = [run.engine.client(v, run.server, None)[0].tensors for v in run.visits(0)]
+    uploads = [visited(run, v)[0].upload.tensors for v in run.visits(0)]
     run.run_round(0)
     for name in ("model.1.running_mean", "model.1.running_var", "model.0.weight"):
         mean = (125 * uploads[0][name].double() + 70 * uploads[1][name].double()) / 195
@@ -102,16 +102,18 @@ def test_optimiser_state_is_kept_or_reset():
     assert not torch.equal(buffers[0], buffers[1])
     before = buffers[0].clone()
     visit = kept.visits(1)[0]
-    first = kept.engine.client(visit, kept.server, kept.clients[0])
-    second = kept.engine.client(visit, kept.server, kept.clients[0])
-    forgotten = kept.engine.client(visit, kept.server, None)
+    first, second, forgotten = (visited(kept, visit, state)[0].upload for state in (*[kept.clients[0]] * 2, None))
     assert torch.equal(buffers[0], before)
-    assert all(torch.equal(v, second[0].tensors[k]) for k, v in first[0].tensors.items())
-    assert any(not torch.equal(v, forgotten[0].tensors[k]) for k, v in first[0].tensors.items())
+    assert all(torch.equal(v, second.tensors[k]) for k, v in first.tensors.items())
+    assert any(not torch.equal(v, forgotten.tensors[k]) for k, v in first.tensors.items())
 
 
 class TwoOptimisers(Plain):
     """One optimiser for the head, one for the rest."""
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.automatic_optimization = False
 
     def configure_optimizers(self):
         head = list(self.model.head.parameters())
@@ -119,14 +121,26 @@ class TwoOptimisers(Plain):
         rest = [p for p in self.model.parameters() if id(p) not in known]
         return [torch.optim.Adam(head, 1e-3), torch.optim.SGD(rest, 0.03, momentum=0.9)]
 
-    def local_step(self, batch, batch_idx, optimizer):
-        for one in optimizer:
+    def training_step(self, batch, batch_idx):
+        for one in self.optimizers():
             one.zero_grad()
-        loss = self.training_step(batch, batch_idx)
-        loss.backward()
-        for one in optimizer:
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for one in self.optimizers():
             one.step()
         self.log("loss", loss)
+
+
+class KeepsOne(TwoOptimisers):
+    """The head's optimiser is new at every visit."""
+
+    def optimizer_scopes(self):
+        return ["local", "personal"]
+
+
+class Miscounts(TwoOptimisers):
+    def optimizer_scopes(self):
+        return ["local", "personal", "personal"]
 
 
 def test_several_optimisers_keep_their_own_states():
@@ -138,6 +152,24 @@ def test_several_optimisers_keep_their_own_states():
     steps = float(adam[0]["step"])
     run.run_round(1)
     assert float(run.clients[1].optimizers[0][0]["step"]) == 2 * steps > 0
+
+
+def test_each_optimiser_has_its_scope():
+    """What is local is stored empty and starts anew; what is personal continues."""
+    both, one = federation(TwoOptimisers, clients=2), federation(KeepsOne, clients=2)
+    for run in (both, one):
+        run.run_round(0)
+    assert all(torch.equal(v, one.server[k]) for k, v in both.server.items())
+    for state in one.clients.values():
+        adam, sgd = state.optimizers
+        assert not any(adam)
+        assert all(set(own) == {"momentum_buffer"} for own in sgd)
+    site = site_of(one, one.visits(1)[0])
+    site.optimizer_states = one.clients[0].optimizers
+    adam, sgd = site.prepare_fit().optimizers
+    assert not adam.state and all(sgd.state[p]["momentum_buffer"].any() for p in sgd.param_groups[0]["params"])
+    with pytest.raises(RunError, match=r"Miscounts, client 0 .*optimizer_scopes names 3 scopes for 2 optimisers"):
+        federation(Miscounts, clients=2).run()
 
 
 # --- scopes
@@ -160,8 +192,8 @@ class Scoped(Plain):
     def broadcast(self, server, visit):
         return {k: v for k, v in super().broadcast(server, visit).items() if k != "mute"}
 
-    def client_start(self, first):
-        self.found.append((self.visit, first, self.counters()))
+    def on_train_start(self):
+        self.found.append((self.visit, self.visit.first, self.counters()))
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         for _, buffer in self.named_buffers():
@@ -172,7 +204,7 @@ class Scoped(Plain):
         super().aggregate(uploads)
 
     def server_step(self, server):
-        self.found.append(("server", None, self.counters()))
+        self.found.append(("before" if server.visit.before_first_round else "server", None, self.counters()))
         self.secret += 10.0
 
     def refresh_norm(self, data):
@@ -197,10 +229,10 @@ def test_scopes():
         assert found["common"] == pytest.approx(mean if again else 0)
         assert found["scratch"] == found["secret"] == found["mute"] == 0
     at_server = [(v, n) for v, _, n in run.method.found if isinstance(v, str)]
-    assert [v for v, _ in at_server] == ["refresh", *["aggregate", "server", "refresh"] * ROUNDS]
+    assert [v for v, _ in at_server] == ["before", "refresh", *["aggregate", "server", "refresh"] * ROUNDS]
     for _, found in at_server:
         assert found["mine"] == found["scratch"] == 0
-    assert float(run.server["secret"]) == 10 * ROUNDS
+    assert float(run.server["secret"]) == 10 * (1 + ROUNDS)
     assert run.server.keys() == set(run.method.names("shared", "server"))
     assert all(state.tensors.keys() == {"mine"} for state in run.clients.values())
 
@@ -208,7 +240,7 @@ def test_scopes():
 def test_uploads_and_downloads_hold_shared_tensors_only():
     run = federation(Scoped, clients=2)
     visit = run.visits(0)[0]
-    upload, kept, _, down = run.engine.client(visit, run.server, None)
+    (upload, _, down), kept = visited(run, visit)
     assert upload.tensors.keys() == set(run.method.names("shared"))
     assert upload.weight == visit.size == run.data.client(0).size
     assert float(kept.tensors["mine"]) > 0
@@ -219,23 +251,28 @@ def test_a_visit_depends_only_on_what_it_is_given():
     """Whoever was visited before, in whichever mode they left the module."""
     run = federation(Scoped, clients=3)
     visits = run.visits(0)
-    alone = run.engine.client(visits[2], run.server, None)[0]
-    run.engine.client(visits[0], run.server, None)
+    alone = visited(run, visits[2])[0].upload
+    visited(run, visits[0])
     run.method.eval()
-    after = run.engine.client(visits[2], run.server, None)[0]
+    after = visited(run, visits[2])[0].upload
     assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
 
 
 class Modes(Plain):
-    def client_start(self, first):
-        self.modes = [(self.training, torch.is_grad_enabled())]
+    def note(self):
+        self.modes.append((self.training, torch.is_grad_enabled()))
 
-    def client_prepare(self, client):
+    def local_work(self, client):
+        self.modes = []
+        self.note()
         self.eval()
-        return super().client_prepare(client)
+        return super().local_work(client)
+
+    def on_train_start(self):
+        self.note()
 
     def training_step(self, batch, batch_idx):
-        self.modes.append((self.training, torch.is_grad_enabled()))
+        self.note()
         return super().training_step(batch, batch_idx)
 
 
@@ -264,12 +301,11 @@ def test_what_clients_keep_is_foretold(name, options):
 
 
 def test_modes():
-    """Hooks start in training mode, ``client_start`` without gradients; training is in training mode."""
+    """All hooks find training mode and gradients, whatever mode the preparation, or another visit, has left."""
     run = federation(Modes, clients=6)
     run.method.eval()
-    run.engine.client(run.visits(0)[0], run.server, None)
-    assert run.method.modes[0] == (True, False)
-    assert set(run.method.modes[1:]) == {(True, True)}
+    visited(run, run.visits(0)[0])
+    assert run.method.modes == [(True, True)] * 3
 
 
 # --- errors
@@ -285,8 +321,12 @@ class Breaks(Plain):
         if self.hparams["hook"] == hook and self.visit.round == 1:
             raise ZeroDivisionError("broken on purpose")
 
-    def client_start(self, first):
-        self.fail("client_start")
+    def local_work(self, client):
+        self.fail("local_work")
+        return super().local_work(client)
+
+    def on_train_start(self):
+        self.fail("on_train_start")
 
     def training_step(self, batch, batch_idx):
         self.fail("training_step")
@@ -294,9 +334,9 @@ class Breaks(Plain):
         bad = self.hparams["hook"] == "loss" and self.visit.round == 1
         return loss * torch.inf if bad else loss
 
-    def client_finish(self, client):
-        self.fail("client_finish")
-        return super().client_finish(client)
+    def make_upload(self, client):
+        self.fail("make_upload")
+        return super().make_upload(client)
 
     def server_step(self, server):
         self.fail("server_step")
@@ -305,9 +345,10 @@ class Breaks(Plain):
 @pytest.mark.parametrize(
     ("hook", "who"),
     [
-        ("client_start", r"client 0 \(125 images\)"),
+        ("local_work", r"client 0 \(125 images\)"),
+        ("on_train_start", r"client 0 \(125 images\)"),
         ("training_step", r"client 0 \(125 images\)"),
-        ("client_finish", r"client 0 \(125 images\)"),
+        ("make_upload", r"client 0 \(125 images\)"),
         ("server_step", "the server"),
     ],
 )
@@ -351,7 +392,7 @@ def test_torch_noise_belongs_to_the_visit():
     state = torch.random.get_rng_state()
 
     def noise(visit):
-        return float(run.engine.client(visit, run.server, None)[2]["noise"][0])
+        return float(visited(run, visit)[0].sums["noise"][0])
 
     assert noise(first) == noise(first)
     others = [replace(first, round=1), replace(first, client=1), replace(first, repeat=1)]
@@ -359,9 +400,57 @@ def test_torch_noise_belongs_to_the_visit():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+class Draws(Plain):
+    """Draws as a step may: from the method's own generator."""
+
+    def on_train_start(self):
+        self.log("start", torch.rand((), generator=self.generator))
+
+    def training_step(self, batch, batch_idx):
+        self.log("step", torch.rand((), generator=self.generator))
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_generator_of_a_method_belongs_to_the_visit():
+    """It starts anew in every visit, whatever was drawn in the one before."""
+    run = federation(Draws, clients=2)
+    first = run.visits(0)[0]
+
+    def drawn(visit):
+        sums = visited(run, visit)[0].sums
+        return tuple(float(sums[name][0]) for name in ("start", "step"))
+
+    others = [replace(first, round=1), replace(first, client=1), replace(first, repeat=1)]
+    assert len({number for v in (first, *others) for number in drawn(v)}) == 8
+    assert drawn(first) == drawn(first)
+    reseeded = federation(Draws, clients=2)
+    reseeded.engine.around = replace(reseeded.engine.around, seed=1)
+    assert float(visited(reseeded, first)[0].sums["start"][0]) != drawn(first)[0]
+
+
+def test_passes_are_made_when_their_turn_comes():
+    """A function gives an epoch of its own, from the model of that moment; the others are made before."""
+    seen = []
+
+    class Rebuilds(Plain):
+        def local_work(self, client):
+            def rebuilt():
+                seen.append(self.trainer.global_step)
+                return Pass(self.streams(client.data), steps=1)
+
+            return [*super().local_work(client), rebuilt, rebuilt]
+
+        def on_train_batch_start(self, batch, batch_idx):
+            seen.append((self.current_epoch, batch_idx))
+
+    run = federation(Rebuilds)
+    visited(run, run.visits(0)[0])
+    assert seen == [(0, 0), (0, 1), (0, 2), (0, 3), 4, (1, 0), 5, (2, 0)]
+
+
 def test_streams_of_a_site():
     run = federation(clients=2)
-    site = LocalSite(run.engine, run.data.client(0), Visit(round=3, client=0), [])
+    site = site_of(run, Visit(round=3, client=0))
     index = torch.arange(2 * EVAL_BLOCK + 5) % 250
     blocks = list(site.views("test", index))
     assert [len(b) for b in blocks] == [EVAL_BLOCK, EVAL_BLOCK, 5]
@@ -375,23 +464,22 @@ def test_the_server_meets_other_numbers_before_the_first_round_than_in_it():
     """Pre-training and the first server step do not repeat each other's shuffles."""
 
     class Listens(Plain):
-        def server_start(self, server):
-            self.drawn = [float(torch.rand(1, generator=server.generator("order")))]
+        drawn = []
 
         def server_step(self, server):
-            self.drawn.append(float(torch.rand(1, generator=server.generator("order"))))
+            own = float(torch.rand(1, generator=self.generator))
+            self.drawn.append((float(torch.rand(1, generator=server.generator("order"))), own))
 
     run = federation(Listens, clients=6)
     run.run()
-    assert len(set(run.method.drawn)) == 1 + ROUNDS
+    assert [len(set(numbers)) for numbers in zip(*run.method.drawn, strict=True)] == [1 + ROUNDS] * 2
 
 
 def tallies(run, index, labels, selected, **options):
-    site = LocalSite(run.engine, run.data.client(0), Visit(), [])
-    run.method._tally = tally = {}
-    site.report_pseudo_labels(index, labels, selected, **options)
+    run.method._tally = tally = Tally()
+    site_of(run).report_pseudo_labels(index, labels, selected, **options)
     run.method._tally = None
-    return {name: (total / weight).tolist() for name, (total, weight) in tally.items()}
+    return {name: (total / weight).tolist() for name, (total, weight) in tally.taken().items()}
 
 
 def test_pseudo_labels_are_judged_by_the_hidden_labels():
@@ -412,7 +500,7 @@ def test_pseudo_labels_are_judged_by_the_hidden_labels():
 
 def test_hidden_labels_are_for_declared_oracles_only():
     run = federation(clients=2, labelled=1)
-    site = LocalSite(run.engine, run.data.client(1), Visit(client=1), [])
+    site = site_of(run, Visit(client=1))
     index = site.data.unlabelled[:4]
     with pytest.raises(RunError, match="uses_oracle"):
         site.oracle(index, run.data._labels[index])

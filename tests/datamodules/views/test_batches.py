@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.common.errors import ConfigError
-from datamodules.views.batches import BLOCK, Stream, epoch
+from datamodules.views.batches import BLOCK, Pass, Stream, epoch
 
 
 class Echo:
@@ -150,3 +150,54 @@ def test_batches_are_cut_when_they_are_needed():
     data = Echo()
     next(epoch({"a": stream(10_000, 10)}, data, seeded))
     assert len(data.asked) == 1
+
+
+def test_a_resampled_stream_draws_with_replacement_and_anew_at_every_pass():
+    """As many as asked for, from all images, each with its own fields; a cycle draws other ones in every turn."""
+    made = stream(40, 10, 7, resample=25)
+    assert len(made) == 25 and made.usable
+    batches = walk({"a": made})
+    assert [len(part) for part in positions(batches)] == [10, 10, 5]
+    assert all(torch.equal(b["a"]["x"] * 10, b["a"]["y"].double()) for b in batches)
+    turns = positions(walk({"a": stream(40, 25, 7, resample=25, cycle=True)}, 400))
+    assert all(len(turn) == 25 and set(turn) <= set(range(7, 47)) for turn in turns)
+    assert all(len(set(turn)) < 25 for turn in turns[:20])
+    assert len({tuple(sorted(turn)) for turn in turns}) == len(turns)
+    counts = torch.bincount(torch.tensor(turns).flatten() - 7)
+    assert len(counts) == 40 and (counts.double() / 250 - 1).abs().max() < 0.3
+
+
+def test_a_resampled_stream_may_be_longer_than_its_images():
+    assert [len(part) for part in positions(walk({"a": stream(3, 4, resample=10)}))] == [4, 4, 2]
+    assert len(stream(3, 4, resample=10)) == 10
+
+
+@pytest.mark.parametrize("lacking", [stream(0, 4, resample=6), stream(5, 4, resample=0), stream(5, 4, resample=1)])
+def test_a_resampled_stream_that_can_give_no_batch_is_left_out(lacking):
+    """No images to draw from, nothing to draw, or fewer than a batch needs."""
+    lacking.min_batch = 2
+    assert not lacking.usable
+    assert [set(batch) for batch in walk({"b": lacking, "a": stream(8, 4)})] == [{"a"}, {"a"}]
+
+
+def test_a_stream_may_take_the_random_numbers_of_another_name():
+    """``draws`` names its order and its augmentation; what it is called in the batch does not matter."""
+    views = {"x": "plain", "z": "noisy"}
+    own = walk({"a": stream(30, 10, views=views)})
+    borrowed = walk({"b": stream(30, 10, views=views, draws="a")})
+    assert all(torch.equal(b["b"][field], a["a"][field]) for a, b in zip(own, borrowed, strict=True) for field in "xyz")
+    assert positions(walk({"b": stream(30, 10)}), "b") != positions(borrowed, "b")
+    asked = []
+    walk({"b": stream(9, 3, draws="a")}, generator=lambda p: (asked.append(p), seeded(p))[1])
+    assert asked == ["order/a", "augment/a"]
+
+
+def test_a_pass_draws_and_cuts_nothing_until_it_is_walked_through():
+    """Making one, or its iterator, asks for no generator and no view; its streams may be walked through again."""
+    data, asked = Echo(), []
+    made = Pass({"a": stream(20, 10)}, steps=1)
+    walked = epoch(made.streams, data, lambda p: (asked.append(p), seeded(p))[1], made.steps)
+    assert not asked and not data.asked
+    assert len(list(walked)) == 1
+    assert asked == ["order/a", "augment/a"] and len(data.asked) == 1
+    assert len(walk(made.streams)) == 2

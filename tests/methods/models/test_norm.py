@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import RunError
+from methods.base import FedMethod
 from methods.models.norm import StaticBatchNorm2d, reestimate
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -95,6 +97,7 @@ def test_static_norm_evaluates_with_the_batch_until_it_has_statistics():
     with torch.no_grad():
         for name, value in layer.state_dict().items():
             other.state_dict()[name].copy_(value)
+    other.note(layer.num_batches_tracked)
     assert torch.equal(other.eval()(shift), layer.eval()(shift))
 
 
@@ -139,3 +142,43 @@ def test_static_norm_follows_the_state_that_it_loads():
     torch.testing.assert_close(fresh(x), measured.eval()(x))
     fresh.load_state_dict(empty)
     torch.testing.assert_close(fresh(x), F.batch_norm(x, None, None, fresh.weight, fresh.bias, training=True))
+
+
+@pytest.mark.parametrize("load", ["load_tensors", "load_state_dict"])
+def test_static_norm_follows_the_state_of_a_method(load):
+    """What a client is sent tells whether there are statistics, in a module that was another client before."""
+    measured, method = (FedMethod(TwoLayers()) for _ in range(2))
+    for one in (measured, method):
+        one.remember_registered()
+    empty = measured.tensors("shared")
+    reestimate(measured, [torch.randn(8, 2, 4, 4) + 2.0])
+    full, x = measured.tensors("shared"), torch.randn(5, 2, 4, 4)
+    expected = measured.eval()(x)
+    layers = [method.model.bn1, method.model.bn2]
+    for _ in range(2):
+        getattr(method, load)(full)
+        assert all(layer.estimated for layer in layers)
+        torch.testing.assert_close(method.eval()(x), expected)
+        getattr(method, load)(empty)
+        assert not any(layer.estimated for layer in layers)
+    some = {name: value for name, value in full.items() if "tracked" not in name}
+    method.load_tensors(some)
+    assert not any(layer.estimated for layer in layers)
+
+
+def test_a_counter_is_read_once_and_never_in_a_forward_pass():
+    """The clients of a round load the same tensor; a layer that was measured meanwhile reads it again."""
+    layer, count = StaticBatchNorm2d(2).eval(), torch.tensor(0)
+    with count_host_reads() as reads:
+        layer.note(count)
+        layer.note(count)
+    assert reads.total() == 1 and not layer.estimated
+    x = torch.randn(4, 2, 3, 3)
+    reestimate(layer, [x])
+    with count_host_reads() as reads:
+        layer(x)
+        layer.train()(x)
+        layer.eval()(x)
+    assert reads.total() == 0 and layer.estimated
+    layer.note(count)
+    assert not layer.estimated

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.common.errors import RunError
-from methods.parts.aggregation import num_bytes, tensor_distance, weighted_mean
+from benchmark.federation.recording import count_host_reads
+from datamodules.common.errors import ConfigError, RunError
+from methods.parts.aggregation import num_bytes, share_weights, tensor_distance, weighted_mean
 
 
 def state(value, seed=0):
@@ -86,7 +87,7 @@ def test_nothing_to_average():
 
 
 def test_distances():
-    """Per-tensor norms added, or the norm of everything; a distance of a state to itself is 0."""
+    """Per-tensor norms added, or the norm of everything; a distance of a state to itself is 0. Nobody reads it yet."""
     a = {"w": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0]), "n": torch.tensor(2)}
     b = {"w": torch.zeros(1, 2), "b": torch.zeros(1), "n": torch.tensor(14)}
     assert tensor_distance(a, b) == 3 + 4 + 12
@@ -94,8 +95,66 @@ def test_distances():
     assert tensor_distance(a, b, total="global_l2") == 13
     assert tensor_distance(a, b) == tensor_distance(b, a)
     assert tensor_distance(a, a) == 0
+    assert tensor_distance(a, b).dtype == torch.float64
+    with count_host_reads() as reads:
+        tensor_distance(a, b)
+    assert not reads
 
 
 def test_bytes():
     assert num_bytes({}) == 0
     assert num_bytes({"f": torch.ones(3, 4), "n": torch.tensor(1), "h": torch.ones(5, dtype=torch.bfloat16)}) == 66
+
+
+# --- weights of clients
+
+SIZES, HELD = [10.0, 30.0, 20.0, 60.0], [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("mode", "split", "weights"),
+    [
+        ("plain", "size", [10, 30, 20, 60]),
+        ("plain", "equal", [10, 30, 20, 60]),
+        ("multiplier:6", "size", [60, 180, 20, 60]),
+        ("multiplier:0", "size", [0, 0, 20, 60]),
+        ("share:0.5", "size", [0.125, 0.375, 0.125, 0.375]),
+        ("share:0.5", "equal", [0.125, 0.375, 0.25, 0.25]),
+        ("share:0.2", "size", [0.05, 0.15, 0.2, 0.6]),
+        ("share:0", "size", [0, 0, 0.25, 0.75]),
+        ("share:1", "equal", [0.25, 0.75, 0, 0]),
+    ],
+)
+def test_shares(mode: str, split: str, weights: list[float]):
+    assert share_weights(SIZES, HELD, mode, split) == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("held", [[True] * 4, [False] * 4])
+@pytest.mark.parametrize("mode", ["share:0.5", "share:0", "share:1", "plain"])
+def test_one_kind_of_clients_weighs_by_size(held: list[bool], mode: str):
+    """Nothing to share out; also where a share of 0 or 1 would leave no weight at all."""
+    assert share_weights(SIZES, held, mode) == SIZES
+
+
+def test_clients_without_images():
+    """A labelled client without images has no share to give away."""
+    assert share_weights([0.0, 5.0, 15.0], [True, False, False]) == [0, 5, 15]
+    assert share_weights([0.0, 5.0, 15.0], [True, True, False]) == [0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("", "equal", "Share:0.5", "plain:3"),
+        *("share", "share:", "share:half", "share:1.1", "share:-0.1", "share:nan"),
+        *("multiplier", "multiplier:-1", "multiplier:inf"),
+    ],
+)
+def test_modes_that_cannot_be_read(mode: str):
+    with pytest.raises(ConfigError, match=r"write share:<0\.\.1>, multiplier:<factor> or plain"):
+        share_weights(SIZES, HELD, mode)
+
+
+def test_lists_of_different_lengths():
+    with pytest.raises(ValueError, match="zip"):
+        share_weights([1.0, 2.0], [True])

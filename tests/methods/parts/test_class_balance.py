@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmark.federation.recording import count_host_reads
 from golden_files import load
 from methods.parts.class_balance import (
     assign,
     balanced_thresholds,
     batch_loss,
+    class_counts,
     class_share,
     storage_order,
     tail_classes,
@@ -35,6 +37,18 @@ def test_released_thresholds(case: dict[str, Any]) -> None:
     assert torch.equal(found, torch.tensor(out["thresholds"]))
     tail = tail_classes(counts, beta=10 * given["tail_cut"])
     assert tail.nonzero()[:, 0].tolist() == out["tail_classes"]
+
+
+def test_class_counts_are_those_of_bincount() -> None:
+    """All labels or the kept ones, also of no image at all, without asking the device for anything."""
+    g = torch.Generator().manual_seed(0)
+    labels, kept = torch.randint(7, (50,), generator=g), torch.rand(50, generator=g) < 0.5
+    with count_host_reads() as reads:
+        everything, some, none = class_counts(labels, 9), class_counts(labels, 9, kept), class_counts(labels[:0], 9)
+    assert not reads
+    assert torch.equal(everything, torch.bincount(labels, minlength=9))
+    assert torch.equal(some, torch.bincount(labels[kept], minlength=9))
+    assert torch.equal(none, torch.zeros(9, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("classes", [5, 10, 20])

@@ -127,3 +127,32 @@ def test_weight_net() -> None:
     before = net(z)
     net.reset_parameters()
     assert not torch.allclose(net(z), before)
+
+
+def test_drawing_again_is_torchs_initialisation() -> None:
+    """The numbers that the layers' own initialisation draws, from a generator of one's own."""
+    net = meta.WeightNet(4, 8)
+    torch.manual_seed(7)
+    fresh = meta.WeightNet(4, 8)
+    state = torch.get_rng_state()
+    net.reset_parameters(torch.Generator().manual_seed(7))
+    assert torch.equal(torch.get_rng_state(), state)
+    for ours, theirs in zip(net.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_step_along_given_gradients() -> None:
+    """Parameters move, their gradients are cleared, and autocast sees the new values at once."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(4, 3), torch.randn(2, 4)
+    gradients = [torch.ones_like(p) for p in net.parameters()]
+    expected = [p.detach() - 0.5 for p in net.parameters()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(x)
+        meta.step_along(torch.optim.SGD(net.parameters(), lr=0.5), gradients)
+        inside = net(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(inside, net(x))
+    for parameter, value in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), value)
+        assert parameter.grad is None

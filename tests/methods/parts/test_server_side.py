@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import LocalSite
 from benchmark.registry import KINDS, known_names
-from federations import make_data, make_federation, make_method, plain_fabric, run_rows
+from federations import make_data, make_federation, make_method, plain_fabric, run_rows, site_of
 from golden_files import load
 from methods import models
 from methods.base import Upload, Visit
@@ -109,7 +108,7 @@ def test_server_trains_and_keeps_its_momentum() -> None:
     federation = make_federation("server_only", server_pretrain=2, rounds=1)
     steps = []
     federation.method.on_train_batch_end = lambda *args: steps.append(args[2])
-    federation.server_phase(0, "server_start")
+    federation.server_phase(0, first=True)
     assert len(steps) == 2 * 5 * 4
     momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
     federation.run_round(0)
@@ -120,14 +119,15 @@ def test_server_trains_and_keeps_its_momentum() -> None:
 
 def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
     """They are two visits of round 0."""
-    orders: dict[str, list[Tensor]] = {}
+    orders: dict[bool, list[Tensor]] = {}
     federation = make_federation("server_only", server_pretrain=1, server_epochs=1)
-    hook = "server_start"
-    federation.method.on_train_batch_end = lambda *args: orders.setdefault(hook, []).append(args[1]["labelled"]["y"])
-    federation.server_phase(0, hook)
-    hook = "server_step"
-    federation.server_phase(0, hook)
-    first, second = (torch.cat(orders[k]) for k in ("server_start", "server_step"))
+    method = federation.method
+    method.on_train_batch_end = lambda *args: orders.setdefault(method.visit.before_first_round, []).append(
+        args[1]["labelled"]["y"]
+    )
+    federation.server_phase(0, first=True)
+    federation.server_phase(0)
+    first, second = (torch.cat(orders[k]) for k in (True, False))
     assert torch.equal(first.sort().values, second.sort().values)
     assert not torch.equal(first, second)
 
@@ -135,7 +135,7 @@ def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
 def sizes(**args: Any) -> list[int]:
     """Lengths of the batches that norm statistics are measured on: 40 labels, a pool of 1397."""
     method, data = make_method("fl2", **args), make_data("server")
-    method.plan(0, data.roster(0, participants=2))
+    method.select_clients(0, data.roster(0, participants=2))
     return [len(x) for x in method.norm_batches(data)]
 
 
@@ -177,7 +177,7 @@ def test_order_of_the_pool() -> None:
 def test_static_statistics_are_measured_sent_and_never_trained() -> None:
     """After the server's step the buffers are those of five batches; clients return them unchanged."""
     federation = with_norm(server_pretrain=0, local_epochs=1)
-    federation.server_phase(0, "server_start")
+    federation.server_phase(0, first=True)
     buffers = {k: v.clone() for k, v in federation.server.items() if "running" in k or "tracked" in k}
     assert {int(v) for k, v in buffers.items() if "tracked" in k and k.startswith("model")} == {5}
     first = next(k for k in buffers if k.endswith("running_mean") and k.startswith("model"))
@@ -191,10 +191,10 @@ def test_static_statistics_are_measured_sent_and_never_trained() -> None:
 def test_pseudo_labels_come_from_the_stored_statistics() -> None:
     """The labelling pass runs in evaluation mode: a prediction does not depend on its batch."""
     federation = with_norm(server_pretrain=1)
-    federation.server_phase(0, "server_start")
+    federation.server_phase(0, first=True)
     method, data = federation.method, federation.data
     method.load_tensors(federation.server)
-    site = LocalSite(federation.engine, data.client(0), Visit(size=9), [])
+    site = site_of(federation)
     index = data.client(0).unlabelled[:8]
     views = torch.cat(list(site.views("weak", index)))
     together = method.probabilities(site, index)

@@ -1,4 +1,4 @@
-"""A mirror of runs and tables in Weights & Biases. The files are the truth; a mirror never breaks a run."""
+"""Lightning's loggers beside a run's own files, and the mirror in Weights & Biases; neither ever breaks a run."""
 
 import netrc
 import os
@@ -8,10 +8,65 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch import Callback
+
 from benchmark.config import RunConfig, identity, run_id
+from benchmark.registry import imported, one_line, unknown
+from datamodules.common.errors import ConfigError
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
+LOGGERS: Mapping[str, Callable[..., Logger]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
+
+
+def names(given: str | None) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in (given or "").split(",") if name.strip()]
+
+
+def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
+    """The loggers that ``--logger`` names, for ``Fabric``; ``wandb`` is the mirror's.
+
+    Args:
+        given: ``csv``, ``tensorboard`` and ``wandb``, separated by commas.
+        folder: the run's; each writes into a folder of its own in it.
+
+    Raises:
+        ConfigError: an unknown name, or a logger whose package is missing.
+    """
+    made = []
+    for name in names(given):
+        if name == "wandb":
+            continue
+        if name not in LOGGERS:
+            raise unknown("logger", name, [*LOGGERS, "wandb"])
+        try:
+            made.append(LOGGERS[name](root_dir=folder, name=name, version=""))
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--logger {name}: {one_line(error)}") from None
+    return made
+
+
+def callbacks(given: str | None) -> list[Callback]:
+    """Instances of the Lightning callbacks that ``--callbacks`` names by dotted paths.
+
+    Raises:
+        ConfigError: one cannot be imported, is no Lightning callback, or cannot be made without arguments.
+    """
+    made = []
+    for path in names(given):
+        try:
+            cls = imported(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"--callbacks {path}: {error}; give a dotted path such as my_package.mine.Mine") from None
+        if not (isinstance(cls, type) and issubclass(cls, Callback)):
+            raise ConfigError(f"--callbacks {path}: this is no subclass of lightning.pytorch.Callback")
+        try:
+            made.append(cls())
+        except TypeError as error:
+            raise ConfigError(f"--callbacks {path}: {error}; it has to work without arguments") from None
+    return made
 
 
 def choose_mode(wanted: str, scale: str) -> Mode:
@@ -27,8 +82,12 @@ def choose_mode(wanted: str, scale: str) -> Mode:
 
 
 def mirror_run(config: RunConfig, path: Path) -> "Mirror":
-    """The mirror of a run whose folder is ``path``; resumes as the same run."""
-    mode = choose_mode(config.runtime.wandb, config.scale)
+    """The mirror of a run whose folder is ``path``; resumes as the same run.
+
+    ``--logger wandb`` asks for it at scale quick, too.
+    """
+    asked = "wandb" in names(config.runtime.logger)
+    mode = choose_mode(config.runtime.wandb, "custom" if asked else config.scale)
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
     return Mirror(mode, path, id=run_id(config), name=name, group=config.scale, config=identity(config))
 
@@ -52,7 +111,7 @@ class Mirror:
     """
 
     def __init__(self, mode: Mode, folder: Path, **init: Any) -> None:
-        self._run: Any = None
+        self._logger: Any = None  # Lightning's WandbLogger
         if mode != "off":
             self._try(lambda: self._start(mode, folder, init))
 
@@ -66,45 +125,45 @@ class Mirror:
         """Mirror an evaluated round."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
         values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
-        self._do(lambda run: run.log(values, step=row["round"]))
+        self._do(lambda logger: logger.log_metrics(values, step=row["round"]))
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Mirror the readings of a complete run as its summary."""
         readings = {k: record[k] for k in ("final", "best", "last_k_mean", "bytes_up", "bytes_down")}
-        self._do(lambda run: run.summary.update(readings))
+        self._do(lambda logger: logger.experiment.summary.update(readings))
 
     def tables(self, frames: Mapping[str, Any]) -> None:
         """Mirror data frames as ``wandb.Table``, by name."""
 
-        def send(run: Any) -> None:
-            import wandb
-
-            run.log({name: wandb.Table(dataframe=frame) for name, frame in frames.items()})
+        def send(logger: Any) -> None:
+            for name, frame in frames.items():
+                logger.log_table(name, dataframe=frame)
 
         self._do(send)
 
     def close(self) -> None:
         """Finish the W&B run."""
-        self._do(lambda run: run.finish())
-        self._run = None
+        self._do(lambda logger: logger.experiment.finish())
+        self._logger = None
 
     def _start(self, mode: Mode, folder: Path, init: Mapping[str, Any]) -> None:
         import wandb
+        from lightning.pytorch.loggers import WandbLogger
 
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(silent=True, console="off")
         more: dict[str, Any] = {**init, "mode": mode, "resume": "allow" if mode == "online" else None}
-        self._run = wandb.init(project=PROJECT, dir=str(folder), settings=settings, **more)
+        self._logger = WandbLogger(experiment=wandb.init(project=PROJECT, dir=str(folder), settings=settings, **more))
 
     def _do(self, action: Callable[[Any], object]) -> None:
-        if self._run is not None:
-            self._try(lambda: action(self._run))
+        if self._logger is not None:
+            self._try(lambda: action(self._logger))
 
     def _try(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:
-            self._run = None
+            self._logger = None
             warnings.warn(f"the W&B mirror is off, the run goes on: {error}", stacklevel=4)
 
 

@@ -1,14 +1,24 @@
-"""The W&B mirror: modes, offline files, and that it can fail without anybody noticing more than a warning."""
+"""Lightning's loggers and callbacks by name, and the W&B mirror, which can fail with no more than a warning."""
 
 import sys
 import warnings
+from dataclasses import replace
 
 import pandas as pd
 import pytest
+from lightning.pytorch.callbacks import DeviceStatsMonitor
 
 from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
-from benchmark.report.wandb_mirror import Mirror, choose_mode, mirror_run, mirror_tables
+from benchmark.report.loggers import (
+    Mirror,
+    callbacks,
+    choose_mode,
+    lightning_loggers,
+    mirror_run,
+    mirror_tables,
+)
+from datamodules.common.errors import ConfigError
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
 CONFIG = RunConfig(
@@ -104,9 +114,39 @@ def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path):
             raise RuntimeError("no network")
 
     mirror = Mirror("off", tmp_path)
-    mirror._run = Broken()
+    mirror._logger = Broken()
     with pytest.warns(UserWarning, match="no network") as caught:
         for number in range(3):
             mirror.row({"round": number})
         mirror.close()
     assert len(caught) == 1
+
+
+def test_loggers_by_name(tmp_path):
+    (csv,) = lightning_loggers("csv, wandb", tmp_path)
+    csv.log_metrics({"acc": 1.0}, step=0)
+    csv.save()
+    assert (tmp_path / "csv/metrics.csv").exists()
+    assert lightning_loggers(None, tmp_path) == []
+    with pytest.raises(ConfigError, match=r"unknown logger 'cvs'; did you mean 'csv'"):
+        lightning_loggers("cvs", tmp_path)
+
+
+def test_wandb_may_be_asked_for_by_name(tmp_path):
+    config = replace(CONFIG, scale="quick", runtime=Runtime(logger="wandb"))
+    with mirror_run(config, tmp_path) as mirror:
+        mirror.row({"round": 0, "acc": 12.5})
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_callbacks_by_dotted_path():
+    (timer,) = callbacks("lightning.pytorch.callbacks.DeviceStatsMonitor")
+    assert isinstance(timer, DeviceStatsMonitor)
+    for path, why in (
+        ("nowhere.Mine", "No module named"),
+        ("collections.Counter", "no subclass of lightning.pytorch.Callback"),
+        ("lightning.pytorch.callbacks.LambdaCallbacks", "has no attribute"),
+        ("lightning.pytorch.callbacks.EarlyStopping", "work without arguments"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            callbacks(path)

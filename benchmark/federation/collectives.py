@@ -1,0 +1,133 @@
+"""What processes tell each other: tensors as flat bytes, and only their names and shapes as pickles."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning import Fabric
+from torch import Tensor
+
+
+class Place:
+    """Stands for the ``number``-th tensor of a message.
+
+    Args:
+        number: position among the message's tensors.
+        shape: shape of the tensor.
+        dtype: its type.
+    """
+
+    def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.number, self.shape, self.dtype = number, shape, dtype
+
+
+def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
+    """What every process holds, in rank order, with its tensors on this process's device.
+
+    Args:
+        fabric: launched.
+        mine: dicts, lists, tuples and dataclasses of tensors and plain values.
+    """
+    if fabric.world_size == 1:
+        return [mine]
+    skeleton, tensors = taken_apart(mine)
+    skeletons: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(skeletons, skeleton)
+    everyone = []
+    for rank, theirs in enumerate(skeletons):
+        own = rank == fabric.global_rank
+        parts = _broadcast(fabric, places(theirs), tensors if own else None, rank)
+        everyone.append(mine if own else put_together(theirs, parts))
+    return everyone
+
+
+def from_first(fabric: Fabric, mine: Any) -> Any:
+    """What the first process holds, with its tensors on this process's device."""
+    if fabric.world_size == 1:
+        return mine
+    first = fabric.global_rank == 0
+    skeleton, tensors = taken_apart(mine) if first else (None, None)
+    held = [skeleton]
+    dist.broadcast_object_list(held, src=0)
+    parts = _broadcast(fabric, places(held[0]), tensors, 0)
+    return mine if first else put_together(held[0], parts)
+
+
+def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
+    """The tensors of process ``source`` in one flat message; the source gives them, the others ``None``."""
+    sizes = [_num_bytes(place) for place in wanted]
+    if not sum(sizes):
+        return [torch.empty(place.shape, dtype=place.dtype, device=fabric.device) for place in wanted]
+    if tensors is not None:
+        flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors])
+    else:
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
+    dist.broadcast(flat, src=source)
+    parts = torch.split(flat, sizes)
+    return [part.clone().view(place.dtype).view(place.shape) for part, place in zip(parts, wanted, strict=True)]
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _num_bytes(place: Place) -> int:
+    return torch.Size(place.shape).numel() * torch.empty((), dtype=place.dtype).element_size()
+
+
+def taken_apart(tree: Any) -> tuple[Any, list[Tensor]]:
+    """A message without its tensors, which a ``Place`` stands for, and the tensors in order."""
+    tensors: list[Tensor] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return Place(len(tensors) - 1, tuple(value.shape), value.dtype)
+        return _rebuilt(value, walk)
+
+    return walk(tree), tensors
+
+
+def put_together(skeleton: Any, tensors: list[Tensor]) -> Any:
+    """The message again."""
+
+    def walk(value: Any) -> Any:
+        return tensors[value.number] if isinstance(value, Place) else _rebuilt(value, walk)
+
+    return walk(skeleton)
+
+
+def places(skeleton: Any) -> list[Place]:
+    """The places of a message without its tensors, in order."""
+    found: list[Place] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Place):
+            found.append(value)
+        return _rebuilt(value, walk)
+
+    walk(skeleton)
+    return found
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """The message with its tensors on ``device``."""
+
+    def walk(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else _rebuilt(value, walk)
+
+    return walk(tree)
+
+
+def _rebuilt(value: Any, walk: Any) -> Any:
+    """A container with ``walk`` applied to what it holds; anything else as it is."""
+    if isinstance(value, dict):
+        return {key: walk(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(walk(item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(walk(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: walk(getattr(value, f.name)) for f in fields(value)})
+    return value

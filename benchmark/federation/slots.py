@@ -1,0 +1,240 @@
+"""The slots engine: copies of the method that clients take turns in; a step is recorded once and replayed from then on.
+
+A slot's tensors never move: the state of a client, and of its optimisers, is copied into them. So a step that was
+recorded for one client's batch serves every later batch of the same shapes, in every client and round. On a GPU each
+slot has a stream of its own, and a recorded step is a CUDA graph.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from benchmark.federation.fit import Fit, parameters_of
+from benchmark.federation.recording import Recording, record
+from benchmark.federation.reference import ClientState, LocalSite, Outcome, ReferenceEngine, Surroundings
+from datamodules.common.errors import ConfigError
+from datamodules.views.batches import Batch, LocalWork
+from methods.base import FedMethod, Visit
+
+MOST_RECORDINGS = 32  # per slot; further shapes run unrecorded
+
+
+class SlotsEngine(ReferenceEngine):
+    """Runs visits in up to ``slots`` clients at a time, one step of each in turn.
+
+    Args:
+        method: the live module, which is also the first slot.
+        around: what all visits share.
+        slots: copies of the method, at least 1.
+        replay: whether steps are recorded and replayed; Lightning callbacks switch it off, since they see every step.
+
+    Raises:
+        ConfigError: ``slots`` is not positive.
+    """
+
+    def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
+        if slots < 1:
+            raise ConfigError(f"slots={slots}: at least one client trains at a time")
+        method.generator = None
+        copies = [copy.deepcopy(method) for _ in range(slots - 1)]
+        super().__init__(method, around)
+        replay = replay and not around.callbacks
+        self.slots = [Slot(engine, replay) for engine in (self, *(ReferenceEngine(one, around) for one in copies))]
+
+    def visits(
+        self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
+    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
+        """As in the reference engine; the second visit of a client begins after the first has ended."""
+        results: dict[tuple[int, int], Outcome] = {}
+        states: dict[int, ClientState] = {}
+        for together in in_turns(visits, len(self.slots)):
+            for slot, visit in zip(self.slots, together, strict=False):
+                state = states.get(visit.client, kept.get(visit.client))
+                slot.arrive(visit, self.sent(visit, server), state)
+            walks = [slot.train() for slot, _ in zip(self.slots, together, strict=False)]
+            while walks:
+                walks = [walk for walk in walks if next(walk, "done") != "done"]
+            for slot, visit in zip(self.slots, together, strict=False):
+                results[visit.client, visit.repeat], states[visit.client] = slot.depart()
+        return results, states
+
+
+class Slot:
+    """A copy of the method with tensors that stay where they are.
+
+    Args:
+        engine: runs visits in the copy.
+        replay: whether steps are recorded and replayed.
+    """
+
+    def __init__(self, engine: ReferenceEngine, replay: bool) -> None:
+        self.engine, self.replay = engine, replay
+        self.device = engine.around.data.device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.states: dict[Tensor, dict[str, Any]] = {}
+        self.rates: dict[tuple[int, int], Tensor] = {}
+        self.met: set[Any] = set()
+        self.recorded: dict[Any, RecordedStep] = {}
+
+    def arrive(self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None) -> None:
+        """The copy becomes the client and prepares its work."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self.on_stream(), self.engine.random(visit):
+            self.sent = sent
+            self.site, self.work = self.engine.arrive(visit, sent, state)
+
+    def train(self) -> Iterator[None]:
+        """Take all steps of the visit, and pause after each."""
+        site: LocalSite = self.site
+        work: LocalWork = self.work
+        with self.on_stream(), self.engine.presence(site):
+            fit = site.prepare_fit()
+            settle = self.settle(fit)
+            walk = fit.run(len(work), lambda number: site.batches(work, number), self.step(fit, settle))
+        while True:
+            with self.on_stream(), self.engine.presence(site):
+                if next(walk, "done") == "done":
+                    break
+            yield
+        with self.on_stream(), self.engine.presence(site):
+            site.keep(fit)
+            site.optimizer_states = copied(site.optimizer_states)
+
+    def depart(self) -> tuple[Outcome, ClientState]:
+        """What the trained client leaves behind."""
+        with self.on_stream(), self.engine.random(self.site.visit):
+            left = self.engine.depart(self.site, self.sent)
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return left
+
+    def settle(self, fit: Fit) -> tuple[Any, ...] | None:
+        """Give the optimisers of a visit the slot's own state tensors and rates.
+
+        Returns:
+            the numbers that a recording of their steps holds fast; ``None`` where these steps cannot be recorded.
+        """
+        if not self.replay or not all(map(recordable, fit.optimizers)):
+            return None
+        for number, optimizer in enumerate(fit.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                rate = self.rates.setdefault((number, place), _rate(self.device))
+                rate.fill_(float(group["lr"]))
+                group["lr"] = rate
+            for parameter in parameters_of(optimizer):
+                own = self.states.get(parameter)
+                if own is None:
+                    continue
+                brought = optimizer.state.get(parameter)
+                for name, tensor in own.items():
+                    tensor.copy_(brought[name]) if brought else tensor.zero_()
+                optimizer.state[parameter] = dict(own)
+        return tuple(settings(optimizer) for optimizer in fit.optimizers)
+
+    def step(self, fit: Fit, settled: tuple[Any, ...] | None) -> Any:
+        """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay."""
+
+        def unit(batch: Batch, number: int) -> None:
+            outputs = fit.compute(batch, number)
+            fit.call("on_train_batch_end", outputs, batch, number)
+
+        def take(batch: Batch, number: int) -> None:
+            key = settled, form(batch)
+            if key in self.recorded:
+                self.recorded[key].replay(batch, self.engine)
+            elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
+                self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self.engine, self.stream)
+            else:
+                unit(batch, number)
+                self.met.add(key)
+                self.adopt(fit)
+            fit.advance_schedules("step")
+
+        return fit.step if settled is None else take
+
+    def adopt(self, fit: Fit) -> None:
+        """Keep the state tensors that an optimiser has made; they are the slot's from now on."""
+        for optimizer in fit.optimizers:
+            for parameter in parameters_of(optimizer):
+                state = optimizer.state.get(parameter)
+                if state and parameter not in self.states:
+                    self.states[parameter] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """The slot's stream on a GPU."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+
+class RecordedStep:
+    """A step on batches of one form.
+
+    Args:
+        step: takes it.
+        batch: the batch that it is taken on while it is recorded.
+        engine: that of the slot.
+        stream: that of the slot, on a GPU.
+    """
+
+    def __init__(self, step: Any, batch: Batch, engine: ReferenceEngine, stream: Any) -> None:
+        self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
+        before = dict(engine.tally.touched)
+        engine.tally.touched.clear()
+        self.recording: Recording = record(
+            lambda: step(self.inputs), engine.around.data.device, [engine.generator], stream
+        )
+        self.logged = dict(engine.tally.touched)
+        engine.tally.touched.update(before)
+
+    def replay(self, batch: Batch, engine: ReferenceEngine) -> None:
+        """Take the step on another batch of the same form."""
+        for name, fields in batch.items():
+            for field, value in fields.items():
+                self.inputs[name][field].copy_(value)
+        self.recording.replay()
+        engine.tally.touched.update(self.logged)
+
+
+def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
+    """Groups of up to ``slots`` visits of different clients; a client's visits stay in order, larger ones are first."""
+    for repeat in sorted({visit.repeat for visit in visits}):
+        alike = sorted((v for v in visits if v.repeat == repeat), key=lambda v: (-v.size, v.client))
+        for start in range(0, len(alike), slots):
+            yield alike[start : start + slots]
+
+
+def form(batch: Batch) -> tuple[Any, ...]:
+    """Streams, fields, shapes and types of a batch."""
+    return tuple((s, f, v.shape, v.dtype, v.stride()) for s, fields in batch.items() for f, v in fields.items())
+
+
+def recordable(optimizer: Optimizer) -> bool:
+    """Whether an optimiser's steps read everything that changes from tensors, and its fresh state is all zeros."""
+    known = type(optimizer) in (SGD, Adam, AdamW)
+    return known and all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
+
+
+def settings(optimizer: Optimizer) -> tuple[Any, ...]:
+    """An optimiser's numbers that are no tensors."""
+    skipped = ("params", "lr", "initial_lr")
+    return tuple(
+        (type(optimizer), *(sorted((k, str(v)) for k, v in group.items() if k not in skipped)))
+        for group in optimizer.param_groups
+    )
+
+
+def copied(states: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Optimiser states in tensors of their own."""
+    return [
+        [{k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()} for state in own] for own in states
+    ]
+
+
+def _rate(device: torch.device) -> Tensor:
+    """A learning rate that a fused kernel reads: in double precision on the CPU, as the kernel wants it on a GPU."""
+    return torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)

@@ -1,0 +1,206 @@
+"""What processes tell each other: messages taken apart and put together, alone and between two real processes."""
+
+import multiprocessing
+import os
+import socket
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+from benchmark.federation.collectives import Place, all_gather, from_first, moved, places, put_together, taken_apart
+from federations import plain_fabric
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any = None
+
+
+@dataclass
+class Kept:
+    """A dataclass with defaults."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    more: Any = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A frozen dataclass."""
+
+    number: int
+    value: Any
+
+
+def message(rank: int = 0) -> Any:
+    """Every container and type; the tensors of each rank are of their own shapes and values."""
+    torch.manual_seed(rank)
+    return {
+        (0, rank): Pair(torch.randn(2 + rank, 3), {"n": 3, "none": None, "word": "ä"}),
+        (1, rank): Kept({"weight": torch.randn(4).bfloat16(), "count": torch.tensor(7 + rank)}, [1.5, True]),
+        "types": [
+            torch.arange(-3, 3 + rank),
+            torch.tensor([True, False, True]),
+            torch.tensor(2**40 + rank, dtype=torch.int64),
+            torch.tensor(float("nan"), dtype=torch.float64),
+            torch.randn(3, dtype=torch.float16),
+            torch.tensor([255], dtype=torch.uint8),
+        ],
+        "empty": (torch.empty(0), torch.empty(0, 5, dtype=torch.int64), torch.empty(3, 0, dtype=torch.bool)),
+        "fixed": Fixed(rank, Fixed(1, torch.randn(3, 4).t())),
+        "strided": torch.arange(12.0).view(3, 4)[:, ::2],
+        "nothing": [{}, [], (), Pair(None), Kept()],
+    }
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    return taken_apart(tree)[1]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal trees of the same types, tensors bit for bit with their types and shapes."""
+    (first, ours), (second, theirs) = taken_apart(a), taken_apart(b)
+    alike = [(p.number, p.shape, p.dtype) for p in places(first)] == [
+        (p.number, p.shape, p.dtype) for p in places(second)
+    ]
+    bits = all(
+        torch.equal(x.contiguous().view(-1).view(torch.uint8), y.contiguous().view(-1).view(torch.uint8))
+        for x, y in zip(ours, theirs, strict=True)
+    )
+    return alike and bits and shape(first) == shape(second)
+
+
+def shape(skeleton: Any) -> Any:
+    """A message without tensors, as something that compares by value and by type."""
+    if isinstance(skeleton, Place):
+        return "tensor", skeleton.number
+    if isinstance(skeleton, dict):
+        return [(key, shape(value)) for key, value in skeleton.items()]
+    if isinstance(skeleton, list | tuple):
+        return type(skeleton).__name__, [shape(value) for value in skeleton]
+    if isinstance(skeleton, Kept | Fixed):
+        return type(skeleton).__name__, shape(vars(skeleton))
+    return type(skeleton).__name__, skeleton
+
+
+# --- in one process
+
+
+def test_taken_apart_and_put_together():
+    """The same message in the same order, and the skeleton holds no tensor."""
+    whole = message()
+    skeleton, tensors = taken_apart(whole)
+    assert len(tensors) == len(places(skeleton)) == 14
+    assert [p.number for p in places(skeleton)] == list(range(14))
+    assert all((p.shape, p.dtype) == (tuple(t.shape), t.dtype) for p, t in zip(places(skeleton), tensors, strict=True))
+    assert not tensors_of(skeleton)
+    again = put_together(skeleton, tensors)
+    assert same(again, whole)
+    assert all(a is b for a, b in zip(tensors_of(again), tensors_of(whole), strict=True))
+    assert type(again[0, 0]) is Pair and type(again[1, 0]) is Kept and type(again["fixed"]) is Fixed
+
+
+@pytest.mark.parametrize("bare", [torch.zeros(()), 3, None, "word", Pair(1, 2), []], ids=repr)
+def test_messages_that_are_no_dicts(bare):
+    assert same(put_together(*taken_apart(bare)), bare)
+
+
+def test_one_tensor_in_two_places_is_two_tensors():
+    """Each place has its own number, so whoever receives the message may change one without the other."""
+    shared = torch.ones(2)
+    skeleton, tensors = taken_apart([shared, {"again": shared}])
+    assert [p.number for p in places(skeleton)] == [0, 1] and len(tensors) == 2
+
+
+def test_moved_keeps_everything_but_the_device():
+    whole = message()
+    assert same(moved(whole, torch.device("cpu")), whole)
+    there = moved(whole, torch.device("meta"))
+    assert {t.device.type for t in tensors_of(there)} == {"meta"}
+    assert [t.shape for t in tensors_of(there)] == [t.shape for t in tensors_of(whole)]
+
+
+def test_alone_nothing_is_sent():
+    whole = message()
+    assert all_gather(plain_fabric(), whole)[0] is whole
+    assert from_first(plain_fabric(), whole) is whole
+
+
+# --- between processes
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def meet(rank: int, port: int, work: Any) -> Any:
+    """One of two processes: wait for the other, do the work and answer with how it went."""
+    os.environ |= {
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+    }
+    torch.set_num_threads(1)
+    patience = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=100))
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
+    fabric.launch()
+    answer = work(fabric)
+    fabric.barrier()
+    return answer
+
+
+def between_two(work: Any) -> list[Any]:
+    """What ``work(fabric)`` returns in each of two processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.federation.collectives"])
+    port = free_port()
+    with ProcessPoolExecutor(2, context) as pool:
+        return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]
+
+
+def exchange(fabric: Fabric) -> dict[str, bool]:
+    """Both collectives on every kind of message; whether each gave what it must."""
+    rank = fabric.global_rank
+    mine = message(rank)
+    gathered, first = all_gather(fabric, mine), from_first(fabric, mine)
+    uneven = all_gather(fabric, {7: torch.ones(3)} if rank else {})
+    bare = all_gather(fabric, torch.tensor(rank))
+    hollow = all_gather(fabric, [torch.empty(0, 2), {}, rank])
+    plain = from_first(fabric, {"rank": rank, "hollow": torch.empty(rank)})
+    many = all_gather(fabric, {k: torch.full((k % 5,), float(rank)) for k in range(200)})
+    twice = torch.zeros(3)
+    apart = all_gather(fabric, [twice, twice])[1 - rank]
+    apart[0] += 1.0
+    source = torch.arange(3.0) + rank
+    received = all_gather(fabric, source)[1 - rank]
+    source += 10.0
+    received += 1.0
+    fabric.barrier()
+    return {
+        "two processes": fabric.world_size == 2 and len(gathered) == 2,
+        "in rank order": all(same(theirs, message(number)) for number, theirs in enumerate(gathered)),
+        "own without a copy": gathered[rank] is mine,
+        "from the first": same(first, message(0)) and (first is mine) == (rank == 0),
+        "one side empty": uneven[0] == {} and uneven[1].keys() == {7} and uneven[1][7].tolist() == [1.0] * 3,
+        "bare tensors": [int(part) for part in bare] == [0, 1] and all(part.shape == () for part in bare),
+        "nothing but empty tensors": all(same(p, [torch.empty(0, 2), {}, r]) for r, p in enumerate(hollow)),
+        "plain values from the first": same(plain, {"rank": 0, "hollow": torch.empty(0)}),
+        "many": all(len(p) == 200 and float(sum(t.sum() for t in p.values())) == 400 * r for r, p in enumerate(many)),
+        "no memory shared": not apart[1].any() and received.tolist() == [2.0 - rank + k for k in range(3)],
+    }
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_exchange_everything():
+    """With gloo, as runs on several CPU processes do: every container, type and shape, in both directions."""
+    for rank, found in enumerate(between_two(exchange)):
+        assert [what for what, right in found.items() if not right] == [], rank

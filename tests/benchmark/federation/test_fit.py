@@ -1,0 +1,247 @@
+"""A visit is a fit: Lightning's forms of optimisers, losses, schedules, hooks, callbacks and loggers."""
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.fabric.loggers import CSVLogger
+from torch.optim import SGD
+
+from benchmark.federation.loop import Federation
+from datamodules.common.errors import RunError
+from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from methods.base import FedMethod
+
+
+class Plain(FedMethod):
+    """Supervised, with everything at its default."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def run(cls: type, **args: Any) -> Federation:
+    federation = make_federation(cls, few_data(3), rounds=2, **args)
+    run_rows(federation)
+    return federation
+
+
+def same(a: Federation, b: Federation) -> bool:
+    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
+
+
+def returning(change: Any) -> type:
+    """``Plain`` with another form of what ``configure_optimizers`` returns."""
+
+    class Returning(Plain):
+        def configure_optimizers(self) -> Any:
+            return change(super().configure_optimizers())
+
+    return Returning
+
+
+def constant(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda o: [o],
+        lambda o: (o,),
+        lambda o: ([o], []),
+        lambda o: ([o], [constant(o)]),
+        lambda o: ([o], [{"scheduler": constant(o), "interval": "step"}]),
+        lambda o: {"optimizer": o},
+        lambda o: {"optimizer": o, "lr_scheduler": constant(o)},
+        lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": constant(o), "interval": "step", "frequency": 2}},
+    ],
+)
+def test_every_form_of_configure_optimizers(form: Any) -> None:
+    """All of Lightning's forms train as the bare optimiser does."""
+    assert same(run(returning(form)), run(Plain))
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: {"loss": loss, "more": 1.0}, lambda loss: loss])
+def test_a_loss_may_come_in_a_dict(wrap: Any) -> None:
+    """``training_step`` may return the loss or a dict that holds it."""
+
+    class Wrapped(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return wrap(super().training_step(batch, batch_idx))
+
+    assert same(run(Wrapped), run(Plain))
+
+
+def test_none_takes_no_step() -> None:
+    """``None`` instead of a loss leaves the model alone."""
+
+    class Idle(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    federation = run(Idle)
+    assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
+
+
+@pytest.mark.parametrize("made", [torch.zeros(3), {"los": torch.zeros(())}, 1.0])
+def test_something_else_than_a_loss_is_refused(made: Any) -> None:
+    """The error says method, client, round, and what is allowed."""
+
+    class Odd(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return made
+
+    with pytest.raises(RunError, match=r"Odd, client 0 .*round 0: training_step returned .* scalar loss"):
+        run(Odd)
+
+
+def test_several_optimisers_need_manual_optimisation() -> None:
+    """Automatic optimisation has one optimiser, as in Lightning."""
+    with pytest.raises(RunError, match="automatic_optimization = False"):
+        run(returning(lambda o: [o, SGD(o.param_groups[0]["params"], lr=0.1)]))
+
+
+def test_something_else_than_an_optimiser_is_refused() -> None:
+    """The error names the forms."""
+    with pytest.raises(RunError, match="configure_optimizers returned a int"):
+        run(returning(lambda o: [3]))
+
+
+def test_manual_optimisation_takes_the_same_steps() -> None:
+    """``optimizers``, ``manual_backward`` and clipping by hand are the automatic step, bit for bit."""
+
+    class Manual(Plain):
+        def __init__(self, model: Any, **base: Any) -> None:
+            super().__init__(model, **base)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            optimizer = self.optimizers()
+            loss = super().training_step(batch, batch_idx)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=self.hparams.clip_norm, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+    assert same(run(Manual), run(Plain))
+
+
+def test_schedules_move_as_lightning_moves_them() -> None:
+    """``step`` schedules move after every step of a visit, ``epoch`` schedules after every local epoch."""
+    seen: list[list[float]] = []
+
+    class Scheduled(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            by_step = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": by_step, "interval": self.interval}}
+
+        def on_train_start(self) -> None:
+            seen.append([])
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen[-1].append(self.trainer.optimizers[0].param_groups[0]["lr"] / self.hparams.lr)
+
+    for interval, expected in (("step", [1, 0.5, 0.25, 0.125]), ("epoch", [1, 1, 0.5, 0.5])):
+        seen.clear()
+        Scheduled.interval = interval
+        run(Scheduled, batch_size=64, local_epochs=2)  # 80 images or so: two batches
+        assert seen[0] == expected
+
+
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+)
+
+
+def recording(base: type) -> tuple[type, list[str]]:
+    """A class that writes down which of Lightning's hooks are called."""
+    calls: list[str] = []
+
+    def hook(name: str) -> Any:
+        return lambda self, *args: calls.append(name)
+
+    return type("Recording", (base,), {name: hook(name) for name in HOOKS}), calls
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hooks_are_called_in_lightnings_order() -> None:
+    """The method's hooks and a callback's fire in the order of ``Trainer.fit``."""
+    cls, ours = recording(Plain)
+    callback, theirs = recording(L.Callback)
+    data = few_data(1)
+    federation = make_federation(cls, data, rounds=1, callbacks=[callback()])
+    visit = federation.visits(0)[0]
+    federation.engine.client(visit, federation.server, None)
+    reference_cls, expected = recording(Plain)
+    method = make_method(reference_cls)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer.fit(method, datamodule=data)
+    assert ours == theirs == expected
+
+
+def test_what_a_method_sees_of_the_trainer() -> None:
+    """``self.trainer``, ``current_epoch`` and ``global_step`` work; what is not there says what is."""
+    seen = []
+
+    class Curious(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.append((self.current_epoch, self.global_step, self.trainer.max_epochs, batch_idx))
+
+        def on_train_end(self) -> None:
+            with pytest.raises(AttributeError, match=r"trainer.datamodule is not there .* offers current_epoch"):
+                _ = self.trainer.datamodule
+
+    run(Curious, local_epochs=2)
+    assert seen[:4] == [(0, 0, 2, 0), (0, 1, 2, 1), (1, 2, 2, 0), (1, 3, 2, 1)]
+
+
+def test_minus_one_ends_the_epoch() -> None:
+    """As in Lightning, ``on_train_batch_start`` may end an epoch."""
+
+    class Lazy(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1
+
+    federation = run(Lazy)
+    assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
+
+
+def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:
+    """A Lightning logger given to Fabric writes the rows; one that fails is left out with a warning."""
+    fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, name="", version="")])
+    fabric.launch()
+    data = few_data(2)
+    federation = Federation(make_method(Plain), data, data.roster(0), fabric, rounds=2, seed=0)
+    rows = run_rows(federation)
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 3 and str(rows[-1]["acc"]) in lines[-1]
+
+    class Broken(CSVLogger):
+        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+            raise OSError("no space left")
+
+    fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[Broken(tmp_path)])
+    fabric.launch()
+    federation = Federation(make_method(Plain), data, data.roster(0), fabric, rounds=2, seed=0)
+    with pytest.warns(UserWarning, match="Broken is off, the run goes on: no space left"):
+        assert run_rows(federation) == rows
+
+
+def test_a_fit_leaves_no_trainer_behind() -> None:
+    """After a visit the method is attached to nothing."""
+    assert run(Plain).method._trainer is None
+    assert plain_fabric().world_size == 1

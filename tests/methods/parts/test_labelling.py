@@ -1,0 +1,47 @@
+"""Sharpening and entropy against the released functions and closed forms."""
+
+from math import log
+
+import pytest
+import torch
+
+from golden_files import load
+from methods.parts.labelling import entropy, entropy_threshold, sharpen
+
+SHARPEN = load("rscfed/sharpen")
+
+
+def close(ours: torch.Tensor, golden: torch.Tensor, source: dict) -> None:
+    """Within the tolerance that the reference file states."""
+    torch.testing.assert_close(ours.to(golden.dtype), golden, **source["tolerance"])
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_released_sharpening() -> None:
+    p = SHARPEN["inputs"]["p"]
+    close(sharpen(p), SHARPEN["outputs"]["sharpened"], SHARPEN)
+    close(sharpen(p, SHARPEN["extra"]["t"]), SHARPEN["extra"]["sharpened"], SHARPEN)
+
+
+def test_sharpening_laws() -> None:
+    """Temperature 1 changes nothing; lower ones keep the order and the uniform distribution; rows sum to 1."""
+    p = noise(20, 7).softmax(dim=1)
+    torch.testing.assert_close(sharpen(p, 1.0), p)
+    sharp = sharpen(p, 0.3)
+    assert torch.equal(sharp.argsort(dim=1), p.argsort(dim=1))
+    assert bool((sharp.amax(dim=1) > p.amax(dim=1)).all())
+    torch.testing.assert_close(sharp.sum(dim=1), torch.ones(20, dtype=torch.float64))
+    torch.testing.assert_close(sharpen(torch.full((1, 5), 0.2)), torch.full((1, 5), 0.2))
+    torch.testing.assert_close(sharpen(torch.tensor([[0.8, 0.2]]))[0, 0], torch.tensor(0.64 / 0.68))
+
+
+def test_entropy_and_its_gate() -> None:
+    uniform = torch.full((2, 10), 0.1)
+    assert entropy(uniform).tolist() == pytest.approx([log(10)] * 2, abs=2e-5)
+    assert float(entropy(torch.eye(3))[0]) == pytest.approx(0, abs=2e-6)
+    assert entropy_threshold(2.0, 100) == 2.0
+    assert entropy_threshold("ln_scaled", 5) == pytest.approx(2.0)
+    assert entropy_threshold("ln_scaled", 100) / log(100) == pytest.approx(2.0 / log(5))
