@@ -97,9 +97,9 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
         hidden_labels: ``revealed`` gives clients the labels of their unlabelled images beside these, ``pooled``
             counts the images as labelled: supervised upper bounds.
-        union_mode: what joins a client's unlabelled images: nothing (``none``), its ``labelled`` images without their
-            labels, or the images of the unlabelled pool at the places that its labelled images have in the labelled
-            pool (``code_index``: FedDB's released code; most of them belong to other clients).
+        union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
+            without their labels, or the images of the unlabelled pool at the places that its labelled images have in
+            the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
