@@ -77,7 +77,7 @@ class ResNet18(Backbone):
         return features
 
 
-class _SmallImageResNet18(ResNet):  # type: ignore[misc]  # torchvision has no types
+class _SmallImageResNet18(ResNet):  # type: ignore[misc,unused-ignore]  # torchvision is untyped
     """torchvision's ResNet-18 with the stem of CIFAR built in its place, and no 7×7 stem drawn before it.
 
     RSCFed's released code: stem, batch norm, stages, a linear layer 512→1000 that nobody uses, then the normal start

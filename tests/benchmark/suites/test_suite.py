@@ -8,6 +8,7 @@ import pytest
 from benchmark.config import Runtime, from_yaml, run_id, to_yaml
 from benchmark.launch.environment import ROOT
 from benchmark.registry import build
+from benchmark.report.tables import collect
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite, operands
 from datamodules.common.errors import ConfigError
@@ -199,18 +200,32 @@ def published():
 
 
 def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
-    keys = [row.key(metric) for table in rscfed.tables for row in table.rows for metric in table.metrics]
+    printed = [table for table in rscfed.tables if table.number != "controls"]
+    keys = [row.key(metric) for table in printed for row in table.rows for metric in table.metrics]
     assert len(keys) == 156 and set(keys) == set(rscfed.published())
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_rscfed_expands_to_forty_distinct_runs_per_seed(plans, scale):
+def test_rscfed_expands_to_forty_distinct_runs_and_a_control_per_seed(plans, scale):
     plan = plans[scale]
-    assert len(plan.runs) == 40
+    assert len(plan.runs) == 41
     for run in plan.runs.values():
         assert from_yaml(to_yaml(run.config)) == run.config
     labels = Counter(cell.split("/")[1] for run in plan.runs.values() for cell in run.cells[:1])
-    assert labels == {"SVHN": 28, "CIFAR-100": 6, "ISIC2018": 6}
+    assert labels == {"SVHN": 28, "CIFAR-100": 7, "ISIC2018": 6}
+
+
+def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfed):
+    """Table 1 trains with weight 1; the record that was made with 15 is that of the control row."""
+    plan = rscfed.plan("paper")
+    runs = {row.name: plan.run(row, 1337) for row in rscfed.rows if row.minus is None and row.dataset == "CIFAR-100"}
+    table, control = runs["1/CIFAR-100/fedirm"], runs["controls/CIFAR-100/fedirm_15"]
+    assert runs["controls/CIFAR-100/fedirm"] is table
+    args = table.config.method.init_args
+    assert args["loss_weight"] == 1 and control.config.method.init_args == {**args, "loss_weight": 15}
+    found = collect(plan)
+    assert found[control.id].state == "complete"
+    assert found[table.id].state != "outdated"
 
 
 def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
