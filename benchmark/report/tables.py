@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from benchmark.files import write_atomic
 from benchmark.launch.environment import hardware
 from benchmark.report.records import Record, read_record, state
 from benchmark.suites.suite import Plan, PlannedRun, Suite, Table, operands
+from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
 SAY = {
@@ -168,7 +169,14 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
         for metric in table.metrics:
             printed = published.get(row.key(metric))
             spread = published.get(row.key(f"{metric} std"))
-            band = suite.band(row, metric, spread)
+            judged, judged_spread, where = printed, spread, ""
+            if row.judged_by:
+                other = replace(row, table=row.judged_by)
+                judged, judged_spread = published.get(other.key(metric)), published.get(other.key(f"{metric} std"))
+                if judged is None:
+                    raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {other.name}")
+                where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
+            band = suite.band(row, metric, judged_spread)
             head = {"table": table.number, "dataset": row.dataset}
             if not compare:
                 config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
@@ -178,9 +186,9 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
             line |= {"published": printed, "spread": spread, "lacks": "pending" if row.pending else line["lacks"]}
             verdict = "" if printed or not published else f"published: {table.unpublished}"
             if compare:
-                line["delta"] = difference(line["ours"], printed) if printed and line["n"] else None
+                line["delta"] = difference(line["ours"], judged) if judged and line["n"] else None
                 if line["delta"] is not None and not line["broken"]:
-                    verdict = judge(line["delta"], band) if whole else "other seeds"
+                    verdict = judge(line["delta"], band) + where if whole else "other seeds"
             line["status"] = "; ".join(filter(None, (line["lacks"], verdict)))
             block.append(head | line)
         blocks.append(block)

@@ -37,6 +37,7 @@ class Row:
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
         band: whether the acceptance band applies.
         pending: why the row cannot be run yet; empty where it can.
+        judged_by: table whose published value the verdict rests on, where a paper prints a cell twice; empty: its own.
     """
 
     table: str
@@ -47,6 +48,7 @@ class Row:
     minus: tuple[str, str] | None = None
     band: bool = True
     pending: str = ""
+    judged_by: str = ""
 
     @property
     def name(self) -> str:
@@ -254,6 +256,7 @@ class Suite:
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))
         options = {**table.get("set", {}), **spec.pop("set", {})}
+        judged_by = str(spec.pop("judged_by", ""))
         for what, name, known in (
             ("method label", method, self.spec["labels"]),
             ("data set label", dataset, self.spec["datasets"]),
@@ -265,7 +268,7 @@ class Suite:
         columns = {name: str(value) for name, value in spec.items()}
         involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
         pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
-        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending)
+        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending, judged_by)
 
 
 def available() -> list[str]:

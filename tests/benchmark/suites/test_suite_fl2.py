@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
+from benchmark.report.tables import Run, render
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -65,6 +66,29 @@ def test_paper_scale_is_the_protocol(fl2: Suite, dataset: str) -> None:
     constants = {"CIFAR10": (0.485, 0.225), "SVHN": (0.438, 0.1744), "CIFAR100": (129.3 / 255, 70.4 / 255)}[name]
     assert (data["mean"][0], data["std"][2]) == pytest.approx(constants, abs=1e-6)
     assert fl2.scale("paper")["seeds"] == [0, 1, 2]
+
+
+def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> None:
+    """Table 2 prints a single run of what Table 1 prints the mean of: the same runs of ours, one verdict."""
+    (row,) = [row for row in fl2.rows if row.judged_by]
+    assert (row.name, row.judged_by) == ("2/SVHN-40/fl2", "1")
+    assert (row.columns, fl2.config(row, "paper").seed) == ({"partition": "iid"}, 0)
+    plan = fl2.plan("paper")
+    other = next(r for r in fl2.rows if r.name == "1/SVHN-40/fl2" and r.columns == row.columns)
+    assert plan.of_row[id(row)] == plan.of_row[id(other)]
+    reading = {"acc": 76.9}
+    record = {name: reading for name in ("best", "final", "last_k_mean")}
+    record |= {"environment": {"cpu": "x", "cores": 1, "threads": 1}, "code_version": "0"}
+    runs = {key: Run("complete", record) for key in plan.runs}
+    frames = {table.number: table.frame for table in render(fl2, plan, runs, fl2.published())}
+    first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
+    second = frames["2"].query("method == 'fl2'").iloc[0]
+    assert (first["published"], first["delta"], first["status"]) == ("75.3", 1.6, "reproduced")
+    assert (second["published"], second["delta"]) == ("73.2", 1.6)
+    assert second["status"] == "reproduced, by table 1: 75.3 ± 2.4"
+    without = {key: value for key, value in fl2.published().items() if key[0] != "1"}
+    with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
+        render(fl2, plan, runs, without)
 
 
 def test_ablation_rows(fl2: Suite) -> None:
