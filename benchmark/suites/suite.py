@@ -150,6 +150,18 @@ class Suite:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""
         return bool(self.scale(scale).get("compare", False))
 
+    def left_out(self, scale: str) -> Mapping[str, str]:
+        """Labels that a scale does not have, and why: variants of what the scale replaces.
+
+        Raises:
+            ConfigError: a label that the suite does not have.
+        """
+        without = dict(self.scale(scale).get("without", {}))
+        for label in without:
+            if label not in self.spec["labels"]:
+                raise unknown("method label", label, self.spec["labels"], f" ({self.where}, scale {scale}, without)")
+        return without
+
     def config(self, row: Row, scale: str) -> RunConfig:
         """The resolved configuration of a row at a scale, with the scale's first seed."""
         label, at = self.spec["labels"][row.method], self.scale(scale)
@@ -174,10 +186,10 @@ class Suite:
 
     def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
         """All runs of the suite at a scale, each once."""
-        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        seeds, without = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"])), self.left_out(scale)
         plan = Plan(scale, {}, {}, seeds)
         for row in self.rows:
-            if row.minus is not None or row.pending:
+            if row.minus is not None or row.pending or row.method in without:
                 continue
             base = self.config(row, scale)
             plan.of_row[id(row)] = {}
@@ -216,13 +228,17 @@ class Suite:
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
-            if row.minus is not None or row.pending or (tables and row.table not in tables):
+            if id(row) not in plan.of_row or (tables and row.table not in tables):
                 continue
             if methods and row.method not in needed:
                 continue
             for key in plan.of_row[id(row)].values():
                 if not only or any(fnmatch(row.name, p) or key.startswith(p) for p in only):
                     chosen[key] = plan.runs[key]
+        without = self.left_out(plan.scale)
+        absent = [f"{name} ({without[name]})" for name in methods if name in without]
+        if not chosen and absent:
+            raise ConfigError(f"{self.where}: not at scale {plan.scale}: {', '.join(absent)}")
         waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
         if not chosen and waiting:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")

@@ -132,6 +132,16 @@ def test_operands_of_a_difference_share_table_data_set_and_columns():
         operands(rows[6], rows[5:])
 
 
+def test_a_scale_leaves_out_labels_that_exist():
+    scales = {**spec()["scales"], "quick": {**spec()["scales"]["quick"], "without": {"low": "why"}}}
+    toy = Suite(spec(scales=scales))
+    plan = toy.plan("quick")
+    assert {run.config.method.name for run in plan.runs.values()} == {"rscfed"}
+    scales["quick"]["without"] = {"lo": "why"}
+    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*scale quick, without"):
+        Suite(spec(scales=scales)).plan("quick")
+
+
 def test_errors_name_the_place():
     toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
     with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
@@ -330,7 +340,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     for row in papers.rows:
-        if row.minus is None and not row.pending:
+        if id(row) in plan.of_row:
             ours, theirs = papers.config(row, "small"), papers.config(row, "paper")
             if not row.dataset.startswith("AGNews"):
                 mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
