@@ -86,7 +86,8 @@ class RunConfig:
         scale: a label in the record (``quick``, ``small``, ``lite``, ``paper`` or ``custom``); it changes no option.
         roster: who takes part in a round: arguments of the roster.
         eval_every: evaluate after every so many rounds (and after the last one).
-        last_k: how many last rounds the reading ``last_k_mean`` averages; a run with fewer is averaged whole.
+        last_k: how many last rounds the reading ``last_k_mean`` averages, those of them that are evaluated; a run with
+            fewer is averaged whole.
         report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records) or
             ``last_k_mean``.
         precision: ``32-true``, ``64-true`` or ``bf16-mixed``.

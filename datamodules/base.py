@@ -94,12 +94,14 @@ class FSSLDataModule(L.LightningDataModule):
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
+        labelled_repeats: which labelled images a client has twice (with ``labels_per_class``): none, or those of its
+            ``second_class``, as FedDure's released code on CINIC-10 (see ``partition.labelled_sets``).
         labelled_pool_order: what ``num_labels`` takes of each class: a random draw, or the first in the data set.
         hidden_labels: ``revealed`` gives clients the labels of their unlabelled images beside these, ``pooled``
             counts the images as labelled: supervised upper bounds.
-        union_mode: what joins a client's unlabelled images: nothing (``none``), its ``labelled`` images without their
-            labels, or the images of the unlabelled pool at the places that its labelled images have in the labelled
-            pool (``code_index``: FedDB's released code; most of them belong to other clients).
+        union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
+            without their labels, or the images of the unlabelled pool at the places that its labelled images have in
+            the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
@@ -148,6 +150,7 @@ class FSSLDataModule(L.LightningDataModule):
         label_fraction: float | None = None,
         num_labels: int | None = None,
         labels_per_class: int | None = None,
+        labelled_repeats: P.Repeats = "none",
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         union_mode: P.Union = "none",
@@ -174,6 +177,11 @@ class FSSLDataModule(L.LightningDataModule):
                     f"data.{name} says nothing about data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
                     "leave it out"
                 )
+        if labelled_repeats != "none" and labels_per_class is None:
+            raise ConfigError(
+                f"data.labelled_repeats={labelled_repeats} belongs to data.labels_per_class: give that too, "
+                "or leave it out"
+            )
         if not 0 <= flip <= 1:
             raise ConfigError(f"data.flip is {flip}; it is a probability, 0 to 1")
         self.device = torch.device("cpu")
@@ -379,7 +387,8 @@ class FSSLDataModule(L.LightningDataModule):
 
         part = self.partition
         unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])
-        self._clients = [site(a, b) for a, b in zip(part.labelled, unlabelled, strict=True)]
+        labelled = P.labelled_sets(part, self._labels.cpu(), self.hparams["labelled_repeats"])
+        self._clients = [site(a, b) for a, b in zip(labelled, unlabelled, strict=True)]
         self._server = site(part.server, part.server[:0])
         self._pool = torch.tensor(part.pool, device=device)
 

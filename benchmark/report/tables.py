@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from benchmark.files import write_atomic
 from benchmark.launch.environment import hardware
 from benchmark.report.records import Record, read_record, state
 from benchmark.suites.suite import Plan, PlannedRun, Suite, Table, operands
+from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
 SAY = {
     "best": "the round of best test accuracy",
     "last": "the last round",
-    "last_k_mean": "the mean of the last {k} rounds",
+    "last_k_mean": "the mean of the last {last}",
 }
 NUMBERS = ("ours", "std", "ci95", "delta", *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
@@ -140,6 +141,14 @@ def network(config: RunConfig) -> str:
     return f"{config.model} ({args})" if args else config.model
 
 
+def last_rounds(config: RunConfig) -> str:
+    """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
+    last = range(max(0, config.rounds - config.last_k), config.rounds)
+    evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
+    told = f"{config.last_k} rounds"
+    return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
+
+
 def difference(ours: float, printed: str) -> float:
     """Ours minus the printed value, ours rounded as the printed one is."""
     places = len(printed.partition(".")[2])
@@ -159,16 +168,24 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
     hidden = () if compare else suite.replaced
     columns = list(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
     whole = set(suite.scale(plan.scale)["seeds"]) <= set(plan.seeds)
-    of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in table.rows if not (r.minus or r.pending)}
+    rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
+    of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in rows if not (r.minus or r.pending)}
     blocks = []
-    for row in table.rows:
+    for row in rows:
         block = []
-        parts = operands(row, table.rows) if row.minus else (row,)
+        parts = operands(row, rows) if row.minus else (row,)
         groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
         for metric in table.metrics:
             printed = published.get(row.key(metric))
             spread = published.get(row.key(f"{metric} std"))
-            band = suite.band(row, metric, spread)
+            judged, judged_spread, where = printed, spread, ""
+            if row.judged_by:
+                other = replace(row, table=row.judged_by)
+                judged, judged_spread = published.get(other.key(metric)), published.get(other.key(f"{metric} std"))
+                if judged is None:
+                    raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {other.name}")
+                where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
+            band = suite.band(row, metric, judged_spread)
             head = {"table": table.number, "dataset": row.dataset}
             if not compare:
                 config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
@@ -178,9 +195,9 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
             line |= {"published": printed, "spread": spread, "lacks": "pending" if row.pending else line["lacks"]}
             verdict = "" if printed or not published else f"published: {table.unpublished}"
             if compare:
-                line["delta"] = difference(line["ours"], printed) if printed and line["n"] else None
+                line["delta"] = difference(line["ours"], judged) if judged and line["n"] else None
                 if line["delta"] is not None and not line["broken"]:
-                    verdict = judge(line["delta"], band) if whole else "other seeds"
+                    verdict = judge(line["delta"], band) + where if whole else "other seeds"
             line["status"] = "; ".join(filter(None, (line["lacks"], verdict)))
             block.append(head | line)
         blocks.append(block)
@@ -242,7 +259,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table) -> str:
-    rows = [row for row in table.rows if row.minus is None and not row.pending]
+    without = suite.left_out(plan.scale)
+    rows = [row for row in table.rows if id(row) in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
     records = [record for key in planned if (record := runs[key].record) is not None]
     configs = [run.config for run in planned.values()]
@@ -255,7 +273,7 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table)
         f"scale: {plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
         f"rounds: {listed(sorted({c.rounds for c in configs}))}",
         f"seeds: {listed(plan.seeds)}",
-        f"reading: {SAY[suite.report].format(k=listed(c.last_k for c in configs))}",
+        f"reading: {SAY[suite.report].format(last=listed(map(last_rounds, configs)))}",
         f"hardware: {listed(sorted({hardware(r['environment']) for r in records})) or '-'}",
         f"code: {listed(sorted({r['code_version'] for r in records})) or '-'}",
     ]
@@ -264,6 +282,8 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table)
         for bad in ("failed", "outdated"):
             ids = [key for key in planned if runs[key].state == bad]
             parts += [f"{bad}: {', '.join(ids)}"] if ids else []
+    for label in dict.fromkeys(row.method for row in table.rows if row.method in without):
+        parts.append(f"not at this scale: {label} ({without[label]})")
     for reason in dict.fromkeys(row.pending for row in table.rows if row.pending):
         names = dict.fromkeys(f"{row.dataset} {row.method}" for row in table.rows if row.pending == reason)
         parts.append(f"pending: {', '.join(names)} ({reason})")
@@ -271,10 +291,10 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table)
 
 
 def _footer(suite: Suite, plan: Plan, compare: bool, printed: bool) -> str:
-    k = ", ".join(map(str, dict.fromkeys(run.config.last_k for run in plan.runs.values())))
+    last = " or ".join(dict.fromkeys(last_rounds(run.config) for run in plan.runs.values()))
     text = [
         "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent.",
-        f"For accuracy all three readings are shown: best round, last round, mean of the last {k} rounds.",
+        f"For accuracy all three readings are shown: best round, last round, mean of the last {last}.",
     ]
     if suite.ranked:
         text += ["Rows are ordered by ours; those whose intervals overlap are not told apart."]

@@ -37,6 +37,7 @@ class Row:
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
         band: whether the acceptance band applies.
         pending: why the row cannot be run yet; empty where it can.
+        judged_by: table whose published value the verdict rests on, where a paper prints a cell twice; empty: its own.
     """
 
     table: str
@@ -47,6 +48,7 @@ class Row:
     minus: tuple[str, str] | None = None
     band: bool = True
     pending: str = ""
+    judged_by: str = ""
 
     @property
     def name(self) -> str:
@@ -148,6 +150,18 @@ class Suite:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""
         return bool(self.scale(scale).get("compare", False))
 
+    def left_out(self, scale: str) -> Mapping[str, str]:
+        """Labels that a scale does not have, and why: variants of what the scale replaces.
+
+        Raises:
+            ConfigError: a label that the suite does not have.
+        """
+        without = dict(self.scale(scale).get("without", {}))
+        for label in without:
+            if label not in self.spec["labels"]:
+                raise unknown("method label", label, self.spec["labels"], f" ({self.where}, scale {scale}, without)")
+        return without
+
     def config(self, row: Row, scale: str) -> RunConfig:
         """The resolved configuration of a row at a scale, with the scale's first seed."""
         label, at = self.spec["labels"][row.method], self.scale(scale)
@@ -172,10 +186,10 @@ class Suite:
 
     def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
         """All runs of the suite at a scale, each once."""
-        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        seeds, without = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"])), self.left_out(scale)
         plan = Plan(scale, {}, {}, seeds)
         for row in self.rows:
-            if row.minus is not None or row.pending:
+            if row.minus is not None or row.pending or row.method in without:
                 continue
             base = self.config(row, scale)
             plan.of_row[id(row)] = {}
@@ -214,13 +228,17 @@ class Suite:
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
-            if row.minus is not None or row.pending or (tables and row.table not in tables):
+            if id(row) not in plan.of_row or (tables and row.table not in tables):
                 continue
             if methods and row.method not in needed:
                 continue
             for key in plan.of_row[id(row)].values():
                 if not only or any(fnmatch(row.name, p) or key.startswith(p) for p in only):
                     chosen[key] = plan.runs[key]
+        without = self.left_out(plan.scale)
+        absent = [f"{name} ({without[name]})" for name in methods if name in without]
+        if not chosen and absent:
+            raise ConfigError(f"{self.where}: not at scale {plan.scale}: {', '.join(absent)}")
         waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
         if not chosen and waiting:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
@@ -254,6 +272,7 @@ class Suite:
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))
         options = {**table.get("set", {}), **spec.pop("set", {})}
+        judged_by = str(spec.pop("judged_by", ""))
         for what, name, known in (
             ("method label", method, self.spec["labels"]),
             ("data set label", dataset, self.spec["datasets"]),
@@ -265,7 +284,7 @@ class Suite:
         columns = {name: str(value) for name, value in spec.items()}
         involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
         pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
-        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending)
+        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending, judged_by)
 
 
 def available() -> list[str]:

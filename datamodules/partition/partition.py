@@ -30,6 +30,7 @@ from datamodules.partition.split import (
 __all__ = [
     "Partition",
     "Positions",
+    "Repeats",
     "Role",
     "Rule",
     "Split",
@@ -37,6 +38,7 @@ __all__ = [
     "dirichlet",
     "iid",
     "labelled_pool",
+    "labelled_sets",
     "labels_at_all_clients",
     "labels_at_partial_clients",
     "labels_at_server",
@@ -46,6 +48,7 @@ __all__ = [
 
 Role = Literal["labelled", "unlabelled", "all"]
 Union = Literal["none", "labelled", "code_index"]
+Repeats = Literal["none", "second_class"]
 
 _FORMAT = "fssl-bench partition 1"
 
@@ -56,12 +59,15 @@ class Partition:
 
     ``labelled[k]`` and ``unlabelled[k]`` belong to client k, ``server`` holds the server's labelled samples,
     and ``pool`` is the whole unlabelled pool in stored order, samples that no client received included.
+    ``labelled_pool`` is the same for the labelled samples, where they were drawn as one pool and then spread over the
+    clients; it owns nothing and is not part of the hash.
     """
 
     labelled: tuple[Positions, ...]
     unlabelled: tuple[Positions, ...]
     server: Positions
     pool: Positions
+    labelled_pool: Positions | None = None
 
     def __post_init__(self) -> None:
         if len(self.labelled) != len(self.unlabelled):
@@ -73,6 +79,8 @@ class Partition:
         object.__setattr__(self, "unlabelled", tuple(_positions(part) for part in self.unlabelled))
         object.__setattr__(self, "server", _positions(self.server))
         object.__setattr__(self, "pool", _positions(self.pool))
+        if self.labelled_pool is not None:
+            object.__setattr__(self, "labelled_pool", _positions(self.labelled_pool))
 
     @property
     def num_clients(self) -> int:
@@ -93,13 +101,14 @@ class Partition:
         """Check the partition against a train set of ``num_samples``.
 
         Raises:
-            DataError: a position does not exist, a sample has two owners or two roles, or the pool holds a
-                sample twice, holds a labelled sample, or misses an unlabelled sample of a client.
+            DataError: a position does not exist, a sample has two owners or two roles, or a pool holds a
+                sample twice, holds one of the other kind, or misses one that a client has.
         """
         labelled = [*((f"client {k} (labelled)", part) for k, part in enumerate(self.labelled))]
         labelled.append(("the server", self.server))
         unlabelled = [(f"client {k} (unlabelled)", part) for k, part in enumerate(self.unlabelled)]
-        for name, part in [*labelled, *unlabelled, ("the pool", self.pool)]:
+        drawn = () if self.labelled_pool is None else (("the labelled pool", self.labelled_pool),)
+        for name, part in [*labelled, *unlabelled, ("the pool", self.pool), *drawn]:
             outside = part[(part < 0) | (part >= num_samples)]
             if len(outside):
                 raise DataError(
@@ -120,6 +129,17 @@ class Partition:
             if wrong.any():
                 sample = np.flatnonzero(wrong)[0]
                 raise DataError(f"the partition's unlabelled pool holds sample {sample} {problem}")
+        if self.labelled_pool is None:
+            return
+        in_labelled_pool = _counts([self.labelled_pool], num_samples)
+        for problem, wrong in (
+            ("twice", in_labelled_pool > 1),
+            ("although the unlabelled pool holds it too", in_labelled_pool * in_pool > 0),
+            ("not at all, but a client has it", in_labelled_pool < _counts(self.labelled, num_samples)),
+        ):
+            if wrong.any():
+                sample = np.flatnonzero(wrong)[0]
+                raise DataError(f"the partition's labelled pool holds sample {sample} {problem}")
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
         """Return each client's class counts, int64 [clients, classes], given the train set's labels [N]."""
@@ -145,6 +165,7 @@ class Partition:
             "unlabelled": [part.tolist() for part in self.unlabelled],
             "server": self.server.tolist(),
             "pool": self.pool.tolist(),
+            **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
         }
         path = Path(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -162,7 +183,8 @@ class Partition:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
-            partition = cls(*(content[field] for field in ("labelled", "unlabelled", "server", "pool")))
+            owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
+            partition = cls(**owned, labelled_pool=content.get("labelled_pool"))
             if partition.hash != content["hash"]:
                 raise DataError("its content does not match its hash")
             partition.validate(len(np.asarray(labels)))
@@ -312,6 +334,7 @@ def labels_at_all_clients(
             "labels at all clients need either num_labels, with an optional labelled_split, or fraction, or per_class: "
             f"got num_labels={num_labels}, labelled_split={labelled_split}, fraction={fraction}, per_class={per_class}"
         )
+    labelled: Positions | None = None
     if num_labels is not None:
         count = _per_class(labels, num_labels)
         labelled, pool = labelled_pool(labels, count, rng if shuffle_pool else None, order=order)
@@ -330,33 +353,64 @@ def labels_at_all_clients(
             first.append(own[:count])
             second.append(own[count:])
         pool = _rest(labels, first)
-    return Partition(tuple(first), tuple(second), _positions(()), pool)
+    return Partition(tuple(first), tuple(second), _positions(()), pool, labelled_pool=labelled)
+
+
+def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "none") -> list[Positions]:
+    """What each client uses with labels: its labelled samples, and those that ``repeats`` names once more behind them.
+
+    Args:
+        partition: who owns what.
+        labels: class of every training sample, int [N].
+        repeats: ``none``; ``second_class``: the labelled samples of the second class that a client has, if its first
+            two classes have equally many labelled samples and unequally many unlabelled ones (FedDure's released code
+            on CINIC-10, where about three quarters of the clients do).
+    """
+    if repeats == "none":
+        return list(partition.labelled)
+    labels = np.asarray(labels)
+    sets = []
+    for labelled, unlabelled in zip(partition.labelled, partition.unlabelled, strict=True):
+        classes = np.unique(labels[np.concatenate((labelled, unlabelled))])[:2]
+        with_label, without = ([int((labels[part] == k).sum()) for k in classes] for part in (labelled, unlabelled))
+        again = len(classes) == 2 and with_label[0] == with_label[1] and without[0] != without[1]
+        sets.append(np.concatenate((labelled, labelled[labels[labelled] == classes[1]])) if again else labelled)
+    return sets
 
 
 def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Positions]:
-    """What each client uses without labels: its unlabelled samples, and what ``union_mode`` appends to them.
+    """What each client uses without labels: what ``union_mode`` puts in front, then its unlabelled samples.
 
     Args:
         partition: who owns what.
         union_mode: ``none``; ``labelled``: the client's labelled samples; ``code_index``: the samples of the
-            unlabelled pool at the places that the client's samples have in the labelled pool (ascending positions),
-            whoever owns them (FedDB, released code).
+            unlabelled pool at the places that the client's samples have in the labelled pool as it is stored, class by
+            class in the order of the draw, whoever owns them (FedDB, released code).
 
     Raises:
-        DataError: ``code_index``, but the unlabelled pool is smaller than the labelled one.
+        DataError: ``code_index``, but the partition says nothing of a labelled pool, or the unlabelled pool is smaller
+            than it.
     """
-    extra: Sequence[Positions] = partition.labelled
     if union_mode == "none":
         return list(partition.unlabelled)
+    front: Sequence[Positions] = partition.labelled
     if union_mode == "code_index":
-        labelled = np.sort(np.concatenate(partition.labelled))
-        if len(labelled) > len(partition.pool):
+        stored = partition.labelled_pool
+        if stored is None:
             raise DataError(
-                f"union_mode code_index: {len(labelled)} labelled samples, but only {len(partition.pool)} unlabelled "
+                "union_mode code_index: this partition has no labelled pool in a stored order. Draw one (scenario "
+                "all_clients with num_labels; files that older versions saved do not hold it either), or choose "
+                "union_mode labelled or none"
+            )
+        if len(stored) > len(partition.pool):
+            raise DataError(
+                f"union_mode code_index: {len(stored)} labelled samples, but only {len(partition.pool)} unlabelled "
                 "ones to take instead; choose union_mode labelled or none"
             )
-        extra = [partition.pool[np.searchsorted(labelled, part)] for part in partition.labelled]
-    return [np.concatenate(pair) for pair in zip(partition.unlabelled, extra, strict=True)]
+        ascending = np.argsort(stored)
+        places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)
+        front = [partition.pool[place] for place in places]
+    return [np.concatenate(pair) for pair in zip(front, partition.unlabelled, strict=True)]
 
 
 def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:

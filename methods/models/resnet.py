@@ -6,6 +6,7 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 from torchvision.models import ResNet, ResNet18_Weights, resnet18
+from torchvision.models.resnet import BasicBlock
 
 from datamodules.common.errors import ConfigError, DataError
 from methods.models.backbone import Backbone, LinearHead
@@ -19,9 +20,10 @@ class ResNet18(Backbone):
     """ResNet-18 in the two forms of the papers.
 
     RSCFed's ISIC network (released code): a 3×3 stem of stride 1 without max-pool, and a ``ProjectionHead``;
-    11 564 615 parameters for 7 classes. CBAFed's network for all data sets (released code): torchvision's,
-    with a linear head; 11 181 642 parameters for 10 classes. Convolutions start normal with variance
-    2/fan_out.
+    11 564 615 parameters for 7 classes. Its layers draw their initial values in the authors' order, so that after
+    ``torch.manual_seed(1337)`` the weights are the authors' own, bit for bit. CBAFed's network for all data sets
+    (released code): torchvision's, with a linear head; 11 181 642 parameters for 10 classes. Convolutions start
+    normal with variance 2/fan_out.
 
     Args:
         num_classes: number of logits.
@@ -53,13 +55,16 @@ class ResNet18(Backbone):
         for option, value, known in (("stem", stem, get_args(Stem)), ("head", head, get_args(Head))):
             if value not in known:
                 raise ConfigError(f"ResNet-18: {option}={value!r} is unknown; choose one of {', '.join(known)}")
-        self.backbone = _imagenet_resnet18() if pretrained else resnet18()
-        if stem == "cifar":
-            self.backbone.conv1 = _first_convolution(in_channels, 3, 1)
-            self.backbone.maxpool = nn.Identity()
-        elif in_channels != 3:
-            self.backbone.conv1 = _first_convolution(in_channels, 7, 2)
-        self.backbone.fc = nn.Identity()
+        if stem == "cifar" and not pretrained:
+            self.backbone: ResNet = _SmallImageResNet18(in_channels)
+        else:
+            self.backbone = _imagenet_resnet18() if pretrained else resnet18()
+            if stem == "cifar":
+                self.backbone.conv1 = _first_convolution(in_channels, 3, 1)
+                self.backbone.maxpool = nn.Identity()
+            elif in_channels != 3:
+                self.backbone.conv1 = _first_convolution(in_channels, 7, 2)
+        self.backbone.fc = nn.Identity()  # after it was drawn: it moves the generator ahead of the head
         self.head = (
             LinearHead(self.feature_dim, num_classes, head_dropout)
             if head == "linear"
@@ -70,6 +75,32 @@ class ResNet18(Backbone):
         """Images [B, channels, side, side] to features [B, 512], which are not negative."""
         features: Tensor = self.backbone(x)
         return features
+
+
+class _SmallImageResNet18(ResNet):  # type: ignore[misc,unused-ignore]  # torchvision is untyped
+    """torchvision's ResNet-18 with the stem of CIFAR built in its place, and no 7×7 stem drawn before it.
+
+    RSCFed's released code: stem, batch norm, stages, a linear layer 512→1000 that nobody uses, then the normal start
+    of all convolutions. The unused layer stays here as ``fc``, since what it draws decides the bits of the head.
+    """
+
+    def __init__(self, in_channels: int) -> None:
+        nn.Module.__init__(self)  # not ResNet's, which would draw the 7×7 stem
+        self._norm_layer = nn.BatchNorm2d
+        self.inplanes, self.dilation, self.groups, self.base_width = 64, 1, 1, 64
+        self.conv1 = nn.Conv2d(in_channels, 64, 3, stride=1, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity()
+        self.layer1 = self._make_layer(BasicBlock, 64, 2)
+        self.layer2 = self._make_layer(BasicBlock, 128, 2, stride=2)
+        self.layer3 = self._make_layer(BasicBlock, 256, 2, stride=2)
+        self.layer4 = self._make_layer(BasicBlock, 512, 2, stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(512, 1000)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _first_convolution(in_channels: int, kernel: int, stride: int) -> nn.Conv2d:

@@ -160,9 +160,10 @@ def test_labelled_images_can_join_the_unlabelled_ones():
     pool = set(plain.pool().tolist())
     for k in range(plain.num_clients):
         own, labelled = plain.client(k).unlabelled, plain.client(k).labelled
-        assert torch.equal(joined.client(k).unlabelled, torch.cat([own, labelled]))
-        added = released.client(k).unlabelled[len(own) :]
-        assert len(added) == len(labelled) and set(added.tolist()) <= pool
+        assert torch.equal(joined.client(k).unlabelled, torch.cat([labelled, own]))
+        added, rest = released.client(k).unlabelled.split([len(labelled), len(own)])
+        assert set(added.tolist()) <= pool
+        assert torch.equal(rest, own)
         assert torch.equal(joined.client(k).labels, plain.client(k).labels)
 
 

@@ -7,10 +7,21 @@ import math
 import pandas as pd
 import pytest
 
-from benchmark.config import Runtime, folder
+from benchmark.config import RunConfig, Runtime, folder
+from benchmark.registry import ClassSpec
 from benchmark.report import tables
 from benchmark.report.records import RunFolder
-from benchmark.report.tables import Run, deviation, difference, interval, judge, render, replace_block, write
+from benchmark.report.tables import (
+    Run,
+    deviation,
+    difference,
+    interval,
+    judge,
+    last_rounds,
+    render,
+    replace_block,
+    write,
+)
 from benchmark.suites.suite import Suite
 
 PUBLISHED = {
@@ -273,6 +284,22 @@ def test_interval_is_students():
 def test_deviation_is_a_samples():
     assert deviation([5.0]) is None and deviation([]) is None
     assert deviation([1.0, 3.0, 5.0]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "k", "told"),
+    [
+        (200, 1, 10, "10 rounds"),
+        (200, 5, 10, "10 rounds (2 of them evaluated)"),
+        (200, 5, 50, "50 rounds (10 of them evaluated)"),
+        (101, 5, 3, "3 rounds (2 of them evaluated)"),
+        (4, 1, 10, "10 rounds"),
+    ],
+)
+def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, told):
+    """A round counts if it was evaluated: every so many, and the last."""
+    config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=rounds, eval_every=every, last_k=k)
+    assert last_rounds(config) == told
 
 
 def test_difference_rounds_as_the_paper_prints():

@@ -8,6 +8,7 @@ import pytest
 from benchmark.config import Runtime, from_yaml, run_id, to_yaml
 from benchmark.launch.environment import ROOT
 from benchmark.registry import build
+from benchmark.report.tables import collect
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite, operands
 from datamodules.common.errors import ConfigError
@@ -131,6 +132,16 @@ def test_operands_of_a_difference_share_table_data_set_and_columns():
         operands(rows[6], rows[5:])
 
 
+def test_a_scale_leaves_out_labels_that_exist():
+    scales = {**spec()["scales"], "quick": {**spec()["scales"]["quick"], "without": {"low": "why"}}}
+    toy = Suite(spec(scales=scales))
+    plan = toy.plan("quick")
+    assert {run.config.method.name for run in plan.runs.values()} == {"rscfed"}
+    scales["quick"]["without"] = {"lo": "why"}
+    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*scale quick, without"):
+        Suite(spec(scales=scales)).plan("quick")
+
+
 def test_errors_name_the_place():
     toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
     with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
@@ -199,18 +210,32 @@ def published():
 
 
 def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
-    keys = [row.key(metric) for table in rscfed.tables for row in table.rows for metric in table.metrics]
+    printed = [table for table in rscfed.tables if table.number != "controls"]
+    keys = [row.key(metric) for table in printed for row in table.rows for metric in table.metrics]
     assert len(keys) == 156 and set(keys) == set(rscfed.published())
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_rscfed_expands_to_forty_distinct_runs_per_seed(plans, scale):
+def test_rscfed_expands_to_forty_distinct_runs_and_a_control_per_seed(plans, scale):
     plan = plans[scale]
-    assert len(plan.runs) == 40
+    assert len(plan.runs) == 41
     for run in plan.runs.values():
         assert from_yaml(to_yaml(run.config)) == run.config
     labels = Counter(cell.split("/")[1] for run in plan.runs.values() for cell in run.cells[:1])
-    assert labels == {"SVHN": 28, "CIFAR-100": 6, "ISIC2018": 6}
+    assert labels == {"SVHN": 28, "CIFAR-100": 7, "ISIC2018": 6}
+
+
+def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfed):
+    """Table 1 trains with weight 1; the record that was made with 15 is that of the control row."""
+    plan = rscfed.plan("paper")
+    runs = {row.name: plan.run(row, 1337) for row in rscfed.rows if row.minus is None and row.dataset == "CIFAR-100"}
+    table, control = runs["1/CIFAR-100/fedirm"], runs["controls/CIFAR-100/fedirm_15"]
+    assert runs["controls/CIFAR-100/fedirm"] is table
+    args = table.config.method.init_args
+    assert args["loss_weight"] == 1 and control.config.method.init_args == {**args, "loss_weight": 15}
+    found = collect(plan)
+    assert found[control.id].state == "complete"
+    assert found[table.id].state != "outdated"
 
 
 def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
@@ -315,7 +340,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     for row in papers.rows:
-        if row.minus is None and not row.pending:
+        if id(row) in plan.of_row:
             ours, theirs = papers.config(row, "small"), papers.config(row, "paper")
             if not row.dataset.startswith("AGNews"):
                 mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))

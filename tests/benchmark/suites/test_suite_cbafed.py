@@ -102,6 +102,16 @@ def test_baselines(paper: dict[str, RunConfig]) -> None:
         }
 
 
+def test_warm_up_of_this_paper_and_of_the_others(paper: dict[str, RunConfig]) -> None:
+    """CBAFed's stage belongs to what labels with its model; the mean teachers keep their own seven rounds."""
+    for dataset, long in (("SVHN", 501), ("CIFAR-10", 501), ("CIFAR-100", 1001), ("Fashion-MNIST", 501)):
+        runs = {label: paper[f"1/{dataset}/{label}"] for label in ("fedirm", "rscfed", "fedconsist", "cbafed")}
+        found = {label: run.method.init_args["warmup_rounds"] for label, run in runs.items()}
+        assert found == {"fedirm": 7, "rscfed": 7, "fedconsist": long, "cbafed": long}
+        assert runs["fedirm"].method.init_args["ramp_offset"] == 7
+        assert {run.rounds for run in runs.values()} == {2 * long}
+
+
 def test_other_settings(paper: dict[str, RunConfig]) -> None:
     """ViT-Tiny at 224 pixels; two labelled clients; the ablation adds one part after the other."""
     vit = paper["2/SVHN/cbafed"]

@@ -36,3 +36,12 @@ def test_every_setting_has_methods_made_for_it() -> None:
         scenario = configs[0].data.init_args["scenario"]
         made = {find_class(c.method.class_path, KINDS["method"]).scenario for c in configs}
         assert scenario in made
+
+
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+def test_every_server_with_labels_trains_alike_before_the_first_round(scale: str) -> None:
+    """What one method's paper does there is no advantage of the method."""
+    common = suite.load("common")
+    rows = [row for row in common.rows if row.table == "server"]
+    assert len(rows) >= 4
+    assert {common.config(row, scale).method.init_args["server_pretrain"] for row in rows} == {10}

@@ -8,6 +8,7 @@ from benchmark.config import RunConfig
 from benchmark.report.tables import collect, render
 from benchmark.suites import suite
 from benchmark.suites.suite import Plan, Suite
+from datamodules.common.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,20 @@ def test_skewed_tables(feddb: Suite) -> None:
         assert (data["num_labels"], data["shuffle"], data["flip"]) == (4000, False, 0.0)
     released = config(feddb, "presets", "CIFAR10-4000", "as released")
     assert released.data.init_args["union_mode"] == "code_index"
+
+
+def test_small_leaves_out_variants_of_what_it_replaces(feddb: Suite) -> None:
+    """Its network has neither static nor group norm, so these rows would be other rows' runs under another name."""
+    plan = feddb.plan("small")
+    gone = {row.method for row in feddb.rows if id(row) not in plan.of_row and not row.pending}
+    assert gone == {"static norm", "FedRGD 8 groups"}
+    presets = next(t for t in render(feddb, plan, collect(plan), feddb.published()) if t.number == "presets")
+    assert not gone & set(presets.frame["method"])
+    assert "not at this scale: static norm (the run of FedDB, since this network keeps running stat" in presets.markdown
+    with pytest.raises(ConfigError, match=r"not at scale small: static norm \(the run of FedDB"):
+        feddb.select(plan, methods=["static norm"])
+    paper = feddb.plan("paper")
+    assert {row.method for row in feddb.rows if id(row) in paper.of_row} >= gone
 
 
 def test_quick_runs_every_row_but_fedmatch(feddb: Suite, quick: Plan) -> None:

@@ -43,7 +43,7 @@ def test_all_rows_but_the_pending_ones_run(suite: Suite, scale: str) -> None:
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
     if scale == "paper":
         assert plan.seeds == (0, 1, 2)
-        assert len(plan.runs) == 309
+        assert len(plan.runs) == 321
 
 
 def test_protocol(suite: Suite) -> None:
@@ -65,6 +65,7 @@ def test_protocol(suite: Suite) -> None:
         assert (drawn["labelled_partition"], drawn["partition"]) == kinds
 
 
+OFF = {"variant": "paper", "creg_enabled": False, "freg_enabled": False}
 CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
     ("(a) FedDure", "feddure", {"variant": "paper", "supervised_steps": None}),
     ("(b) FedDure, 5 supervised steps", "feddure", {"variant": "paper", "supervised_steps": 5}),
@@ -75,6 +76,15 @@ CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
         "(f) FedAvg+FixMatch, 5 supervised steps, ramp",
         "local_ssl",
         {"objective": "fixmatch", "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
+    ),
+    *(
+        (label, "feddure", {**OFF, "supervised_steps": steps, "unsup_weight": weight})
+        for label, steps, weight in (
+            ("(h) recipe of (a), no regulator", None, None),
+            ("(i) recipe of (b), no regulator", 5, None),
+            ("(j) recipe of (a), weight 0.5, no regulator", None, 0.5),
+            ("(k) recipe of (b), weight 0.5, no regulator", 5, 0.5),
+        )
     ),
     ("(g) FedAvg*, 10 steps", "local_ssl", {"objective": "supervised", "steps_per_visit": 10}),
 ]
@@ -99,7 +109,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[id(r)][0] for r in suite.rows if not r.pending}) == 103
+    assert len({plan.of_row[id(r)][0] for r in suite.rows if not r.pending}) == 107
 
 
 def test_bands_are_the_data_sets(suite: Suite) -> None:

@@ -12,7 +12,7 @@ from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
-from datamodules.partition.partition import Partition, dirichlet, iid, labels_at_all_clients
+from datamodules.partition.partition import Partition, dirichlet, iid, labelled_sets, labels_at_all_clients
 from datamodules.views import pipelines
 from datamodules.views.pipelines import Look
 from federations import make_data
@@ -144,6 +144,37 @@ def test_one_joint_draw_with_the_first_labels_of_every_class() -> None:
         expected = [i for c in range(10) for i in [j for j in spread[k].tolist() if LABELS[j] == c][:5]]
         assert sorted(part.labelled[k].tolist()) == sorted(expected)
         assert part.unlabelled[k].tolist() == [i for i in spread[k].tolist() if i not in set(expected)]
+
+
+def test_released_clients_have_their_second_class_twice() -> None:
+    """If the first two classes have as many labels each, and not as many images: about three in four clients."""
+    part = make(num_labels=None, labels_per_class=5, partition="dirichlet")
+    assert [a.tolist() for a in labelled_sets(part, LABELS)] == [a.tolist() for a in part.labelled]
+    sets, twice = labelled_sets(part, LABELS, "second_class"), 0
+    counts, all_counts = (part.histogram(LABELS, 10, role) for role in ("labelled", "all"))
+    for k, found in enumerate(sets):
+        first, second = np.flatnonzero(all_counts[k])[:2]
+        repeats = counts[k, first] == counts[k, second] and all_counts[k, first] != all_counts[k, second]
+        again = part.labelled[k][LABELS[part.labelled[k]] == second] if repeats else []
+        assert found.tolist() == [*part.labelled[k], *again]
+        twice += bool(repeats)
+    assert 60 <= twice <= 90
+    one = Partition(([0],), ([2, 4],), [], [2, 4])
+    assert [a.tolist() for a in labelled_sets(one, [3, 0, 3, 0, 3], "second_class")] == [[0]]  # no second class
+
+
+def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
+    """The batches come from the longer list; elsewhere the option is refused."""
+    options = {"num_labels": None, "labels_per_class": 5}
+    plain, twice = (make_data("all_clients", **options, labelled_repeats=mode) for mode in ("none", "second_class"))
+    assert plain.partition.hash == twice.partition.hash
+    longer = [len(twice.client(k).labelled) - len(plain.client(k).labelled) for k in range(plain.num_clients)]
+    assert max(longer) == 5
+    k = longer.index(5)
+    assert len(twice.client(k).labels[-5:].unique()) == 1
+    assert set(twice.client(k).labelled[-5:].tolist()) <= set(plain.client(k).labelled.tolist())
+    with pytest.raises(ConfigError, match=r"labelled_repeats=second_class belongs to data\.labels_per_class"):
+        make_data("all_clients", labelled_repeats="second_class")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from datamodules.partition.partition import (
     Partition,
     dirichlet,
     iid,
+    labelled_pool,
     labels_at_all_clients,
     labels_at_partial_clients,
     labels_at_server,
@@ -428,25 +429,54 @@ def test_malformed_partitions_are_refused():
 # --- labelled samples among the unlabelled ones
 
 
-def test_unlabelled_sets_append_the_labelled_samples():
+def test_unlabelled_sets_begin_with_the_labelled_samples():
     partition = small()
     assert [s.tolist() for s in unlabelled_sets(partition)] == [s.tolist() for s in partition.unlabelled]
     for own, labelled, joint in zip(
         partition.unlabelled, partition.labelled, unlabelled_sets(partition, "labelled"), strict=True
     ):
-        assert joint.tolist() == [*own, *labelled]
+        assert joint.tolist() == [*labelled, *own]
 
 
 def test_unlabelled_sets_by_the_released_index():
-    partition = small()
+    """The place in the labelled pool as it was drawn, class by class, is the place in the unlabelled pool."""
+    partition = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, num_labels=28)
+    drawn, pool = labelled_pool(small_labels, 7, RandomState(3), order="dataset")
+    assert partition.labelled_pool.tolist() == drawn.tolist() != sorted(drawn)
+    assert partition.pool.tolist() == pool.tolist()
     sets = unlabelled_sets(partition, "code_index")
-    added = [joint[len(own) :] for own, joint in zip(partition.unlabelled, sets, strict=True)]
-    assert sizes(added) == sizes(partition.labelled)
-    count = sum(sizes(partition.labelled))
-    assert sorted(np.concatenate(added)) == sorted(partition.pool[:count])  # the beginning of the pool, each once
-    places = np.argsort(np.argsort(np.concatenate(partition.labelled)))
-    assert np.concatenate(added).tolist() == partition.pool[places].tolist()
-    assert not set(np.concatenate(added)) & set(np.concatenate(partition.labelled))
+    for own, labelled, joint in zip(partition.unlabelled, partition.labelled, sets, strict=True):
+        front = [pool[drawn.tolist().index(position)] for position in labelled]
+        assert joint.tolist() == [*front, *own]
+
+
+def test_the_released_index_needs_a_labelled_pool(tmp_path):
+    """It travels with a saved partition; without it there is no place to look up."""
+    path = tmp_path / "split.json"
+    whole = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, num_labels=28)
+    whole.save(path, small_labels)
+    loaded = Partition.load(path, small_labels)
+    for ours, theirs in zip(unlabelled_sets(loaded, "code_index"), unlabelled_sets(whole, "code_index"), strict=True):
+        assert ours.tolist() == theirs.tolist()
+    assert loaded.hash == whole.hash == Partition(whole.labelled, whole.unlabelled, whole.server, whole.pool).hash
+    by_share = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, fraction=0.3)
+    with pytest.raises(DataError, match=r"no labelled pool in a stored order.*with num_labels.*choose union_mode"):
+        unlabelled_sets(by_share, "code_index")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        ([0, 1, 9], "gives position 9 to the labelled pool"),
+        ([0, 1, 1], "labelled pool holds sample 1 twice"),
+        ([0, 1, 2], "labelled pool holds sample 2 although the unlabelled pool holds it too"),
+        ([0, 4], "labelled pool holds sample 1 not at all, but a client has it"),
+    ],
+)
+def test_validate_looks_at_the_labelled_pool(drawn, message):
+    with pytest.raises(DataError, match=message):
+        Partition(([0, 1],), ([2],), [], [2, 3], labelled_pool=drawn).validate(9)
+    Partition(([0, 1],), ([2],), [], [2, 3], labelled_pool=[1, 0, 4]).validate(9)  # one that nobody got
 
 
 def test_the_released_index_needs_a_large_enough_pool():

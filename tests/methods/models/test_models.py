@@ -192,6 +192,39 @@ def test_stock_resnet_is_torchvisions_own():
     torch.testing.assert_close(ours(x), stock.eval()(x))
 
 
+def built_as_released(classes):
+    """RSCFed's ISIC network as a flat list of layers in the released order, initialised like it."""
+    convolutions = [nn.Conv2d(3, 64, 3, padding=1, bias=False)]
+    width = 64
+    for stage, planes in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            changes = stage > 0 and block == 0
+            shortcut = [nn.Conv2d(width, planes, 1, stride=2, bias=False)] if changes else []
+            first = nn.Conv2d(width, planes, 3, stride=2 if changes else 1, padding=1, bias=False)
+            convolutions += [first, nn.Conv2d(planes, planes, 3, padding=1, bias=False), *shortcut]
+            width = planes
+    nn.Linear(512, 1000)  # thrown away
+    for convolution in convolutions:
+        nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolutions, [nn.Linear(512, 512), nn.Linear(512, 256), nn.Linear(256, classes)]
+
+
+def test_the_isic_network_has_the_released_initial_weights():
+    """At seed 1337, built in the order of the released code, bit for bit."""
+    torch.manual_seed(1337)
+    convolutions, linears = built_as_released(7)
+    torch.manual_seed(1337)
+    ours = build("resnet18_cifar", 7)
+    made = [m for m in ours.backbone.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.weight.shape for m in made] == [m.weight.shape for m in convolutions]
+    for mine, theirs in zip(made, convolutions, strict=True):
+        assert torch.equal(mine.weight, theirs.weight)
+    for mine, theirs in zip((ours.head.hidden, ours.head.projection, ours.head.classifier), linears, strict=True):
+        assert torch.equal(mine.weight, theirs.weight) and torch.equal(mine.bias, theirs.bias)
+    for norm in (m for m in ours.modules() if isinstance(m, nn.BatchNorm2d)):
+        assert bool((norm.weight == 1).all() and (norm.bias == 0).all())
+
+
 def test_resnet_stem_has_the_scale_of_the_other_convolutions():
     torch.manual_seed(0)
     weight = build("resnet18_cifar", 7).backbone.conv1.weight.detach()
