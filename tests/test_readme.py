@@ -21,7 +21,7 @@ from methods.base import FedMethod
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
 COMMANDS = [
     line.strip().partition("#")[0].strip()
     for page in PAGES
