@@ -204,7 +204,13 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    known = {"model": model, "num_classes": data.num_classes}
+    image_shape = (data.hparams.get("channels", 3), data.image_size, data.image_size)
+    known = {
+        "model": model,
+        "num_classes": data.num_classes,
+        "num_clients": data.num_clients,
+        "image_shape": image_shape,
+    }
     needed = without_default(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     needed_views = {view for stream in method.views.values() for view in stream.values()}

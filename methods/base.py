@@ -11,6 +11,7 @@ over the same batches takes the same steps.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import lightning as L
@@ -183,6 +184,9 @@ class FedMethod(L.LightningModule):
     generator: torch.Generator | None = None
     """What a step draws from, on the device; seeded anew for every visit."""
 
+    memory: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({})
+    """What the server keeps of single clients (``remember``), by client; for the server's hooks, ``broadcast`` too."""
+
     scopes: ClassVar[Mapping[str, Scope]] = {}
     """Name prefix of registered tensors -> scope; what no prefix matches is ``shared``."""
 
@@ -325,7 +329,7 @@ class FedMethod(L.LightningModule):
         """
         return {name: server[name] for name in self.names("shared")}
 
-    def sent_bytes(self, sent: Mapping[str, Tensor]) -> int:
+    def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
         """Bytes that sending a client the tensors of ``broadcast`` takes; override where they are sparse."""
         return num_bytes(sent)
 
@@ -361,6 +365,10 @@ class FedMethod(L.LightningModule):
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Turn the uploads (in client-id order) into the next global model, held by ``self``."""
         self.load_tensors(weighted_mean([u.tensors for u in uploads], [u.weight for u in uploads]))
+
+    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
+        """What the server keeps of these clients, by client, until it hears from them again; see ``memory``."""
+        return {}
 
     def server_step(self, server: Site) -> None:
         """What the server trains on its own labels, through ``server.fit``.

@@ -63,7 +63,12 @@ def make_method(name: str | type, num_classes: int = 10, seed: int = 0, **args: 
     """A method, by name or class, around a freshly initialised small CNN."""
     cls: Any = find_class(name, KINDS["method"]) if isinstance(name, str) else name
     torch.manual_seed(seed)
-    known = {"model": models.build("small_cnn", num_classes), "num_classes": num_classes}
+    known = {
+        "model": models.build("small_cnn", num_classes),
+        "num_classes": num_classes,
+        "num_clients": 6,
+        "image_shape": (3, 32, 32),
+    }
     supplied = {k: v for k, v in known.items() if k in without_default(cls)}
     return cls(**supplied, **args)
 

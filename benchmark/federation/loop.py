@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
+from torch import Tensor
 
 from benchmark.federation.collectives import all_gather, from_first, moved
 from benchmark.federation.reference import ClientState, ReferenceEngine, Sums, Surroundings, place
@@ -75,6 +76,8 @@ class Federation:
         )
         self.engine = ReferenceEngine(method, around) if slots is None else SlotsEngine(method, around, slots, replay)
         method.spread = self.spread
+        self.memory: dict[int, dict[str, Tensor]] = {}
+        method.memory = self.memory
         self.server = method.tensors("shared", "server")
         self.clients: dict[int, ClientState] = {}
         self.server_state: ClientState | None = None
@@ -118,6 +121,7 @@ class Federation:
         if uploads:
             with self.engine.outside("aggregate", number):
                 self.method.aggregate(uploads)
+                self.memory.update(self.method.remember(uploads))
         sums |= self.server_phase(number)
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
@@ -230,6 +234,7 @@ class Federation:
             "round": self.round,
             "server": self.server,
             "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
+            "memory": self.memory,
             "server_state": self.server_state.optimizers if self.server_state else None,
             "bytes": (self.bytes_up, self.bytes_down),
         }
@@ -240,6 +245,8 @@ class Federation:
         self.round = state["round"]
         self.server = moved(state["server"], device)
         self.clients = {c: ClientState(*moved(kept, device)) for c, kept in state["clients"].items()}
+        self.memory.clear()
+        self.memory.update(moved(state.get("memory", {}), device))
         optimizers = state["server_state"]
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]

@@ -25,6 +25,13 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 """Weighted sum and sum of weights by name."""
 
 
+class Sent(NamedTuple):
+    """What a client is sent: tensors by name, and the bytes on the way."""
+
+    tensors: dict[str, Tensor]
+    bytes: int
+
+
 class Outcome(NamedTuple):
     """What came of a visit."""
 
@@ -181,9 +188,7 @@ class ReferenceEngine:
             results[visit.client, visit.repeat] = outcome
         return results, states
 
-    def client(
-        self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None
-    ) -> tuple[Outcome, ClientState]:
+    def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[Outcome, ClientState]:
         """Let one client take part; returns what came of it, and what the client keeps."""
         with self.random(visit):
             site, work = self.arrive(visit, sent, state)
@@ -191,18 +196,17 @@ class ReferenceEngine:
                 site.fit(work)
             return self.depart(site, sent)
 
-    def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends for a visit."""
         with self.outside(f"broadcast to client {visit.client}", visit.round):
-            return self.method.broadcast(server, visit)
+            sent = self.method.broadcast(server, visit)
+            return Sent(sent, self.method.sent_bytes(sent, visit))
 
-    def arrive(
-        self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None
-    ) -> tuple[LocalSite, LocalWork]:
+    def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The module becomes the client, takes up what it was sent and prepares what it will train on."""
         method, state = self.method, state or ClientState()
         site = LocalSite(method, self.around, self.around.data.client(visit.client), visit, state.optimizers)
-        method.load_tensors({**self.initial, **sent, **state.tensors})
+        method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
         self.begin(visit)
         method.train()
         with self.presence(site):
@@ -217,13 +221,13 @@ class ReferenceEngine:
         self.generator.manual_seed(self.torch_seed(visit))
         method.visit, method._tally, method.generator = visit, self.tally, self.generator
 
-    def depart(self, site: LocalSite, sent: Mapping[str, Tensor]) -> tuple[Outcome, ClientState]:
+    def depart(self, site: LocalSite, sent: Sent) -> tuple[Outcome, ClientState]:
         """What the trained client leaves behind."""
         method = self.method
         with self.presence(site):
-            upload, down = method.make_upload(site), method.sent_bytes(sent)
+            upload = method.make_upload(site)
         sums = self.end()
-        return Outcome(upload, sums, down), ClientState(method.tensors("personal"), site.optimizer_states)
+        return Outcome(upload, sums, sent.bytes), ClientState(method.tensors("personal"), site.optimizer_states)
 
     def end(self) -> Sums:
         """The visit is over; what it logged."""

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmark.federation.fit import Fit, parameters_of
 from benchmark.federation.recording import Recording, record
-from benchmark.federation.reference import ClientState, LocalSite, Outcome, ReferenceEngine, Surroundings
+from benchmark.federation.reference import ClientState, LocalSite, Outcome, ReferenceEngine, Sent, Surroundings
 from datamodules.common.errors import ConfigError
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
@@ -81,7 +81,7 @@ class Slot:
         self.met: set[Any] = set()
         self.recorded: dict[Any, RecordedStep] = {}
 
-    def arrive(self, visit: Visit, sent: Mapping[str, Tensor], state: ClientState | None) -> None:
+    def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))

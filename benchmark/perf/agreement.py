@@ -1,5 +1,6 @@
 """How far other engines and devices end from the reference engine, by method."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from benchmark.perf.federations import arithmetic, launched
 from benchmark.perf.measure import Section, attempt, probe
 from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
 from benchmark.run import make
+from datamodules.digits import Digits
+from datamodules.io.sources import Arrays
 from methods.base import FedMethod
 
-ROUNDS, CLIENTS, SLOTS = 2, 6, 3
+ROUNDS, CLIENTS, SLOTS, BATCH, TRAIN, TEST = 2, 6, 3, 16, 250, 90
 PRECISIONS = ("64-true", "32-true")
 ENGINES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -28,9 +31,9 @@ HOLDERS: dict[str, dict[str, Any]] = {
 SHORT = ("warmup_rounds", "server_pretrain", "server_epochs", "local_epochs")
 FLOWING = {"threshold": 0.1003, "pl_threshold": 0.1003, "confidence_gate": 0.05, "entropy_gate": 5.0}
 RUNS = (
-    f"Global models after {ROUNDS} rounds on digits: {CLIENTS} clients, small CNN, {SLOTS} slots, thresholds that "
-    "untrained networks reach, so that pseudo-labels flow; mix-up is on. `equal`: the same bits; a number: the "
-    "distance from the reference over the distance that training has covered."
+    f"Global models after {ROUNDS} rounds on {TRAIN} digits: {CLIENTS} clients, batches of {BATCH} and ragged ones, "
+    f"small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is on. "
+    "`equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
 )
 HOST_NOTE = f"{RUNS} Views and draws are those of a run."
 DEVICE_NOTE = (
@@ -41,14 +44,30 @@ DEVICE_NOTE = (
 )
 
 
+class SomeDigits(Digits):
+    """The first images of the digits."""
+
+    def read(self) -> Arrays:
+        """Digits, cut."""
+        whole = super().read()
+        return replace(
+            whole,
+            train_images=whole.train_images[:TRAIN],
+            train_labels=whole.train_labels[:TRAIN],
+            test_images=whole.test_images[:TEST],
+            test_labels=whole.test_labels[:TEST],
+        )
+
+
 def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> RunConfig:
     """A short run of a method in the scenario it was made for: one warm-up round, one epoch, labels flow."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
-    short |= {name: value for name, value in FLOWING.items() if name in known}
+    short |= {"batch_size": BATCH} | {name: value for name, value in FLOWING.items() if name in known}
     held = {"scenario": cls.scenario, "num_clients": CLIENTS, "partition": "iid", **HOLDERS[cls.scenario]}
-    return resolve(RunConfig(ClassSpec(method, short), ClassSpec("digits", held), rounds=rounds, precision=precision))
+    data = ClassSpec(f"{SomeDigits.__module__}.{SomeDigits.__qualname__}", held)
+    return resolve(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
 
 
 def federation(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.fabric.loggers.csv_logs import CSVLogger
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig, identity, run_id
