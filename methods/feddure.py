@@ -178,13 +178,13 @@ class FedDure(LocalSSL):
             y_hat = out["weak"].detach().argmax(dim=1)  # Eq. 1
             z, seen = self.regulator_logits(unlabelled)
             if self.freg is not None:
-                self.update_freg(self.freg, labelled, unlabelled, y_hat, z, seen, freg_optimizer)
+                self.update_freg(self.freg, labelled, unlabelled, y_hat, z, seen, freg_optimizer)  # Eqs. 4, 5
             if self.creg is not None:
                 before = self.creg_loss(self.creg, labelled)
-                self.update_creg(self.creg, y_hat, z, seen, creg_optimizer)
+                self.update_creg(self.creg, y_hat, z, seen, creg_optimizer)  # Eq. 2
                 after = self.creg_loss(self.creg, labelled)
-                d = self.coarse_reward(before, after)
-        loss = self.local_loss(batch, out)  # Eqs. 6 to 8
+                d = self.coarse_reward(before, after)  # Eq. 3
+        loss = self.local_loss(batch, out)  # Eqs. 6, 7, 8
         if d is not None:
             loss = loss + self.feedback(batch["labelled"]["y"], out, d)  # Eq. 9
         optimizer.zero_grad()

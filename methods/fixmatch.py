@@ -184,6 +184,11 @@ class FixMatch(LabelsAtServer):
             return losses.sum() / keep.sum().clamp(min=1)
         return losses.mean()
 
+    def on_train_end(self) -> None:
+        """The step reports to no site any more."""
+        super().on_train_end()
+        self.site = None
+
     def make_upload(self, client: Site) -> Upload | None:
         """The model, also of a client that trained on nothing, unless such clients are dropped."""
         if not self.trains and self.hparams.empty_client != "keep":

@@ -55,7 +55,7 @@ def from_first(fabric: Fabric, mine: Any) -> Any:
 
 
 def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
-    """The tensors of process ``source`` in one flat message; the source gives them, the others ``None``."""
+    """The tensors of process ``source``, on the other processes from one flat message; these give ``None``."""
     sizes = [_num_bytes(place) for place in wanted]
     if not sum(sizes):
         return [torch.empty(place.shape, dtype=place.dtype, device=fabric.device) for place in wanted]
@@ -64,6 +64,8 @@ def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None
     else:
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=fabric.device)
     dist.broadcast(flat, src=source)
+    if tensors is not None:
+        return tensors
     parts = torch.split(flat, sizes)
     return [part.clone().view(place.dtype).view(place.shape) for part, place in zip(parts, wanted, strict=True)]
 

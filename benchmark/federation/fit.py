@@ -58,6 +58,7 @@ class Fit:
         self.current_epoch = self.global_step = self.max_epochs = 0
         self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
+        method._trainer = self  # type: ignore[assignment]
 
     @property
     def is_global_zero(self) -> bool:
@@ -110,12 +111,11 @@ class Fit:
             batches: gives the batches of an epoch when its turn comes.
             step: takes the step on a batch and calls ``on_train_batch_end``; default: ``self.step``.
         """
-        method, self.max_epochs = self.lightning_module, epochs
-        method._trainer = self  # type: ignore[assignment]
-        step = step or self.step
+        self.max_epochs, step = epochs, step or self.step
         started = False
         for epoch in range(epochs):
-            self.current_epoch, walk = epoch, batches(epoch)
+            self.current_epoch = epoch
+            walk = batches(epoch)
             if not started:
                 self.call("on_train_start")
                 started = True

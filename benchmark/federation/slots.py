@@ -20,6 +20,7 @@ from benchmark.federation.reference import ClientState, LocalSite, Outcome, Refe
 from datamodules.common.errors import ConfigError
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
+from methods.models.norm import serially
 
 MOST_RECORDINGS = 32  # per slot; further shapes run unrecorded
 
@@ -40,7 +41,7 @@ class SlotsEngine(ReferenceEngine):
     def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
         if slots < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
-        method.generator = None
+        method.generator, method.spread, method.precision = None, serially, nullcontext  # nothing of an earlier run
         copies = [copy.deepcopy(method) for _ in range(slots - 1)]
         super().__init__(method, around)
         replay = replay and not around.callbacks
@@ -148,6 +149,8 @@ class Slot:
             key = settled, form(batch)
             if key in self.recorded:
                 self.recorded[key].replay(batch, self.engine)
+                for optimizer in fit.optimizers:
+                    optimizer._opt_called = True  # schedulers warn where no step() came before theirs
             elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
                 self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self.engine, self.stream)
             else:

@@ -1,13 +1,35 @@
-"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg --write FILE``."""
+"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg --write FILE``.
+
+With a GPU, ``python -m benchmark.perf gpu:fedavg --goal ... --write FILE`` checks it, times it and profiles it
+(``make perf-gpu``).
+"""
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
+from benchmark.files import write_atomic
 from benchmark.launch.allocator import keep_memory
-from benchmark.perf import agreement, augmentation, engines, epochs, memory, profiles, rounds, sharpness
+from benchmark.perf import (
+    agreement,
+    augmentation,
+    engines,
+    epochs,
+    goals,
+    gpu,
+    memory,
+    profiles,
+    reads,
+    rounds,
+    sharpness,
+    visits,
+)
 from benchmark.perf.measure import Section, merged
+from benchmark.perf.worker import Worker
+from datamodules.common.errors import ConfigError
 
 SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "epochs": (epochs.section, 1),
@@ -15,32 +37,83 @@ SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "layouts": (rounds.layouts, 1),
     "scaling": (rounds.scaling, 1),
     "engines": (engines.section, 1),
+    "visits": (visits.section, 1),
     "agreement": (agreement.section, 0),
+    "reads": (reads.section, 0),
     "augmentation": (augmentation.section, 0),
     "memory": (memory.section, 0),
     "profiles": (profiles.section, 2),
 }
+GPU, NO_GPU = "gpu", 2
 
 
-def main() -> int:
-    """Print the chosen tables, and write them to a file if asked; nothing here is a test."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the chosen tables, and write them to a file if asked; nothing here is a test.
+
+    Returns:
+        exit code: 2 if a GPU is asked for and there is none.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="+", help=f"of {', '.join(SECTIONS)}; methods follow after colons")
+    known = f"{', '.join(SECTIONS)}, {GPU}"
+    parser.add_argument("sections", nargs="+", help=f"of {known}; methods follow after colons")
     parser.add_argument("--write", type=Path, help="Markdown file for the tables; sections of other titles stay in it")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--goal",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help=f"{GPU}: PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]: a row of a suite, and how long it may take",
+    )
+    parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help=f"{GPU}: only these")
+    parser.add_argument("--minutes", type=float, default=9.5, help=f"{GPU}: for all its parts together")
+    parser.add_argument("--trial", action="store_true", help=f"{GPU}: the same code on the CPU with tiny sizes")
+    arguments = parser.parse_args(words)
+    if arguments.trial and arguments.write:
+        parser.error("--trial measures nothing that is worth writing; leave --write out")
     keep_memory()
-    done = []
     for word in arguments.sections:
         name, *methods = word.split(":")
+        if name == GPU:
+            try:
+                chosen = [goals.parsed(given) for given in arguments.goal]
+            except ConfigError as error:
+                parser.error(str(error))
+            plan = gpu.Plan(methods, chosen, seconds=60 * arguments.minutes)
+            if not arguments.trial and not torch.cuda.is_available():
+                print(f"{word}: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
+                return NO_GPU
+            with_gpu(gpu.trial(plan) if arguments.trial else plan, arguments.parts, arguments.write)
+            continue
         if name not in SECTIONS or len(methods) != SECTIONS[name][1]:
-            parser.error(f"{word}: give one of {', '.join(f'{k} ({n} methods)' for k, (_, n) in SECTIONS.items())}")
+            counts = ", ".join(f"{k} ({n} methods)" for k, (_, n) in SECTIONS.items())
+            parser.error(f"{word}: give one of {counts}, {GPU} (any number of them)")
         for section in SECTIONS[name][0](*methods):
+            publish(section, arguments.write)
             print(section.text(), flush=True)
-            done.append(section)
-    if arguments.write:
-        before = arguments.write.read_text(encoding="utf-8") if arguments.write.exists() else ""
-        arguments.write.write_text(merged(before, done), encoding="utf-8")
     return 0
+
+
+def with_gpu(plan: gpu.Plan, parts: Sequence[str], file: Path | None) -> None:
+    """Go through parts of the plan; every line is in the file as soon as it is measured."""
+    worker = Worker()
+
+    def grown(section: Section) -> None:
+        publish(section, file)
+        print(f"{section.title}: {section.rows[-1]}", file=sys.stderr, flush=True)
+
+    try:
+        for section in gpu.measure(plan, parts, worker, grown):
+            print(section.text(), flush=True)
+    finally:
+        worker.close()
+
+
+def publish(section: Section, file: Path | None) -> None:
+    """Put a section into the file, if there is one."""
+    if file is not None:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        write_atomic(file, merged(before, [section]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How far other engines and devices end from the reference engine, by method."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ RUNS = (
 )
 HOST_NOTE = f"{RUNS} Views and draws are those of a run."
 DEVICE_NOTE = (
-    f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ between "
-    "devices; what a method itself draws on the device still differs, so hold such a row against the last columns "
-    "alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels of a GPU may "
+    f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ "
+    "between devices; what a method itself draws on the device still differs, so hold such a row against the last "
+    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels of a GPU may "
     "add in another order from run to run: rounding grows with every step in single precision."
 )
 
@@ -104,10 +105,11 @@ def compared(method: str, precision: str, engines: list[str], reference: dict[st
     began = attempt(lambda: ends(method, precision, **reference))
     if isinstance(began, str):
         return [began] * len(engines)
-    return [
-        attempt(lambda name=name: distance(began, ends(method, precision, **ENGINES[name], **options)[1]))
-        for name in engines
-    ]
+
+    def cell(name: str) -> str | float:
+        return distance(began, ends(method, precision, **ENGINES[name], **options)[1])
+
+    return [attempt(partial(cell, name)) for name in engines]
 
 
 def row(method: str) -> list[Any]:

@@ -1,26 +1,25 @@
-"""The visits of a round by the engines: clients one after the other, and side by side in stacks."""
+"""The visits of a round by the engines: clients one after the other, or in turns in slots, eagerly or by replay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from lightning import Fabric
 from torch import Tensor, nn
 
 from benchmark.launch.environment import cores
-from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, interleaved, probe, threads
+from benchmark.perf.federations import Noise, arithmetic, federation, launched, synchronize
+from benchmark.perf.measure import REPEATS, Section, Unit, interleaved, probe, threads
 from methods.models.backbone import Backbone
 
-CLIENTS, BATCHES = 8, 6
+CLIENTS, BATCHES, SLOTS = 4, 6, (1, 4)
 CASES = [
     ("small_cnn", 10), ("small_cnn", 64), ("resnet9", 10), ("resnet18", 10), ("wrn28_2", 10), ("wrn28_2", 32),
     ("benchmark.perf.engines.Pixels", 10), ("benchmark.perf.engines.Pixels", 64),
 ]  # fmt: skip
 NOTE = (
-    f"Visits of {CLIENTS} clients of {BATCHES} batches each. Both engines take the same steps (tests compare them in "
-    "double precision); stacked: all clients at once, by torch.vmap."
+    f"Visits of {CLIENTS} clients of {BATCHES} batches each. All engines take the same steps, to the bit (section on "
+    "agreement). Replay is for GPUs: on the CPU it is a test, and slow."
 )
+REFERENCE = "reference"
 
 
 class Pixels(Backbone):
@@ -36,31 +35,80 @@ class Pixels(Backbone):
         return x.flatten(1)
 
 
-def visits(method: str, network: str, batch: int, stack: int | None) -> Callable[[], Any]:
-    """The visits of all clients, on a GPU where there is one."""
-    fabric = Fabric(accelerator="cuda" if torch.cuda.is_available() else "cpu", devices=1)
-    fabric.launch()
-    data = Noise(CLIENTS * BATCHES * batch, num_clients=CLIENTS, labelled_clients=CLIENTS, partition="iid")
-    made = federation(method, data, network, fabric=fabric, stack=stack, batch_size=batch)
+def visits(
+    method: str,
+    network: str,
+    batch: int,
+    clients: int = CLIENTS,
+    batches: int = BATCHES,
+    device: str = "cpu",
+    precision: Any = "32-true",
+    slots: int | None = None,
+    replay: bool = False,
+) -> Callable[[], Any]:
+    """The visits of all clients, each with so many full batches; returns when the device has done them."""
+    data = Noise(clients * batches * batch, num_clients=clients, labelled_clients=clients, partition="iid")
+    fabric = launched(device, precision)
+    made = federation(method, data, network, fabric=fabric, slots=slots, replay=replay, batch_size=batch)
     planned = made.visits(0)
 
     def run() -> None:
         made.engine.visits(planned, made.server, {})
-        if fabric.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
 
     return run
 
 
+def timed(
+    method: str,
+    network: str,
+    batch: int,
+    slots: Sequence[int],
+    replay: Sequence[bool] = (False,),
+    precision: str = "32-true",
+    repeats: int = REPEATS,
+    together: bool = True,
+    **options: Any,
+) -> dict[str, float]:
+    """Seconds of the visits by the reference engine, and by slots: number, eagerly or by replay.
+
+    Args:
+        method: name of the method.
+        network: name of the network.
+        batch: images per step.
+        slots: numbers of slots.
+        replay: whether to replay.
+        precision: see ``arithmetic``.
+        repeats: turns after the warm-up, in which steps are recorded.
+        together: keep all engines and let them take turns; else one after the other, in less memory.
+        options: see ``visits``.
+    """
+    with arithmetic(precision) as known:
+        chosen: dict[str, dict[str, Any]] = {REFERENCE: {}}
+        chosen |= {engine_name(n, again): {"slots": n, "replay": again} for again in replay for n in slots}
+
+        def unit(name: str) -> Unit:
+            return visits(method, network, batch, precision=known, **chosen[name], **options)
+
+        if together:
+            return interleaved({name: unit(name) for name in chosen}, repeats)
+        return {name: interleaved({name: unit(name)}, repeats)[name] for name in chosen}
+
+
+def engine_name(slots: int, replay: bool) -> str:
+    """How tables call slots."""
+    return f"K = {slots}{', replay' if replay else ''}"
+
+
 def section(method: str) -> list[Section]:
-    """Networks and batch sizes; on the CPU with all cores."""
+    """Networks and batch sizes on the CPU, with all cores."""
     with threads(cores()):
         before, rows = probe(), []
         for network, batch in CASES:
-            engines = {"reference": None, "stacked": CLIENTS}
-            taken = interleaved({name: visits(method, network, batch, n) for name, n in engines.items()})
-            one, side = (taken[name] for name in engines)
-            rows.append([network.rpartition(".")[2], batch, 1000 * one, 1000 * side, one / side])
-    headers = ["network", "batch", "reference, ms", "stacked, ms", "reference / stacked"]
-    where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return [Section(f"Engines, visits of `{method}`{where}", headers, rows, NOTE, (before, probe()))]
+            taken = timed(method, network, batch, SLOTS)
+            fastest = min(taken[engine_name(n, False)] for n in SLOTS)
+            shown = [1000 * value for value in taken.values()]
+            rows.append([network.rpartition(".")[2], batch, *shown, taken[REFERENCE] / fastest])
+    names = [REFERENCE, *(f"slots, {engine_name(n, False)}" for n in SLOTS)]
+    headers = ["network", "batch", *(f"{name}, ms" for name in names), "reference / best slots"]
+    return [Section(f"Engines, visits of `{method}`", headers, rows, NOTE, (before, probe()))]

@@ -71,9 +71,7 @@ def federation(
     network = models.build(model, data.num_classes, image_size=data.image_size)
     made = find_class(method, KINDS["method"])(network, **options)
     roster = data.roster(0, participants)
-    return Federation(
-        made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, slots=slots, replay=replay
-    )
+    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, slots=slots, replay=replay)
 
 
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:

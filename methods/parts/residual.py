@@ -48,7 +48,9 @@ class LabelledClients(FedMethod, ABC):
             ConfigError: nobody does.
         """
         if not roster.labelled:
-            raise ConfigError("no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server")
+            raise ConfigError(
+                "no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server"
+            )
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

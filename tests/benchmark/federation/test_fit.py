@@ -184,7 +184,7 @@ def test_hooks_are_called_in_lightnings_order() -> None:
     data = few_data(1)
     federation = make_federation(cls, data, rounds=1, callbacks=[callback()])
     visit = federation.visits(0)[0]
-    federation.engine.client(visit, federation.server, None)
+    federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
     reference_cls, expected = recording(Plain)
     method = make_method(reference_cls)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

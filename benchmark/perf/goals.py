@@ -1,0 +1,154 @@
+"""Rows of the papers' tables at full size, with random images, against limits in seconds."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmark.config import RunConfig, apply, from_dict, resolve
+from benchmark.federation.loop import Federation
+from benchmark.files import read_value
+from benchmark.perf.federations import Noise, arithmetic, launched, synchronize
+from benchmark.perf.measure import seconds
+from benchmark.registry import KINDS, ClassSpec, find_class, typed_args
+from benchmark.run import make
+from benchmark.suites import suite
+from datamodules.common.errors import ConfigError
+
+COLD, STEADY = 2, 8
+HEADERS = [
+    "row", "rounds", "precision", "slots", "before round 0, s", "first rounds, s", "further, s/round", "all, s",
+    "limit, s", "goal", "memory, GiB",
+]  # fmt: skip
+NOTE = (
+    "Federations of the papers' sizes and schedules with random images of 32 x 32 pixels, by the engine `slots` with "
+    f"replay, from the first round that is no warm-up; a round is all of it, evaluation too. The first {COLD} rounds "
+    f"record the steps; the next ones, up to {STEADY}, are averaged, and all rounds are EXTRAPOLATED from that mean: "
+    "before round 0 + first rounds + mean x the remaining rounds. For a limit on one round, the mean stands alone. "
+    "Memory: what torch has reserved on the GPU at most."
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A row of a paper's suite that shall not take longer than so many seconds.
+
+    Args:
+        paper: key of the suite.
+        row: ``table/dataset/method``; the first such row counts.
+        rounds: rounds of the limit.
+        limit: seconds.
+        options: what is changed in the row's configuration, as on the command line.
+        tiny: for a trial of this code: few images, a small network, one epoch.
+    """
+
+    paper: str
+    row: str
+    rounds: int
+    limit: float
+    options: Mapping[str, Any]
+    tiny: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        changed = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.paper} {self.row}{f' ({changed})' if changed else ''}"
+
+    def config(self) -> RunConfig:
+        """The row's configuration, with random images in place of its data set.
+
+        Raises:
+            ConfigError: there is no such row, or an option is unknown.
+        """
+        chosen = suite.load(self.paper)
+        rows = [row for row in chosen.rows if row.name == self.row and row.minus is None and not row.pending]
+        if not rows:
+            raise ConfigError(f"suite {self.paper} has no row {self.row}; it has {', '.join(chosen.names())}")
+        values = apply(asdict(chosen.config(rows[0], "paper")), self.options)
+        config = resolve(from_dict(self.shrunk(values) if self.tiny else values))
+        cls: Any = find_class(config.data.class_path, KINDS["data"])
+        clients = config.data.init_args["num_clients"]
+        noise = {"images": 20 * clients if self.tiny else cls.train_size, "classes": cls.num_classes}
+        known = typed_args(Noise, noise, "data", KINDS["data"].supplied)
+        noise |= {name: value for name, value in config.data.init_args.items() if name in known}
+        return replace(config, data=ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", noise))
+
+    def shrunk(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration that takes moments."""
+        given, clients = values["data"]["init_args"], values["data"]["init_args"]["num_clients"]
+        small: dict[str, Any] = {"model": "small_cnn", "model_args": {}, "data.partition": "iid"}
+        if (given.get("num_labels") or 0) > 2 * clients:
+            small["data.num_labels"] = 2 * clients
+        if (values["method"]["init_args"].get("local_epochs") or 0) > 1:
+            small["method.local_epochs"] = 1
+        return apply(values, small)
+
+
+def parsed(words: Sequence[str]) -> Goal:
+    """A goal from ``PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]``.
+
+    Raises:
+        ConfigError: the words are none.
+    """
+    try:
+        paper, row, rounds, limit, *options = words
+        pairs = [option.split("=", 1) for option in options]
+        changed = {name: read_value(value) for name, value in pairs}
+        return Goal(paper, row, int(rounds), float(limit), changed)
+    except ValueError:
+        raise ConfigError(f"goal {' '.join(words)}: give PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]") from None
+
+
+def federation(goal: Goal, precision: Any, slots: int, device: str) -> Federation:
+    """The federation of a goal; slots: at most so many as there are participants."""
+    config = goal.config()
+    fabric = launched(device, precision)
+    made, data = make(replace(config, precision=precision), fabric.device)
+    roster = data.roster(config.seed, **config.roster)
+    slots = min(slots, roster.participants or roster.num_clients)
+    return Federation(
+        made, data, roster, fabric, config.rounds, config.seed, config.eval_every, slots=slots, replay=True
+    )
+
+
+def rounds_of(made: Federation, device: str) -> Callable[[], float]:
+    """Seconds of the next round at every call, from the first one that is no warm-up."""
+    made.round = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
+
+    def unit() -> float:
+        def work() -> None:
+            made.run_round(made.round)
+            synchronize(device)
+
+        taken = seconds(work)
+        made.round += 1
+        return taken
+
+    return unit
+
+
+def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float) -> list[Any]:
+    """A line of the table; after ``allowed`` seconds no further round begins."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with arithmetic(precision) as known:
+        made = federation(goal, known, slots, device)
+        deadline = time.monotonic() + allowed
+        began = seconds(partial(made.server_phase, 0, first=True))
+        synchronize(device)
+        unit = rounds_of(made, device)
+        taken = [unit()]
+        while len(taken) < COLD + STEADY and (len(taken) < COLD or time.monotonic() < deadline):
+            taken.append(unit())
+    first, further = taken[:COLD], fmean(taken[COLD:] or taken[-1:])
+    left = max(goal.rounds - COLD, 0)
+    whole = further if goal.rounds == 1 else began + sum(first[: goal.rounds]) + left * further
+    verdict = "met" if whole <= goal.limit else "missed"
+    used = len(getattr(made.engine, "slots", [None]))
+    held = torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else "-"
+    return [goal.name, goal.rounds, precision, used, began, sum(first), further, whole, goal.limit, verdict, held]

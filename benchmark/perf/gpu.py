@@ -1,0 +1,296 @@
+"""What to do first with a GPU: check that engines and devices agree, time the engines, time the goals, then profile.
+
+Every measurement is a task of its own: one that fails becomes a line that says why, and the rest goes on.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmark.perf import agreement, engines, goals, profiles, reads, visits
+from benchmark.perf.federations import arithmetic
+from benchmark.perf.goals import Goal
+from benchmark.perf.measure import Section, probe
+from benchmark.perf.worker import TaskFailed
+from benchmark.registry import KINDS, known_names
+
+Do = Callable[..., Any]
+"""Does a task: allowed seconds, a function, its arguments; raises ``TaskFailed``."""
+
+GRACE_S = 20.0
+SPEEDUP = 10.0
+UNITS = ("reference", "slots", "slots, replay")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and at which sizes.
+
+    Args:
+        plain: methods with plain supervised steps, whose visits are timed.
+        goals: rows of the papers' tables with their limits.
+        device: ``cuda``; ``cpu`` for a trial of this code.
+        seconds: for all parts together.
+        checked: methods whose agreement and host reads are checked; default: all.
+        precisions: see ``arithmetic``.
+        cases: networks and images per step.
+        clients: clients of a round whose visits are timed.
+        batches: batches of each.
+        slots: numbers of slots.
+        goal_slots: the same, for the goals.
+        profile_slots: the same, for the profiles: so many visits, too.
+        times: visits beside their steps that are timed at once.
+    """
+
+    plain: Sequence[str]
+    goals: Sequence[Goal]
+    device: str = "cuda"
+    seconds: float = 570.0
+    checked: Sequence[str] | None = None
+    precisions: Sequence[str] = ("32-true", "tf32", "bf16-mixed")
+    cases: Sequence[tuple[str, int]] = (
+        ("small_cnn", 10),
+        ("small_cnn", 64),
+        ("wrn28_2", 32),
+        ("resnet9", 10),
+        ("resnet18", 64),
+    )
+    clients: int = 16
+    batches: int = 4
+    slots: Sequence[int] = (1, 2, 4, 8, 16)
+    goal_slots: Sequence[int] = (16, 4)
+    profile_slots: int = 4
+    times: int = 20
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """The methods that are checked."""
+        return known_names(KINDS["method"]) if self.checked is None else self.checked
+
+
+def trial(plan: Plan) -> Plan:
+    """The same code on the CPU with tiny sizes; its numbers mean nothing."""
+    return replace(
+        plan,
+        goals=[replace(goal, tiny=True) for goal in plan.goals],
+        device="cpu",
+        precisions=("32-true", "tf32"),
+        cases=(("small_cnn", 4),),
+        clients=2,
+        batches=3,
+        slots=(1, 2),
+        goal_slots=(2,),
+        profile_slots=2,
+        times=1,
+    )
+
+
+class Part:
+    """The tasks of a part of the plan, and the tables that they fill.
+
+    Args:
+        plan: the plan.
+        do: does a task.
+        seconds: for the part.
+    """
+
+    def __init__(self, plan: Plan, do: Do, seconds: float) -> None:
+        self.plan, self.do, self.deadline = plan, do, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.deadline - time.monotonic()
+
+    def table(self, title: str, headers: Sequence[str], note: str) -> "Table":
+        """A table of the part; its title names the device."""
+        name = torch.cuda.get_device_name() if self.plan.device == "cuda" else "trial on the CPU"
+        return Table(f"{title} ({name})", headers, note)
+
+    def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
+        """Lines that a task returns (or the one), or a line with its label and why there is none."""
+        if self.left <= 0:
+            return [[*label, "not measured: the time of this part is up"]]
+        try:
+            found = self.do(self.left + GRACE_S, task, *args)
+        except TaskFailed as failure:
+            return [[*label, f"failed: {failure}"]]
+        return found if isinstance(found[0], list) else [found]
+
+
+class Table:
+    """A section that grows."""
+
+    def __init__(self, title: str, headers: Sequence[str], note: str) -> None:
+        self.title, self.headers, self.note = title, headers, note
+        self.probe, self.rows = probe(), list[list[Any]]()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> Section:
+        """The section with further lines, short ones filled up."""
+        self.rows += [[*row, *[""] * (len(self.headers) - len(row))] for row in rows]
+        return Section(self.title, self.headers, self.rows, self.note, (self.probe, probe()))
+
+
+def check_agreement(part: Part) -> Iterator[Section]:
+    """Engines and devices, method by method."""
+    table = part.table("Agreement of engines and devices", agreement.device_headers(), agreement.DEVICE_NOTE)
+    for method in part.plan.methods:
+        yield table.add(part.rows([method], agreement.device_row, method, part.plan.device))
+
+
+def check_reads(part: Part) -> Iterator[Section]:
+    """Host reads, method by method."""
+    table = part.table("Host reads", reads.HEADERS, reads.NOTE)
+    for method in part.plan.methods:
+        yield table.add(part.rows([method], reads.row, method, part.plan.device))
+
+
+def time_engines(part: Part) -> Iterator[Section]:
+    """Reference and slots, by network, precision and number of slots."""
+    plan = part.plan
+    note = (
+        f"Milliseconds for the visits of {plan.clients} clients of {plan.batches} full batches each, once, after a "
+        "warm-up in which steps are recorded. tf32: single precision with TF32 in convolutions and matrix products."
+    )
+    names = [f"K = {n}, ms" for n in plan.slots]
+    headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
+    for method in plan.plain:
+        table = part.table(f"Engines, visits of `{method}`", headers, note)
+        for precision in plan.precisions:
+            for network, batch in plan.cases:
+                yield table.add(
+                    part.rows([network, batch, precision], engine_rows, plan, method, network, batch, precision)
+                )
+
+
+def engine_rows(plan: Plan, method: str, network: str, batch: int, precision: str) -> list[list[Any]]:
+    """Lines for slots without and with replay."""
+    taken = engines.timed(method, network, batch, plan.slots, (False, True), precision, 1, False, **sizes(plan))
+    reference, rows = taken[engines.REFERENCE], []
+    for replay in (False, True):
+        own = [taken[engines.engine_name(n, replay)] for n in plan.slots]
+        shown = [1000 * value for value in (reference, *own)]
+        rows.append([network, batch, precision, "yes" if replay else "no", *shown, reference / min(own)])
+    return rows
+
+
+def sizes(plan: Plan) -> dict[str, Any]:
+    """Where visits are timed, how many and how long."""
+    return {"device": plan.device, "clients": plan.clients, "batches": plan.batches}
+
+
+def time_visits(part: Part) -> Iterator[Section]:
+    """What a visit costs beside its steps."""
+    for method in part.plan.plain:
+        table = part.table(f"Visits of `{method}` beside their steps", visits.HEADERS, visits.NOTE)
+        for network in dict.fromkeys(network for network, _ in part.plan.cases):
+            arguments = method, network, part.plan.times, part.plan.device, "32-true", UNITS
+            yield table.add(part.rows([network], visits.rows, *arguments))
+
+
+def time_goals(part: Part) -> Iterator[Section]:
+    """The speed-up over the eager reference, then rows of the papers' tables against their limits."""
+    plan = part.plan
+    headers = [
+        "method",
+        "network",
+        "batch",
+        "precision",
+        "reference, ms",
+        "slots",
+        "ms",
+        "speed-up",
+        "wanted",
+        "goal",
+    ]
+    note = f"Visits of {plan.clients} clients of {plan.batches} batches each; slots with replay, the fastest number."
+    small = [case for case in plan.cases if case[0] == plan.cases[0][0]]
+    for method in plan.plain:
+        table = part.table(f"Goal: replayed slots against the eager reference, `{method}`", headers, note)
+        for network, batch in small:
+            label = [method, network, batch]
+            yield table.add(part.rows(label, speedup_row, plan, method, network, batch))
+    if not plan.goals:
+        return
+    table = part.table("Goals: rows of the papers' tables, random images", goals.HEADERS, goals.NOTE)
+    tasks = [(g, p, k) for k in plan.goal_slots for p in plan.precisions for g in plan.goals]
+    for number, (goal, precision, slots) in enumerate(tasks):
+        allowed = part.left / (len(tasks) - number) / 2  # the rest is for the data and the first rounds
+        label = [goal.name, goal.rounds, precision, slots]
+        yield table.add(part.rows(label, goals.measured, goal, precision, slots, plan.device, allowed))
+
+
+def speedup_row(plan: Plan, method: str, network: str, batch: int) -> list[Any]:
+    """One line: reference and the fastest number of slots."""
+    precision = plan.precisions[0]
+    taken = engines.timed(method, network, batch, plan.slots[-2:], (True,), precision, 2, False, **sizes(plan))
+    reference = taken.pop(engines.REFERENCE)
+    name = min(taken, key=lambda one: taken[one])
+    ratio = reference / taken[name]
+    verdict = "met" if ratio >= SPEEDUP else "missed"
+    return [method, network, batch, precision, 1000 * reference, name, 1000 * taken[name], ratio, SPEEDUP, verdict]
+
+
+def profile(part: Part) -> Iterator[Section]:
+    """Kernels of replayed visits, and how long the GPU waits."""
+    plan = part.plan
+    precision = plan.precisions[min(1, len(plan.precisions) - 1)]
+    note = (
+        f"{plan.profile_slots} visits of one local epoch in as many slots with replay, {precision}, after they were "
+        "recorded. Idle: share of the wall time under the profiler in which no kernel runs. Kernels of several streams "
+        "overlap; shares are of the sum of their times."
+    )
+    headers = ["visits", "kernel", "calls", "% of busy time", "% of wall time"]
+    table = part.table("Kernels of replayed visits", headers, note)
+    for goal in plan.goals:
+        yield table.add(part.rows([goal.name], profile_rows, goal, precision, plan.profile_slots, plan.device))
+
+
+def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[list[Any]]:
+    """Lines for the visits of a goal's round."""
+    with arithmetic(precision) as known:
+        made = goals.federation(goal, known, slots, device)
+        if made.method.hparams.get("local_epochs"):
+            made.method.hparams["local_epochs"] = 1
+        first = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
+        chosen = made.visits(first)[:slots]
+        for _ in range(2):
+            made.engine.visits(chosen, made.server, {})
+        return [[goal.name, *row] for row in profiles.kernels(made, chosen, device)]
+
+
+PARTS: dict[str, tuple[Callable[[Part], Iterator[Section]], float]] = {
+    "agreement": (check_agreement, 0.27),
+    "reads": (check_reads, 0.07),
+    "engines": (time_engines, 0.28),
+    "visits": (time_visits, 0.04),
+    "goals": (time_goals, 0.26),
+    "profiles": (profile, 0.08),
+}
+"""By name: what is done, and its share of the time; what a part leaves over goes to the later ones."""
+
+
+def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section], None]) -> list[Section]:
+    """Go through parts of the plan, in order.
+
+    Args:
+        plan: the plan.
+        parts: names of ``PARTS``.
+        do: does a task.
+        publish: called with a section after every line that it grows by.
+
+    Returns:
+        the sections as they are in the end.
+    """
+    ends, found = time.monotonic() + plan.seconds, dict[str, Section]()
+    for number, name in enumerate(parts):
+        work, share = PARTS[name]
+        shares = share + sum(PARTS[later][1] for later in parts[number + 1 :])
+        part = Part(plan, do, max(0.0, ends - time.monotonic()) * share / shares)
+        for section in work(part):
+            found[section.title] = section
+            publish(section)
+    return list(found.values())
