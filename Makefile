@@ -14,7 +14,7 @@ CODE := benchmark methods datamodules tests
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types format bench-table1 perf clean
+.PHONY: help install test lint types format bench-table1 perf perf-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,15 @@ bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TA
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
-	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg scaling:fedavg engines:fedavg agreement augmentation memory \
-		profiles:fed_consist:fl2 --write docs/performance.md
+	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg scaling:fedavg engines:fedavg visits:fedavg \
+		agreement reads augmentation memory profiles:fed_consist:fl2 --write docs/performance.md
+
+perf-gpu: $(STAMP) ## check, time and profile everything on a GPU (ten minutes), write docs/performance.md (ARGS="--parts agreement")
+	$(BIN)/python -m benchmark.perf gpu:fedavg --write docs/performance.md \
+		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
+			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \
+		--goal rscfed 1/CIFAR-100/rscfed 993 300 \
+		--goal feddure 1/cifar10/FedDure 200 120 $(ARGS)
 
 clean: ## remove caches and build products; .venv, data and results stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, Upload, Visit
 from methods.fed_consist import FedConsist
-from methods.models.backbone import draw_from
 from methods.parts.labelling import entropy, entropy_threshold
 from methods.parts.losses import relation_loss, relation_matrix, squared_error
 from methods.parts.schedules import exponential_ramp
@@ -77,12 +76,11 @@ class FedIRM(FedConsist):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """The weight of the round, and the generator of the dropout masks."""
+        """The weight of the round."""
         super().on_train_start()
         h = self.hparams
         ramp = exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
         self.ramped_weight.fill_(h.loss_weight * ramp)
-        draw_from(self, self.generator)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""

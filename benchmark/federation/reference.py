@@ -16,6 +16,7 @@ from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
+from methods.models.backbone import draw_from
 from methods.parts.aggregation import num_bytes
 from methods.parts.tensors import one_hot
 
@@ -150,6 +151,7 @@ class ReferenceEngine:
         self.method, self.around = method, around
         self.tally, self.generator = Tally(), torch.Generator(device=around.data.device)
         method.precision = around.autocast
+        draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
 

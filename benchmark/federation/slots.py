@@ -20,6 +20,7 @@ from benchmark.federation.reference import ClientState, LocalSite, Outcome, Refe
 from datamodules.common.errors import ConfigError
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
+from methods.models.backbone import draw_from
 from methods.models.norm import serially
 
 MOST_RECORDINGS = 32  # per slot; further shapes run unrecorded
@@ -42,6 +43,7 @@ class SlotsEngine(ReferenceEngine):
         if slots < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
         method.generator, method.spread, method.precision = None, serially, nullcontext  # nothing of an earlier run
+        draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(slots - 1)]
         super().__init__(method, around)
         replay = replay and not around.callbacks

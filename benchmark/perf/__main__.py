@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help=f"{GPU}: PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]: a row of a suite, and how long it may take",
     )
     parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help=f"{GPU}: only these")
-    parser.add_argument("--minutes", type=float, default=9.5, help=f"{GPU}: for all its parts together")
+    parser.add_argument("--minutes", type=float, default=9.0, help=f"{GPU}: for all its parts together")
     parser.add_argument("--trial", action="store_true", help=f"{GPU}: the same code on the CPU with tiny sizes")
     arguments = parser.parse_args(words)
     if arguments.trial and arguments.write:

@@ -40,8 +40,8 @@ HOST_NOTE = f"{RUNS} Views and draws are those of a run."
 DEVICE_NOTE = (
     f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ "
     "between devices; what a method itself draws on the device still differs, so hold such a row against the last "
-    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels of a GPU may "
-    "add in another order from run to run: rounding grows with every step in single precision."
+    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels on a "
+    "GPU may add in another order from run to run: rounding grows with every step in single precision."
 )
 
 

@@ -21,14 +21,15 @@ from datamodules.common.errors import ConfigError
 
 COLD, STEADY = 2, 8
 HEADERS = [
-    "row", "rounds", "precision", "slots", "before round 0, s", "first rounds, s", "further, s/round", "all, s",
-    "limit, s", "goal", "memory, GiB",
+    "row", "rounds", "precision", "slots", "measured", "before round 0, s", "first rounds, s", "further, s/round",
+    "all, s", "limit, s", "goal", "memory, GiB",
 ]  # fmt: skip
 NOTE = (
     "Federations of the papers' sizes and schedules with random images of 32 x 32 pixels, by the engine `slots` with "
     f"replay, from the first round that is no warm-up; a round is all of it, evaluation too. The first {COLD} rounds "
-    f"record the steps; the next ones, up to {STEADY}, are averaged, and all rounds are EXTRAPOLATED from that mean: "
-    "before round 0 + first rounds + mean x the remaining rounds. For a limit on one round, the mean stands alone. "
+    f"record the steps; the next ones, up to {STEADY}, are averaged (if there was no time for any, the last of the "
+    "first stands for them), and all rounds are EXTRAPOLATED from that mean: before round 0 + first rounds + mean x "
+    "the remaining rounds. For a limit on one round, the mean stands alone. "
     "Memory: what torch has reserved on the GPU at most."
 )
 
@@ -151,4 +152,17 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
     verdict = "met" if whole <= goal.limit else "missed"
     used = len(getattr(made.engine, "slots", [None]))
     held = torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else "-"
-    return [goal.name, goal.rounds, precision, used, began, sum(first), further, whole, goal.limit, verdict, held]
+    return [
+        goal.name,
+        goal.rounds,
+        precision,
+        used,
+        len(taken),
+        began,
+        sum(first),
+        further,
+        whole,
+        goal.limit,
+        verdict,
+        held,
+    ]

@@ -13,7 +13,7 @@ import torch
 from benchmark.perf import agreement, engines, goals, profiles, reads, visits
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import Goal
-from benchmark.perf.measure import Section, probe
+from benchmark.perf.measure import FAILED, Section, probe
 from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
@@ -48,7 +48,7 @@ class Plan:
     plain: Sequence[str]
     goals: Sequence[Goal]
     device: str = "cuda"
-    seconds: float = 570.0
+    seconds: float = 540.0
     checked: Sequence[str] | None = None
     precisions: Sequence[str] = ("32-true", "tf32", "bf16-mixed")
     cases: Sequence[tuple[str, int]] = (
@@ -77,7 +77,7 @@ def trial(plan: Plan) -> Plan:
         plan,
         goals=[replace(goal, tiny=True) for goal in plan.goals],
         device="cpu",
-        precisions=("32-true", "tf32"),
+        precisions=("32-true", "bf16-mixed"),
         cases=(("small_cnn", 4),),
         clients=2,
         batches=3,
@@ -113,11 +113,11 @@ class Part:
     def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
         """Lines that a task returns (or the one), or a line with its label and why there is none."""
         if self.left <= 0:
-            return [[*label, "not measured: the time of this part is up"]]
+            return [[*label, f"{FAILED}the time of this part was up"]]
         try:
             found = self.do(self.left + GRACE_S, task, *args)
         except TaskFailed as failure:
-            return [[*label, f"failed: {failure}"]]
+            return [[*label, f"{FAILED}{failure}"]]
         return found if isinstance(found[0], list) else [found]
 
 
@@ -126,12 +126,24 @@ class Table:
 
     def __init__(self, title: str, headers: Sequence[str], note: str) -> None:
         self.title, self.headers, self.note = title, headers, note
-        self.probe, self.rows = probe(), list[list[Any]]()
+        self.probe, self.rows, self.errors = probe(), list[list[Any]](), list[str]()
+
+    def numbered(self, cell: Any) -> Any:
+        """A cell, or the number of its error."""
+        if not (isinstance(cell, str) and cell.startswith(FAILED)):
+            return cell
+        error = cell.removeprefix(FAILED)
+        if error not in self.errors:
+            self.errors.append(error)
+        return f"failed [{1 + self.errors.index(error)}]"
 
     def add(self, rows: Sequence[Sequence[Any]]) -> Section:
-        """The section with further lines, short ones filled up."""
-        self.rows += [[*row, *[""] * (len(self.headers) - len(row))] for row in rows]
-        return Section(self.title, self.headers, self.rows, self.note, (self.probe, probe()))
+        """The section with further lines, short ones filled up; errors go below the table."""
+        for row in rows:
+            cells = [self.numbered(cell) for cell in row]
+            self.rows.append([*cells, *[""] * (len(self.headers) - len(cells))])
+        note = " ".join([self.note, *(f"[{number}] {error}." for number, error in enumerate(self.errors, start=1))])
+        return Section(self.title, self.headers, self.rows, note, (self.probe, probe()))
 
 
 def check_agreement(part: Part) -> Iterator[Section]:

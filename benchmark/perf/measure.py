@@ -19,6 +19,7 @@ from benchmark.launch.orphan import die_with_parent
 Unit = Callable[..., Any]
 REPEATS = 3
 WIDTH = 160
+FAILED = "failed: "
 HEAD = "## "
 INTRODUCTION = """# Speed
 
@@ -81,11 +82,11 @@ def probe() -> float:
 
 
 def attempt(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns; if it fails, the error as a cell of a table."""
+    """What ``work`` returns; if it fails, ``FAILED`` and the error, for a cell."""
     try:
         return work()
     except Exception as error:
-        return f"failed: {error_line(error)}"
+        return f"{FAILED}{error_line(error)}"
 
 
 def error_line(error: BaseException) -> str:

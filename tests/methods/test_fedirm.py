@@ -15,6 +15,7 @@ from federations import few_data, make_federation, make_method, plain_fabric, ru
 from methods import models
 from methods.base import Upload, Visit
 from methods.fedirm import FedIRM
+from methods.models.backbone import draw_from
 from methods.parts.labelling import entropy
 from methods.parts.losses import relation_loss, relation_matrix
 
@@ -157,7 +158,7 @@ def test_dropout_leaves_torchs_own_generator_alone() -> None:
     """Masks of student, teacher and Monte-Carlo passes come from the method's generator, so a replay can seed them."""
     run, losses = federation(dropout=0.5), []
     method = run.method
-    method.visit, method.generator = Visit(round=2, client=1, labelled=False), torch.Generator()
+    method.visit, method.generator = Visit(round=2, client=1, labelled=False), run.engine.generator
     method.train()
     method.on_train_start()
     labelled = {"x": views()["student"], "y": torch.arange(12) % 10}
@@ -177,6 +178,7 @@ def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     method = FedIRM(network, 10, loss_weight=15.0, confidence_gate=0.0).train()
     method.visit = Visit(round=37, client=1, labelled=False)
     method.generator = torch.Generator()
+    draw_from(method, method.generator)
     method.on_train_start()
     heads: list[tuple[Tensor, Tensor]] = []
     states: list[Tensor] = []

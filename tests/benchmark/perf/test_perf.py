@@ -1,14 +1,21 @@
 """The measuring tools measure what they say; what they find is no test."""
 
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmark.perf import agreement, epochs, loops, sharpness
-from benchmark.perf.federations import Noise, federation
+from benchmark.federation.fit import Fit
+from benchmark.perf import __main__ as command
+from benchmark.perf import agreement, engines, epochs, goals, gpu, loops, measure, profiles, reads, sharpness, visits
+from benchmark.perf.federations import Noise, arithmetic, federation
 from benchmark.perf.measure import Processes, Section, interleaved, merged
+from benchmark.perf.worker import TaskFailed, Worker, here
+from datamodules.common.errors import ConfigError
+from methods.base import Tally
 
 
 def meeting(number: int, folder: str):
@@ -84,7 +91,7 @@ def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
 
     model = made.method.model
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    upload = made.engine.client(visit, made.server, None)[0]
+    upload = made.engine.client(visit, made.engine.sent(visit, made.server), None)[0].upload
     model.load_state_dict(start)
     loops.bare_supervised(model, views, site.labels, torch.zeros(3), torch.ones(3))
     for name, value in model.state_dict().items():
@@ -96,18 +103,20 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     """The five-pass comparator and the shared forward of the method take the same step (float64)."""
     from methods.fl2 import FL2
 
+    monkeypatch.setattr(sharpness, "BATCH", 4)
     torch.manual_seed(0)
-    made = sharpness.Released(torch.zeros(32, 32, 32, 3, dtype=torch.uint8).numpy(), torch.arange(32) % 10)
+    made = sharpness.Released(torch.zeros(4, 32, 32, 3, dtype=torch.uint8).numpy(), torch.arange(4))
     made.model.double()
-    strong = torch.randn(32, 3, 32, 32, dtype=torch.float64)
+    strong = torch.randn(4, 3, 32, 32, dtype=torch.float64)
     monkeypatch.setattr(made, "batches", lambda size, count: [(strong, strong)])
     start = {name: value.clone() for name, value in made.model.state_dict().items()}
     made.client_steps(1)
     after = {name: value.clone() for name, value in made.model.state_dict().items()}
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant", cs_mask=False)
-    batch = {"unlabelled": {"strong": strong, "y": torch.arange(32) % 10, "high": torch.ones(32, dtype=torch.bool)}}
-    method.local_step(batch, 0, method.configure_optimizers())
+    batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
+    method._tally, method._trainer = Tally(), (fit := Fit(method, []))
+    fit.compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
         torch.testing.assert_close(value.detach(), after[name], rtol=1e-9, atol=1e-12)
@@ -122,10 +131,184 @@ def test_epoch_units_visit_the_client_they_say(labelled, monkeypatch):
     released()
 
 
-def test_agreement_is_that_of_rounding(monkeypatch):
-    """In double precision 1e-9 at most, in single precision more; a refused method has no number."""
-    monkeypatch.setattr(agreement, "known_names", lambda kind: ["fedavg", "local_ssl"])
-    (made,) = agreement.section()
-    averaged, refused = (row[1:3] for row in made.rows)
-    assert 0 < averaged[0] < 1e-9 < averaged[1] < 1e-3
-    assert refused == ["-", "-"]
+def test_agreement_names_what_is_equal():
+    """Equal bits are said to be equal; else the distance over what training has covered; an error is a cell."""
+    start, end = torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])
+    assert agreement.distance((start, end), end.clone()) == "equal"
+    assert agreement.distance((start, end), end + torch.tensor([0.0, 0.5])) == pytest.approx(0.1)
+    assert agreement.compared("nobody", "32-true", ["slots"], {})[0].startswith("failed: ConfigError: unknown method")
+
+
+@pytest.fixture
+def few_images(monkeypatch):
+    """Shorter runs for the section on agreement."""
+    for name, value in {"TRAIN": 96, "TEST": 20, "BATCH": 8, "CLIENTS": 2, "SLOTS": 2}.items():
+        monkeypatch.setattr(agreement, name, value)
+
+
+def test_engines_agree_in_a_run_whose_labels_flow(few_images):
+    """A method with pseudo-labels takes steps on them, and all engines end with the same bits."""
+    assert agreement.row("fixmatch") == ["fixmatch", *["equal"] * 4]
+    assert len(agreement.headers()) == 5
+    made = agreement.federation(agreement.configured("fixmatch"), slots=2)
+    made.run()
+    forms = [key[-1] for slot in made.engine.slots for key in slot.recorded]
+    assert forms and any(stream == "unlabelled" for form in forms for stream, *_ in form)
+
+
+def test_host_reads_are_counted_where_they_are(monkeypatch):
+    """None in a step of a plain method; one that a step makes is found in all its steps, and in the visits."""
+    from methods.fedavg import FedAvg
+
+    def plain():
+        return dict(zip(reads.HEADERS, reads.row("fedavg"), strict=True))
+
+    quiet = plain()
+    assert quiet["per step"] == 0 and quiet["per visit"] == 0 and quiet["steps"] > quiet["visits"] > 0
+    monkeypatch.setattr(FedAvg, "on_train_batch_end", lambda self, *a: float(self.visit.round + torch.ones(1)))
+    loud = plain()
+    assert loud["per step"] == 1 and loud["per visit"] == loud["steps"] / loud["visits"]
+    assert loud["per round beside visits"] == quiet["per round beside visits"]
+
+
+def test_engines_are_timed_by_name():
+    taken = engines.timed("fedavg", "small_cnn", 2, (1, 2), (False, True), repeats=1, clients=2, batches=3)
+    assert list(taken) == ["reference", "K = 1", "K = 2", "K = 1, replay", "K = 2, replay"]
+    assert all(value > 0 for value in taken.values())
+
+
+def test_visits_take_the_steps_that_they_say(monkeypatch):
+    """One in a visit of one batch, none in one without; every loop has its line."""
+    rows = visits.rows("fedavg", "small_cnn", 1, engines=gpu.UNITS, repeats=1)
+    assert [row[1] for row in rows] == ["reference", "slots", "slots, replay", "bare"]
+    assert all(row[2] > 0 and row[3] > 0 for row in rows) and rows[-1][-1] == 0
+    steps, compute = [], Fit.compute
+    monkeypatch.setattr(Fit, "compute", lambda self, *batch: steps.append(0) or compute(self, *batch))
+    visits.rows("fedavg", "small_cnn", 3, repeats=1)
+    assert len(steps) == 3 * 2  # a warm-up and one turn
+
+
+def test_tf32_is_on_where_it_is_asked_for():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for name, known, on in (("tf32", "32-true", True), ("bf16-mixed", "bf16-mixed", False)):
+        with arithmetic(name) as given:
+            assert given == known and torch.backends.cudnn.allow_tf32 is on
+            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+    assert before == (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+
+
+def test_covered_is_the_length_of_the_union():
+    assert profiles.covered([(0, 2), (5, 6), (1, 3), (2, 2.5)]) == 4
+    assert profiles.covered([]) == 0
+
+
+GOAL = ("rscfed", "1/CIFAR-100/rscfed", "993", "300", "method.subsets=1")
+
+
+def test_a_goal_is_a_row_at_full_size_with_random_images():
+    """The paper's constants stay; options change what they name."""
+    goal = goals.parsed(GOAL)
+    config = goal.config()
+    assert (goal.rounds, goal.limit) == (993, 300.0) and config.rounds == 1000
+    assert config.method.init_args["subsets"] == 1 and config.method.init_args["warmup_rounds"] == 7
+    data = config.data.init_args
+    assert (data["images"], data["classes"], data["num_clients"], data["beta"]) == (50_000, 100, 10, 0.8)
+    small = replace(goal, tiny=True).config()
+    assert small.data.init_args["images"] == 200 and small.method.init_args["warmup_rounds"] == 7
+    for words in (GOAL[:3], (*GOAL[:2], "many", "300"), (*GOAL, "word")):
+        with pytest.raises(ConfigError, match="give PAPER ROW ROUNDS SECONDS"):
+            goals.parsed(words)
+    with pytest.raises(ConfigError, match="has no row"):
+        goals.parsed(("rscfed", "nowhere", "1", "1")).config()
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "met"), (1_000_000, "missed")])
+def test_a_goal_is_extrapolated(rounds, verdict, monkeypatch):
+    """From the first round behind the warm-up: what came before, the first rounds, the mean for all others."""
+    monkeypatch.setattr(goals, "rounds_of", lambda made, device: iter([5.0, 3.0, 2.0, 4.0] + [3.0] * 6).__next__)
+    goal = replace(goals.parsed((*GOAL[:2], str(rounds), "100")), tiny=True)
+    row = dict(zip(goals.HEADERS, goals.measured(goal, "tf32", 2, "cpu", 100.0), strict=True))
+    assert (row["first rounds, s"], row["further, s/round"], row["measured"], row["slots"]) == (8.0, 3.0, 10, 2)
+    whole = 3.0 if rounds == 1 else row["before round 0, s"] + 8.0 + 3.0 * (rounds - 2)
+    assert row["all, s"] == pytest.approx(whole) and row["goal"] == verdict
+
+
+def fine(x):
+    return 2 * x
+
+
+def wrong():
+    raise ValueError("first line\nsecond line")
+
+
+def gone():
+    os._exit(3)
+
+
+@pytest.mark.timeout(240)
+def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
+    """The process goes on after an error, and is started anew after the rest."""
+    worker = Worker()
+    try:
+        with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
+            worker(60, wrong)
+        process = worker.process.pid
+        assert worker(60, fine, 1) == 2 and worker.process.pid == process
+        with pytest.raises(TaskFailed, match="ended with exit code 3"):
+            worker(60, gone)
+        assert worker(60, fine, 2) == 4 and worker.process.pid != process
+        with pytest.raises(TaskFailed, match="stopped after 0 s"):
+            worker(0.2, time.sleep, 100)
+        assert worker.process is None
+    finally:
+        worker.close()
+
+
+def test_without_a_gpu_the_command_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["gpu:fedavg", "--goal", *GOAL]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "gpu:fedavg: this machine has no GPU that torch can use; --trial runs the same code on the CPU"
+    ]
+    with pytest.raises(SystemExit):
+        command.main(["gpu", "--goal", "rscfed"])
+    assert "give PAPER ROW ROUNDS SECONDS" in capsys.readouterr().err
+
+
+@pytest.fixture
+def small_plan(few_images, monkeypatch):
+    """The plan of a GPU at trial size, with something that fails in every part."""
+    monkeypatch.setattr(measure, "cpu_model", lambda: "CPU")
+    monkeypatch.setattr(gpu, "probe", lambda: 1.0)
+    monkeypatch.setattr(goals, "STEADY", 1)
+    bad = goals.Goal("rscfed", "nowhere", 1, 1.0, {})
+    plan = gpu.trial(gpu.Plan(["fedavg", "nobody"], [goals.parsed(GOAL), bad], seconds=1000))
+    return replace(plan, checked=["fedavg", "nobody"], precisions=["32-true"])
+
+
+def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
+    """All its parts; what fails is a line with a number, and below its table stands why; all of it is in the file."""
+    page = tmp_path / "page.md"
+    found = gpu.measure(small_plan, list(gpu.PARTS), here, lambda section: command.publish(section, page))
+    text = page.read_text()
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [section.title for section in found]
+    assert {section.title.split(" (")[0].split(",")[0].split(":")[0] for section in found} == {
+        "Agreement of engines and devices", "Host reads", "Engines", "Visits of `fedavg` beside their steps",
+        "Visits of `nobody` beside their steps", "Goal", "Goals", "Kernels of replayed visits",
+    }  # fmt: skip
+    agreed = found[0]
+    assert agreed.rows[0] == ["fedavg", *["equal"] * 8]
+    assert agreed.rows[1][1] == "failed [1]" and "[1] ConfigError: unknown method 'nobody'" in agreed.note
+    for section in found:
+        assert all(len(row) == len(section.headers) for row in section.rows), section.title
+        failures = [any(str(cell).startswith("failed") for cell in row) for row in section.rows]
+        if "`" in section.title:
+            assert set(failures) == {"nobody" in section.title}, section.title
+        else:
+            assert failures[-1] and not failures[0], section.title
+
+
+def test_time_is_up_says_so(small_plan):
+    """A part that gets no time measures nothing, and leaves no line out."""
+    (found,) = gpu.measure(replace(small_plan, seconds=0), ["reads"], here, lambda section: None)
+    assert [row[1] for row in found.rows] == ["failed [1]"] * 2 and "time of this part was up" in found.note
