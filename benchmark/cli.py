@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, class_spec, folder, from_dict, identity, resolve, run_id
 from benchmark.files import load_yaml, read_value
 from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
-from benchmark.suites.suite import Plan, PlannedRun, Suite, load
+from benchmark.suites.suite import Plan, PlannedRun, Suite, load, rows_of_papers
 from datamodules.common.errors import BenchError, ConfigError
 
 MAPPINGS = ("model_args", "roster")
@@ -117,6 +117,12 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
     text = str | None
     fit.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
+    fit.add_argument("--suite", type=text, help="start from a row of this suite, or of this .yaml file; needs --row")
+    fit.add_argument(
+        "--row",
+        type=text,
+        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: paper)",
+    )
     fit.add_argument("--method", type=text, help="name or dotted path of the method")
     fit.add_argument("--data", type=text, help="name or dotted path of the data set")
     fit.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "runtime"})
@@ -166,7 +172,12 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     values: dict[str, Any] = {}
     given = dict(vars(options))
-    if path := given.pop("config", None):
+    path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
+    start: RunConfig | None = None
+    if suite or row:
+        start = _row(suite, row, path, given.pop("scale", "paper"))
+        values = identity(start)
+    if path:
         try:
             values = load_yaml(Path(path).read_text(encoding="utf-8"), path)
         except (OSError, UnicodeDecodeError) as error:
@@ -177,6 +188,9 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     for slot in KINDS:
         _require(slot, values)
     config = resolve(from_dict(values))
+    if start and run_id(replace(config, seed=start.seed)) != run_id(start):
+        config = replace(config, scale="custom")  # no longer the suite's
+    elsewhere = [] if start or path else rows_of_papers(config)
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -184,6 +198,11 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     from benchmark.launch.progress import Display
     from benchmark.report.records import read_record, state
 
+    if elsewhere:
+        rank_zero_only(print)(
+            "note: the constants of a paper's table are others than the defaults; "
+            f"`fit --suite SUITE --row ROW` starts from them ({'; '.join(elsewhere)})"
+        )
     before = state(folder(config))
     shown = PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
     with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
@@ -198,6 +217,16 @@ def _fit(options: Namespace, dotted: dict[str, Any]) -> int:
     if config.report == "last_k_mean":
         tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
     return 0
+
+
+def _row(suite: str | None, row: str | None, path: str | None, scale: str) -> RunConfig:
+    """The configuration of a row of a suite."""
+    if path:
+        raise ConfigError("--config and --suite both say where to start; give one of them")
+    if not (suite and row):
+        raise ConfigError("--suite and --row go together, e.g. --suite rscfed --row 1/CIFAR-100/rscfed")
+    suites = load(suite)
+    return suites.config(suites.row(row, scale), scale)
 
 
 def _scores(reading: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, arithmetic, federation, launched, synchronize
-from benchmark.perf.measure import REPEATS, Section, Unit, interleaved, probe, threads
+from benchmark.perf.measure import Section, interleaved, probe, threads
 from methods.models.backbone import Backbone
 
 CLIENTS, BATCHES, SLOTS = 4, 6, (1, 4)
@@ -60,44 +60,23 @@ def visits(
 
 
 def timed(
-    method: str,
-    network: str,
-    batch: int,
-    slots: Sequence[int],
-    replay: Sequence[bool] = (False,),
-    precision: str = "32-true",
-    repeats: int = REPEATS,
-    together: bool = True,
-    **options: Any,
+    method: str, network: str, batch: int, slots: Sequence[int], replay: bool, **options: Any
 ) -> dict[str, float]:
-    """Seconds of the visits by the reference engine, and by slots: number, eagerly or by replay.
+    """Seconds of the visits by the reference engine and by numbers of slots, in turn; options: see ``visits``."""
+    chosen: dict[str, dict[str, Any]] = {REFERENCE: {}}
+    chosen |= {engine_name(n): {"slots": n, "replay": replay} for n in slots}
+    return interleaved({name: visits(method, network, batch, **own, **options) for name, own in chosen.items()})
 
-    Args:
-        method: name of the method.
-        network: name of the network.
-        batch: images per step.
-        slots: numbers of slots.
-        replay: whether to replay.
-        precision: see ``arithmetic``.
-        repeats: turns after the warm-up, in which steps are recorded.
-        together: keep all engines and let them take turns; else one after the other, in less memory.
-        options: see ``visits``.
-    """
+
+def alone(precision: str, repeats: int, method: str, network: str, batch: int, **options: Any) -> float:
+    """Seconds of the visits by a single engine, in a precision (see ``arithmetic``), after a warm-up."""
     with arithmetic(precision) as known:
-        chosen: dict[str, dict[str, Any]] = {REFERENCE: {}}
-        chosen |= {engine_name(n, again): {"slots": n, "replay": again} for again in replay for n in slots}
-
-        def unit(name: str) -> Unit:
-            return visits(method, network, batch, precision=known, **chosen[name], **options)
-
-        if together:
-            return interleaved({name: unit(name) for name in chosen}, repeats)
-        return {name: interleaved({name: unit(name)}, repeats)[name] for name in chosen}
+        return interleaved({"it": visits(method, network, batch, precision=known, **options)}, repeats)["it"]
 
 
-def engine_name(slots: int, replay: bool) -> str:
-    """How tables call slots."""
-    return f"K = {slots}{', replay' if replay else ''}"
+def engine_name(slots: int) -> str:
+    """How tables call so many slots."""
+    return f"K = {slots}"
 
 
 def section(method: str) -> list[Section]:
@@ -105,10 +84,10 @@ def section(method: str) -> list[Section]:
     with threads(cores()):
         before, rows = probe(), []
         for network, batch in CASES:
-            taken = timed(method, network, batch, SLOTS)
-            fastest = min(taken[engine_name(n, False)] for n in SLOTS)
+            taken = timed(method, network, batch, SLOTS, replay=False)
+            fastest = min(taken[engine_name(n)] for n in SLOTS)
             shown = [1000 * value for value in taken.values()]
             rows.append([network.rpartition(".")[2], batch, *shown, taken[REFERENCE] / fastest])
-    names = [REFERENCE, *(f"slots, {engine_name(n, False)}" for n in SLOTS)]
+    names = [REFERENCE, *(f"slots, {engine_name(n)}" for n in SLOTS)]
     headers = ["network", "batch", *(f"{name}, ms" for name in names), "reference / best slots"]
     return [Section(f"Engines, visits of `{method}`", headers, rows, NOTE, (before, probe()))]

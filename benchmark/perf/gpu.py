@@ -6,6 +6,8 @@ Every measurement is a task of its own: one that fails becomes a line that says 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from benchmark.perf import agreement, engines, goals, profiles, reads, visits
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import Goal
-from benchmark.perf.measure import FAILED, Section, probe
+from benchmark.perf.measure import FAILED, Section, attempt, probe
 from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
@@ -167,26 +169,26 @@ def time_engines(part: Part) -> Iterator[Section]:
         f"Milliseconds for the visits of {plan.clients} clients of {plan.batches} full batches each, once, after a "
         "warm-up in which steps are recorded. tf32: single precision with TF32 in convolutions and matrix products."
     )
-    names = [f"K = {n}, ms" for n in plan.slots]
+    names = [f"{engines.engine_name(n)}, ms" for n in plan.slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
     for method in plan.plain:
         table = part.table(f"Engines, visits of `{method}`", headers, note)
-        for precision in plan.precisions:
-            for network, batch in plan.cases:
-                yield table.add(
-                    part.rows([network, batch, precision], engine_rows, plan, method, network, batch, precision)
-                )
+        for precision, (network, batch), replay in product(plan.precisions, plan.cases, (False, True)):
+            label = [network, batch, precision, "yes" if replay else "no"]
+            yield table.add(part.rows(label, engine_row, plan, method, label, replay))
 
 
-def engine_rows(plan: Plan, method: str, network: str, batch: int, precision: str) -> list[list[Any]]:
-    """Lines for slots without and with replay."""
-    taken = engines.timed(method, network, batch, plan.slots, (False, True), precision, 1, False, **sizes(plan))
-    reference, rows = taken[engines.REFERENCE], []
-    for replay in (False, True):
-        own = [taken[engines.engine_name(n, replay)] for n in plan.slots]
-        shown = [1000 * value for value in (reference, *own)]
-        rows.append([network, batch, precision, "yes" if replay else "no", *shown, reference / min(own)])
-    return rows
+def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
+    """The line of a label; one engine that fails leaves the others their numbers."""
+    network, batch, precision, _ = label
+    chosen: list[dict[str, Any]] = [{}, *({"slots": n, "replay": replay} for n in plan.slots)]
+    taken = [
+        attempt(partial(engines.alone, precision, 1, method, network, batch, **sizes(plan), **own)) for own in chosen
+    ]
+    shown = [cell if isinstance(cell, str) else 1000 * cell for cell in taken]
+    if isinstance(taken[0], str) or not (fine := [cell for cell in taken[1:] if not isinstance(cell, str)]):
+        return [*label, *shown, "-"]
+    return [*label, *shown, taken[0] / min(fine)]
 
 
 def sizes(plan: Plan) -> dict[str, Any]:
@@ -238,12 +240,15 @@ def time_goals(part: Part) -> Iterator[Section]:
 def speedup_row(plan: Plan, method: str, network: str, batch: int) -> list[Any]:
     """One line: reference and the fastest number of slots."""
     precision = plan.precisions[0]
-    taken = engines.timed(method, network, batch, plan.slots[-2:], (True,), precision, 2, False, **sizes(plan))
-    reference = taken.pop(engines.REFERENCE)
-    name = min(taken, key=lambda one: taken[one])
-    ratio = reference / taken[name]
+
+    def seconds(**own: Any) -> float:
+        return engines.alone(precision, 2, method, network, batch, **sizes(plan), **own)
+
+    reference = seconds()
+    fastest, number = min((seconds(slots=n, replay=True), n) for n in plan.slots[-2:])
+    ratio = reference / fastest
     verdict = "met" if ratio >= SPEEDUP else "missed"
-    return [method, network, batch, precision, 1000 * reference, name, 1000 * taken[name], ratio, SPEEDUP, verdict]
+    return [method, network, batch, precision, 1000 * reference, number, 1000 * fastest, ratio, SPEEDUP, verdict]
 
 
 def profile(part: Part) -> Iterator[Section]:

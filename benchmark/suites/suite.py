@@ -6,12 +6,13 @@ Equal runs of several tables have the same ``run_id`` and are run once.
 import csv
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
 from benchmark.launch.environment import ROOT
 from benchmark.registry import unknown
@@ -54,6 +55,18 @@ class Row:
     def name(self) -> str:
         """``table/dataset/method``, what ``--only`` matches."""
         return f"{self.table}/{self.dataset}/{self.method}"
+
+    @property
+    def full_name(self) -> str:
+        """The name, and the columns that tell rows of one name apart: ``1/digits/mine/partition=iid``."""
+        return "/".join([self.name, *(f"{column}={value}" for column, value in self.columns.items())])
+
+    def is_named(self, text: str) -> bool:
+        """Whether ``text`` is the row's name, alone or with some of its columns behind it."""
+        columns = {f"{column}={value}" for column, value in self.columns.items()}
+        return text == self.name or (
+            text.startswith(f"{self.name}/") and set(text.removeprefix(f"{self.name}/").split("/")) <= columns
+        )
 
     def key(self, metric: str) -> tuple[str, str, str, tuple[tuple[str, str], ...], str]:
         """What identifies a published value."""
@@ -162,8 +175,50 @@ class Suite:
                 raise unknown("method label", label, self.spec["labels"], f" ({self.where}, scale {scale}, without)")
         return without
 
+    def row(self, name: str, scale: str) -> Row:
+        """The row that ``name`` means: ``table/dataset/method``, with ``/column=value`` where that is several runs.
+
+        Raises:
+            ConfigError: no such row (with the closest ones), several different runs, or a row without a run.
+        """
+        without = self.left_out(scale)
+        found = [row for row in self.rows if row.full_name == name] or [row for row in self.rows if row.is_named(name)]
+        if not found:
+            known = list(dict.fromkeys(n for row in self.rows for n in (row.name, row.full_name)))
+            close = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"unknown row '{name}'; did you mean '{close}'? `status --paper {self.paper} --scale {scale}` "
+                f"lists all ({self.where})"
+            )
+        for row in found:
+            if row.minus is not None:
+                raise ConfigError(f"row {row.name} is the difference of {' and '.join(row.minus)}: name one of these")
+            if row.pending or row.method in without:
+                reason = f"pending: {row.pending}" if row.pending else f"not at scale {scale}: {without[row.method]}"
+                raise ConfigError(f"row {row.name} cannot be run: {reason}")
+        if len(found) > 1 and len({run_id(self.config(row, scale)) for row in found}) > 1:
+            raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
+        return found[0]
+
+    def about(self, method: str, data: str, scale: str) -> list[Row]:
+        """Rows whose run at a scale is of this method on this data set, by their short names."""
+        return [
+            row
+            for row in self.rows
+            if not (row.minus or row.pending)
+            and (values := self.values(row, scale))
+            and tuple(class_spec(slot, values[slot]).name for slot in ("method", "data")) == (method, data)
+        ]
+
     def config(self, row: Row, scale: str) -> RunConfig:
         """The resolved configuration of a row at a scale, with the scale's first seed."""
+        try:
+            return resolve(from_dict(self.values(row, scale)))
+        except BenchError as error:
+            raise ConfigError(f"{self.where}, {row.name}: {error}") from None
+
+    def values(self, row: Row, scale: str) -> dict[str, Any]:
+        """The configuration of a row at a scale as the suite spells it, without defaults."""
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
         layers: list[Mapping[str, Any]] = [
@@ -178,11 +233,7 @@ class Suite:
         for layer in layers:
             values = apply(values, _options(layer.get("set", {}), name))
             values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
-        values |= {"scale": scale, "report": self.report, "seed": at["seeds"][0]}
-        try:
-            return resolve(from_dict(values))
-        except BenchError as error:
-            raise ConfigError(f"{self.where}, {row.name}: {error}") from None
+        return values | {"scale": scale, "report": self.report, "seed": at["seeds"][0]}
 
     def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
         """All runs of the suite at a scale, each once."""
@@ -310,6 +361,32 @@ def load(paper: str) -> Suite:
     name = paper + SUFFIX
     text = (resources.files("benchmark") / "suites" / name).read_text(encoding="utf-8")
     return Suite(load_yaml(text, name), name)
+
+
+def rows_of_papers(config: RunConfig) -> list[str]:
+    """Where papers' tables have the method of ``config`` on its data set: ``suite: row``, one phrase per suite.
+
+    The row is the one that changes least of the method and the data. Empty where none has it, or where ``config`` is
+    one of these runs, whatever its seed.
+    """
+    given = {**config.method.init_args, **config.data.init_args}
+    phrases = []
+    for paper in available():
+        suite = load(paper)
+        scales = [name for name in suite.spec["scales"] if suite.compares(name)]
+        rows = suite.about(config.method.name, config.data.name, scales[0]) if scales else []
+        changes: dict[str, int] = {}
+        for row in rows:
+            own = suite.config(row, scales[0])
+            if run_id(replace(own, seed=config.seed, scale=config.scale, report=config.report)) == run_id(config):
+                return []
+            options = {**own.method.init_args, **own.data.init_args}
+            changed = sum(value != given.get(name) for name, value in options.items())
+            changes[row.name] = min(changed, changes.get(row.name, changed))
+        if changes:
+            closest = min(changes, key=lambda name: changes[name])
+            phrases.append(f"{paper}: {closest}" + (f" and {len(changes) - 1} more" if len(changes) > 1 else ""))
+    return phrases
 
 
 def read_published(path: Path) -> dict[Any, str]:

@@ -7,9 +7,10 @@ import pytest
 
 from benchmark import cli, config, run
 from benchmark.cli import main, split_dotted
-from benchmark.config import folder, from_yaml
+from benchmark.config import folder, from_yaml, run_id
 from benchmark.registry import KINDS, find_class, known_names
 from benchmark.report.records import RunFolder, read_record, state
+from benchmark.suites.suite import available, load
 from datamodules.io.sources import digits
 from datamodules.partition.partition import Partition
 
@@ -117,6 +118,54 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
     assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
 
 
+def test_fit_starts_from_a_row_of_a_suite(here, fitted):
+    """The row's own run; a seed keeps its scale, another option makes it nobody's."""
+    row = ["fit", "--suite", "toy.yaml", "--row", "1/A/mid", "--scale", "quick"]
+    assert main([*row]) == main([*row, "--seed", "2", "--data_dir", "d"]) == 0
+    assert main([*row, "--rounds", "3", "--method.lr", "0.3"]) == 0
+    own, seeded, other = fitted
+    plan = load("toy.yaml").plan("quick")
+    assert {run_id(own), run_id(seeded)} == {run.id for run in plan.runs.values() if "1/A/mid" in run.cells}
+    assert (own.seed, seeded.seed, seeded.scale, seeded.runtime.data_dir) == (1, 2, "quick", "d")
+    assert (other.rounds, other.method.init_args["lr"], other.scale) == (3, 0.3, "custom")
+    assert other.method.init_args["warmup_rounds"] == 1
+
+
+@pytest.mark.parametrize("paper", available())
+def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
+    """The full name leads to the row's own run, at the paper's scale."""
+    suite = load(paper)
+    plan = suite.plan("paper", seeds=[1])
+    for row in suite.rows:
+        if id(row) in plan.of_row:
+            assert plan.of_row[id(suite.row(row.full_name, "paper"))] == plan.of_row[id(row)], row.full_name
+
+
+def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
+    """At the paper's scale where none is given, with the seed of the command."""
+    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed", "--seed", "1338"]) == 0
+    suite = load("cbafed")
+    (planned,) = suite.select(suite.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
+    assert (run_id(fitted[0]), fitted[0].scale) == (planned.id, "paper")
+    assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
+    assert fitted[1].data.init_args["partition"] == "iid"
+
+
+def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys):
+    """One line, and none where there is no such row, or where the run is one of theirs."""
+    assert main(["fit", "--method", "cbafed", "--data", "svhn", "--rounds", "2"]) == 0
+    note, *rest = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: the constants of a paper's table are others than the defaults; `fit --suite SUITE")
+    assert "(cbafed: 1/SVHN/cbafed and 12 more)" in note
+    assert len(rest) == 3 and not any("note" in line for line in rest)
+    assert main(["fit", "--method", "cbafed", "--data", "digits", "--rounds", "2"]) == 0
+    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed"]) == 0
+    assert "note" not in capsys.readouterr().out
+    spelt = ["--data.picked", "1", "--rounds", "1000", "--report", "last", "--seed", "5"]
+    assert main(["fit", "--method", "fedavg", "--data", "cifar100", *spelt]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -158,6 +207,15 @@ def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_to
         (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
         (["fit", "--method.lr"], "--method.lr needs a value"),
         (["fit", "--method.lr", "--rounds", "3"], "--method.lr needs a value"),
+        (["fit", "--suite", "rscfet", "--row", "1/A/low"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
+        (["fit", "--suite", "rscfed", "--row", "1/CIFAR-10/rscfed"], "did you mean '1/CIFAR-100/rscfed'? `s"),
+        (["fit", "--suite", "toy.yaml", "--row", "1/a/lo", "--scale", "quick"], "did you mean '1/A/low'? `status"),
+        (["fit", "--suite", "toy.yaml", "--row", "1/A/low"], "unknown scale 'paper'"),
+        (["fit", "--suite", "rscfed"], "--suite and --row go together"),
+        (["fit", "--row", "1/A/low"], "--suite and --row go together"),
+        (["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--config", "x"], "--config and --suite both say where"),
+        (["fit", "--suite", "rscfed", "--row", "4/SVHN/rscfed"], "name one of 4/SVHN/rscfed/labelled=1/unlabelled=4, "),
+        (["fit", "--suite", "rscfed", "--row", "4/SVHN/improvement"], "difference of rscfed and fed_consist: name"),
         (["table", "--paper", "rscfet"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
         (["table", "--paper", "toy.yaml", "--scale", "papr"], "unknown scale 'papr'"),
         (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
@@ -240,8 +298,9 @@ def test_options_are_frozen():
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     where = {"--accelerator", "--engine", "--stack", "--data_dir", "--checkpoint_every_s", "--wandb"}
     assert names == {
-        "fit": {"--config", "--method", "--data", "--model", "--rounds", "--seed", "--scale", "--eval_every",
-                "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads", "--results_dir"}
+        "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
+                "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
+        | {"--results_dir"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
         "status": suite,
