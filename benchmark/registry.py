@@ -26,7 +26,9 @@ class Kind:
 
 
 KINDS = {
-    "method": Kind("method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes", "num_clients", "image_shape"})),
+    "method": Kind(
+        "method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes", "num_clients", "image_shape"})
+    ),
     "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
 }
 

@@ -152,7 +152,7 @@ class Slot:
             if key in self.recorded:
                 self.recorded[key].replay(batch, self.engine)
                 for optimizer in fit.optimizers:
-                    optimizer._opt_called = True  # schedulers warn where no step() came before theirs
+                    setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
             elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
                 self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self.engine, self.stream)
             else:
