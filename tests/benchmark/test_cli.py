@@ -48,7 +48,7 @@ def fitted(monkeypatch):
         folder_.finish()
         return folder_.path
 
-    monkeypatch.setattr(run, "fit", fit)
+    monkeypatch.setattr(run, "fit_resolved", fit)
     return configs
 
 
@@ -238,7 +238,7 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "fit", interrupted)
+    monkeypatch.setattr(run, "fit_resolved", interrupted)
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
     assert "the same command continues" in capsys.readouterr().err
 
