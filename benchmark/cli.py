@@ -224,7 +224,7 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str) -> Ru
     if path:
         raise ConfigError("--config and --suite both say where to start; give one of them")
     if not (suite and row):
-        raise ConfigError("--suite and --row go together, e.g. --suite rscfed --row 1/CIFAR-100/rscfed")
+        raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
     suites = load(suite)
     return suites.config(suites.row(row, scale), scale)
 

@@ -17,7 +17,8 @@ NOTE = (
     "Operations that read numbers back to the host, or whose shape depends on data, in the second round (the warm-up "
     "lasts one) of the runs of the section on agreement, by the reference engine. A step: training_step, the "
     "optimiser and on_train_batch_end. A visit: all of it, its steps too. The rest of a round is aggregation, the "
-    "server's training and norm statistics; the round is not evaluated. A copy by `.to` is not seen."
+    "server's training and norm statistics; the round is not evaluated. Reads of tensors that live on the host "
+    "anyway count too (four for every mean of models); a copy by `.to` is not seen."
 )
 
 

@@ -203,7 +203,7 @@ def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys)
         (["fit", "--method"], "argument --method: expected one argument (`--help` lists"),
         (["fit", "--rounds", "many"], "--rounds many: expected int"),
         (["fit", "--threads", "many"], "--threads many: expected int or auto"),
-        (["fit", "--engine", "fast"], "--engine fast: expected {reference,stacked}"),
+        (["fit", "--engine", "fast"], "--engine fast: expected {reference,slots}"),
         (["fit", "--config", "no.yaml"], "--config no.yaml: No such file or directory"),
         (["fit", "--method.lr"], "--method.lr needs a value"),
         (["fit", "--method.lr", "--rounds", "3"], "--method.lr needs a value"),
@@ -246,7 +246,7 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
 def test_help_of_a_method_lists_its_options(capsys):
     assert main(["fit", "--method.help", "rscfed"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("methods.rscfed.RSCFed: Random sampling consensus") and "Eqs. 6-8" in out
+    assert out.startswith("methods.rscfed.RSCFed: Random sampling consensus") and "Eqs. 5, 6" in out
     options = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
     assert "--method.lr" in options and "--method.model" not in options
     shown = " ".join(out.split())
@@ -296,7 +296,8 @@ def test_options_are_frozen():
         for name, command in commands.items()
     }
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
-    where = {"--accelerator", "--engine", "--stack", "--data_dir", "--checkpoint_every_s", "--wandb"}
+    engine = {"--accelerator", "--engine", "--slots", "--replay"}
+    where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}

@@ -23,8 +23,9 @@ from benchmark.config import (
     to_yaml,
 )
 from benchmark.files import dump_yaml, load_yaml, read_value
-from benchmark.registry import Argument, ClassSpec, Kind, build, check_switches, described, known_names, switches
+from benchmark.registry import Argument, ClassSpec, Kind, build, described, known_names
 from datamodules.common.errors import ConfigError
+from datamodules.common.switches import check_switches, switches
 
 BASE = """
 class Method:

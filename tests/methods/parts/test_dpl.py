@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmark.federation.reference import LocalSite, ReferenceEngine
+from benchmark.federation.reference import LocalSite, Surroundings
 from federations import FewDigits, make_method
 from golden_files import load
 from methods.base import Visit
@@ -98,10 +98,10 @@ def client_streams(name: str, dpl: bool, probabilities: Tensor) -> Any:
     method = make_method(name, threshold=0.6, dpl=dpl, full_batch=True)
     data = FewDigits(scenario="all_clients", num_clients=2, partition="iid", num_labels=50)
     data.setup()
-    engine = ReferenceEngine(method, data, seed=0, rounds=1)
-    site = LocalSite(engine, data.client(0), Visit(), [])
+    around = Surroundings(data, seed=0, rounds=1)
+    site = LocalSite(method, around, data.client(0), Visit(), [])
     method.probabilities = lambda client, index: probabilities[: len(index)]
-    return site, method.client_prepare(site)
+    return site, method.visit_streams(site)
 
 
 def biased(rows: int = 100) -> Tensor:
@@ -127,7 +127,7 @@ def test_confidence_and_labels_use_the_debiased_row(name: str, dpl: bool) -> Non
 
 
 def test_mix_labels_of_unconfident_images_are_debiased_too() -> None:
-    """SemiFL-FedDPL: the mix set's labels, confident or not, come from the debiased rows."""
+    """SemiFL-FedDPL: the labels of all mix partners, confident or not, come from the debiased rows."""
     p = biased()
     site, streams = client_streams("semifl", True, p)
     mix, position = streams["mix"], {int(i): k for k, i in enumerate(site.data.unlabelled)}
