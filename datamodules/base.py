@@ -1,7 +1,7 @@
 """``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
@@ -44,12 +44,16 @@ class SiteData:
         labels: int64 ``[n_l]`` classes of ``labelled``.
         unlabelled: int64 ``[n_u]`` positions without labels.
         revealed: int64 ``[n_u]`` classes of ``unlabelled``, in a setting that gives them away (an upper bound).
+        validation: int64 ``[n_v]`` positions that nobody trains on, at the server (``data.validation``).
+        validation_labels: int64 ``[n_v]`` classes of ``validation``.
     """
 
     labelled: Tensor
     labels: Tensor
     unlabelled: Tensor
     revealed: Tensor | None = None
+    validation: Tensor | None = None
+    validation_labels: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -102,6 +106,8 @@ class FSSLDataModule(L.LightningDataModule):
         union_mode: what is put in front of a client's unlabelled images: nothing (``none``), its ``labelled`` images
             without their labels, or the images of the unlabelled pool at the places that its labelled images have in
             the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
+        validation: training images, drawn at random, that go to nobody: the server may look at their labels to steer a
+            learning rate.
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
@@ -154,6 +160,7 @@ class FSSLDataModule(L.LightningDataModule):
         labelled_pool_order: Literal["shuffled", "dataset"] = "shuffled",
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         union_mode: P.Union = "none",
+        validation: int = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
         side: int | None = None,
@@ -211,7 +218,7 @@ class FSSLDataModule(L.LightningDataModule):
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
         self.test_labels = torch.from_numpy(arrays.test_labels)
-        self.partition = self._partition(arrays.train_labels)
+        self.partition = self._partition_without(self._held_out(len(arrays.train_labels)), arrays.train_labels)
         self.partition.validate(len(arrays.train_labels))
         self._labels = torch.from_numpy(arrays.train_labels)
         self._ready = True
@@ -305,6 +312,32 @@ class FSSLDataModule(L.LightningDataModule):
         device = "cpu" if purpose.startswith("order") else self.device
         return random_streams.generator(self.partition_seed, purpose, number, device=device)
 
+    def _held_out(self, images: int) -> np.ndarray:
+        """Ascending positions of the validation images."""
+        count = self.hparams["validation"]
+        if not count:
+            return np.empty(0, dtype=np.int64)
+        if self.hparams["partition_file"] or not 0 < count < images:
+            raise ConfigError(
+                f"data.validation={count}: give a number of the {images} training images, and no data.partition_file"
+            )
+        generator = random_streams.generator(self.partition_seed, "validation")
+        return torch.randperm(images, generator=generator)[:count].sort().values.numpy()
+
+    def _partition_without(self, held: np.ndarray, labels: np.ndarray) -> Partition:
+        """The partition of all images but the ``held`` ones."""
+        self._held = held
+        if not len(held):
+            return self._partition(labels)
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        made = self._partition(labels[rest])
+        return Partition(
+            tuple(rest[part] for part in made.labelled),
+            tuple(rest[part] for part in made.unlabelled),
+            rest[made.server],
+            rest[made.pool],
+        )
+
     def _partition(self, labels: np.ndarray) -> Partition:
         h = self.hparams
         if h["partition_file"]:
@@ -390,6 +423,9 @@ class FSSLDataModule(L.LightningDataModule):
         labelled = P.labelled_sets(part, self._labels.cpu(), self.hparams["labelled_repeats"])
         self._clients = [site(a, b) for a, b in zip(labelled, unlabelled, strict=True)]
         self._server = site(part.server, part.server[:0])
+        if len(self._held):
+            held = torch.tensor(self._held, device=device)
+            self._server = replace(self._server, validation=held, validation_labels=self._labels[held])
         self._pool = torch.tensor(part.pool, device=device)
 
 

@@ -12,6 +12,7 @@ from datamodules.common.errors import ConfigError
 from methods.base import Batch, Site, Stream, Upload
 from methods.fixmatch import FixMatch
 from methods.parts import perturbation as perturb
+from methods.parts.losses import masked_mean
 from methods.parts.tensors import set_gradient, wide
 
 
@@ -264,11 +265,6 @@ def lsaa_weights(taus: Sequence[float]) -> list[float]:
     doubts = [max(1.0 - tau, 0.0) for tau in taus]
     total = sum(doubts)
     return [1.0 / len(taus)] * len(taus) if total == 0 else [doubt / total for doubt in doubts]
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the values ``[B]`` where the mask is set; 0, with gradient 0, where it is set nowhere."""
-    return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
 def gradients(loss: Tensor, at: Mapping[str, Tensor], retain_graph: bool = False) -> dict[str, Tensor]:

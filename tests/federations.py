@@ -74,7 +74,16 @@ def make_method(name: str | type, num_classes: int = 10, seed: int = 0, **args: 
 
 
 SHORT = ("warmup_rounds", "local_epochs", "server_pretrain", "server_epochs")
-FLOWING = {"threshold": 0.1003, "pl_threshold": 0.1003, "confidence_gate": 0.05, "entropy_gate": 5.0}
+FLOWING = {
+    "threshold": 0.1003,
+    "pl_threshold": 0.1003,
+    "confidence_gate": 0.05,
+    "entropy_gate": 5.0,
+    "helper_every": 1,
+    "lambda_s": 1.0,  # ten times a loss is more than a network without norms can bear
+    "lambda_l2": 1.0,
+    "projector_width": 64,
+}
 
 
 def quick(name: str | type) -> dict[str, Any]:

@@ -30,7 +30,16 @@ HOLDERS: dict[str, dict[str, Any]] = {
     "all_clients": {"num_labels": 120, "pipeline": "randaugment_levels_cutout"},
 }
 SHORT = ("warmup_rounds", "server_pretrain", "server_epochs", "local_epochs")
-FLOWING = {"threshold": 0.1003, "pl_threshold": 0.1003, "confidence_gate": 0.05, "entropy_gate": 5.0}
+FLOWING = {
+    "threshold": 0.1003,
+    "pl_threshold": 0.1003,
+    "confidence_gate": 0.05,
+    "entropy_gate": 5.0,
+    "helper_every": 1,
+    "lambda_s": 1.0,  # ten times a loss is more than a network without norms can bear
+    "lambda_l2": 1.0,
+    "projector_width": 64,
+}
 RUNS = (
     f"Global models after {ROUNDS} rounds on {TRAIN} digits: {CLIENTS} clients, batches of {BATCH} and ragged ones, "
     f"small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is on. "

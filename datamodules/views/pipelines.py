@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datamodules.common.errors import ConfigError
 from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, View, ZoomCrop
 from datamodules.views.features import FeatureView
-from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, MAXIMAL, RandAugment
+from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,12 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
     return {**randaugment_levels(look), **views}
 
 
+def randaugment_grid(look: Look) -> dict[str, View]:
+    """Images as they are; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
+    strong = look.view(look.plain.geometry, transforms=(RandAugment(GRID_LEVELS, 6),))
+    return {"weak": look.plain, "strong": strong, "test": look.plain}
+
+
 def feature_versions(look: Look) -> dict[str, FeatureView]:
     """Feature vectors in place of images: of the sample itself; strong: of one of its distorted copies ((FL)2)."""
     return {"weak": FeatureView(), "strong": FeatureView(distorted=True), "test": FeatureView()}
@@ -100,6 +106,7 @@ PIPELINES: dict[str, Pipeline] = {
     "randaugment_maximal": randaugment_maximal,
     "randaugment_levels": randaugment_levels,
     "randaugment_levels_cutout": randaugment_levels_cutout,
+    "randaugment_grid": randaugment_grid,
     "feature_versions": feature_versions,
 }
 

@@ -13,9 +13,11 @@ from torch import nn
 from datamodules.common.errors import ConfigError
 from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
+from methods.models.conv6 import Conv6
 from methods.models.linear import Linear
 from methods.models.resnet import ResNet18
 from methods.models.resnet9 import ResNet9
+from methods.models.resnet9_plain import PlainResNet9
 from methods.models.vit import ViTTiny
 from methods.models.wrn import WideResNet
 
@@ -26,6 +28,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn28_2": partial(WideResNet, depth=28, width=2),
     "wrn28_8": partial(WideResNet, depth=28, width=8),
     "resnet9": ResNet9,
+    "resnet9_plain": PlainResNet9,
+    "conv6": Conv6,
     "linear": Linear,
     "vit_tiny": partial(ViTTiny, pretrained=True),
     "vit_tiny_scratch": ViTTiny,

@@ -20,6 +20,11 @@ def weighted_loss(losses: Tensor, weights: Tensor, norm: Literal["none", "sum"] 
     return total / (len(losses) if norm == "none" else torch.where(parts > 0, parts, 1.0))
 
 
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the values ``[B]`` where the mask is set; 0, with gradient 0, where it is set nowhere."""
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without its mu)."""
     return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from datamodules.base import FSSLDataModule, Scenario
+from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Pass, Site, Stream, Upload
@@ -36,6 +36,15 @@ def momentum_step(
     """
     pace = {name: momentum * velocity[name] + (sent[name] - mean[name]) for name in sent}
     return {name: sent[name] - pace[name] for name in sent}, pace
+
+
+def resting_copy(model: nn.Module) -> nn.Module:
+    """A copy of the network whose parameters are 0 and frozen: a velocity before the first step."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        for value in copied.parameters():
+            value.zero_()
+    return copied
 
 
 class ServerMomentum(FedMethod, ABC):
@@ -71,9 +80,7 @@ class ServerMomentum(FedMethod, ABC):
             model, momentum=momentum, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base
         )
         self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
-        self.velocity = copy.deepcopy(model).requires_grad_(False)
-        for value in self.velocity.parameters():
-            value.zero_()
+        self.velocity = resting_copy(model)
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
@@ -81,7 +88,10 @@ class ServerMomentum(FedMethod, ABC):
 
     def learning_rate(self) -> float:
         """Rate of the visit's round."""
-        rate = float(self.hparams["lr"])
+        return self.scheduled(float(self.hparams["lr"]))
+
+    def scheduled(self, rate: float) -> float:
+        """What ``lr_schedule`` makes of a rate in the visit's round."""
         if self.hparams["lr_schedule"] == "constant":
             return rate
         return 0.5 * rate * (1.0 + cos(pi * self.visit.round / self.visit.rounds))
@@ -92,10 +102,10 @@ class ServerMomentum(FedMethod, ABC):
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average, then move the global model by the server's momentum."""
+        """Average, then move the global model by the server's momentum; what nobody returned stays as it is."""
         mean = weighted_mean([u.tensors for u in uploads], self.weights(uploads))
         if self.hparams["server_momentum"]:
-            sent = dict(self.model.named_parameters())
+            sent = {name: p for name, p in self.model.named_parameters() if f"model.{name}" in mean}
             average = {name: mean[f"model.{name}"] for name in sent}
             velocity = dict(self.velocity.named_parameters())
             moved, pace = momentum_step(sent, average, velocity, self.hparams["server_momentum"])
@@ -149,13 +159,15 @@ class LabelsAtServer(ServerMomentum):
 
     def server_step(self, server: Site) -> None:
         """Fine-tune on the server's labels, where it has any; before the first round as often as pre-training says."""
-        data = server.data
-        if not len(data.labelled):
+        if not len(server.data.labelled):
             return
-        stream = Stream(data.labelled, self.hparams.server_batch_size, self.views["labelled"], {"y": data.labels})
-        work = [Pass({"labelled": stream})] * self.hparams.server_epochs
+        work = [Pass({"labelled": self.server_stream(server.data)})] * self.hparams.server_epochs
         for _ in range(self.hparams.server_pretrain if server.visit.before_first_round else 1):
             server.fit(work)
+
+    def server_stream(self, data: SiteData) -> Stream:
+        """The server's labelled images, in batches of ``server_batch_size``."""
+        return Stream(data.labelled, self.hparams.server_batch_size, self.views["labelled"], {"y": data.labels})
 
     @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:

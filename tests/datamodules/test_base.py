@@ -154,6 +154,26 @@ def test_the_partition_follows_its_seed_or_that_of_the_run():
     assert fixed == follows != other
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_validation_images_go_to_nobody(scenario, digits):
+    """The others are shared out as if there were no more; only the server sees the held-out ones and their labels."""
+    data = make_data(scenario, validation=200)
+    held = data.server.validation
+    assert len(held) == len(held.unique()) == 200
+    assert torch.equal(data.server.validation_labels, torch.from_numpy(digits.train_labels)[held])
+    sites = [data.server, *(data.client(k) for k in range(data.num_clients))]
+    owned = torch.cat([part for site in sites for part in (site.labelled, site.unlabelled)] + [data.pool()])
+    assert not set(held.tolist()) & set(owned.tolist())
+    whole = make_data(scenario)
+    fewer, all_of_them = (sum(d.client(k).size for k in range(6)) + d.server.size for d in (data, whole))
+    assert abs(all_of_them - fewer - 200) < 6
+    assert data.client(0).validation is None
+    assert whole.server.validation is None
+    assert torch.equal(make_data(scenario, validation=200).server.validation, held)
+    with pytest.raises(ConfigError, match="validation=5000"):
+        make_data(scenario, validation=5000)
+
+
 def test_labelled_images_can_join_the_unlabelled_ones():
     plain, joined, released = (make_data("all_clients", union_mode=m) for m in ("none", "labelled", "code_index"))
     assert plain.partition.hash == joined.partition.hash == released.partition.hash

@@ -1,4 +1,4 @@
-"""The (FL)2 suite: protocol of the tables, published values, what is pending."""
+"""The (FL)2 suite: protocol of the tables, published values."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_every_published_value_has_a_row(fl2: Suite) -> None:
     assert len(published) == 72 + 5 + 8
     assert published <= rows
     ours = {key[0] for key in rows - published if not key[0].startswith("pretraining")}
-    assert ours == {"ablation", "fig4", "presets", "labels"}
+    assert ours == {"ablation", "fig4", "presets", "labels", "inert"}
 
 
 def test_published_values(fl2: Suite) -> None:
@@ -130,14 +130,12 @@ def test_every_cell_has_a_row_with_and_one_without_pretraining(fl2: Suite, scale
         assert main in alike
 
 
-def test_quick_runs_every_row_that_is_not_pending_on_digits(fl2: Suite) -> None:
+def test_quick_runs_every_row_on_digits(fl2: Suite) -> None:
     plan = fl2.plan("quick")
     assert {run.config.data.name for run in plan.runs.values()} == {"digits"}
     assert {run.config.seed for run in plan.runs.values()} == {0}
-    pending = {(row.dataset, row.method) for row in fl2.rows if row.pending}
-    assert {method for _, method in pending} <= {"fedmatch", "fedcon"}
-    runs = [row for row in fl2.rows if not row.pending]
-    assert all(plan.run(row, 0).config.rounds < 20 for row in runs)
+    assert not [row.name for row in fl2.rows if row.pending]
+    assert all(plan.run(row, 0).config.rounds < 20 for row in fl2.rows)
 
 
 def test_ag_news_trains_a_linear_classifier_for_20_rounds(fl2: Suite) -> None:
@@ -155,8 +153,22 @@ def test_ag_news_trains_a_linear_classifier_for_20_rounds(fl2: Suite) -> None:
                 assert (args["rho"], args["batch_size"], args["server_pretrain"]) == (0.1, 32, 10)
 
 
-def test_a_pending_method_says_so(fl2: Suite) -> None:
-    """Asking for its rows alone names them and the reason, not all rows that exist."""
-    plan = fl2.plan("quick")
-    with pytest.raises(ConfigError, match=r"pending: 1/CIFAR10-10/fedcon \(FedCon\)"):
-        fl2.select(plan, methods=["fedcon"])
+@pytest.mark.parametrize("scale", ["paper", "small", "quick"])
+def test_fedmatch_and_fedcon_train_as_the_rows_beside_them(fl2: Suite, scale: str) -> None:
+    """Losses and rules of their own; network, schedule and participation are the table's."""
+    beside = config(fl2, "1", "CIFAR10-40", "fl2", scale, partition="iid")
+    for method in ("fedmatch", "fedcon"):
+        run = config(fl2, "1", "CIFAR10-40", method, scale, partition="iid")
+        args, theirs = run.method.init_args, beside.method.init_args
+        assert (run.model, run.rounds, run.roster) == (beside.model, beside.rounds, beside.roster)
+        assert run.data == beside.data
+        assert args["preset"] == {"fedmatch": "faithful", "fedcon": "table"}[method]
+        if scale == "quick":
+            assert (args["local_epochs"], args["server_epochs"]) == (theirs["local_epochs"], theirs["server_epochs"])
+        assert run.model_args.get("norm") == (None if method == "fedmatch" else "running")
+    inert = config(fl2, "inert", "CIFAR10-40", "fedmatch_inert", scale)
+    assert inert.method.init_args["preset"] == "fedcon_repo_inert"
+    released = config(fl2, "inert", "CIFAR10-40", "fedmatch_repo", scale)
+    assert released.data.init_args["pipeline"] == "randaugment_grid"
+    if scale != "quick":
+        assert (released.data.init_args["mean"], released.data.init_args["std"]) == ([0.0], [1.0])

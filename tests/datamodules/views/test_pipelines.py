@@ -53,6 +53,19 @@ def test_without_flip_no_image_is_mirrored() -> None:
         assert bool(((inner[..., 1:] - inner[..., :-1]) < 0).all()) is mirrored
 
 
+def test_the_grid_pipeline_leaves_weak_views_as_they_are() -> None:
+    """Only strong views change, and no window is cut; with mean 0 and deviation 1 they are pixels over 255."""
+    views = pipelines.views("randaugment_grid", Look(32, 40, 0.5, (0.0,), (1.0,)))
+    prepared, index = views["weak"].geometry.prepare(images()), torch.arange(6)
+    g = torch.Generator().manual_seed(1)
+    expected = images().permute(0, 3, 1, 2).float() / 255
+    assert views["strong"].geometry == views["weak"].geometry
+    for name in ("weak", "test"):
+        torch.testing.assert_close(views[name](prepared, index, g), expected)
+    assert not torch.equal(views["strong"](prepared, index, g), expected)
+    assert views["strong"].transforms[0].n == 6
+
+
 def test_unknown_pipeline() -> None:
     with pytest.raises(ConfigError, match="unknown pipeline 'blur'"):
         pipelines.views("blur", LOOK)

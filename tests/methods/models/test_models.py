@@ -10,7 +10,7 @@ from torch import nn
 
 from datamodules.common.errors import ConfigError, DataError
 from methods.models import MODELS, build
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, draw_from
 from methods.models.cnn import conv_pool, pool
 from methods.models.norm import normalisation
 from methods.models.resnet import ResNet18
@@ -34,6 +34,8 @@ def count(model: nn.Module) -> int:
         ("wrn28_2", 10, {"norm": "group"}, 1_467_610, 80, 80, 128),
         ("wrn28_8", 100, {}, 23_401_012, 80, 155, 512),
         ("resnet9", 10, {}, 6_575_370, 34, 58, 512),
+        ("resnet9_plain", 10, {}, 6_568_640, 9, 9, 512),
+        ("conv6", 10, {}, 5_852_170, 24, 33, 4096),
     ],
 )
 def test_sizes_are_the_published_ones(name, classes, options, parameters, tensors, state, feature_dim):
@@ -70,6 +72,10 @@ def test_the_stock_resnet_buffers():
         ("wrn28_2", 8),
         ("resnet9", 32),
         ("resnet9", 28),
+        ("resnet9_plain", 32),
+        ("resnet9_plain", 28),
+        ("conv6", 32),
+        ("conv6", 16),
     ],
 )
 def test_forward_is_the_head_of_the_features(name, side):
@@ -82,7 +88,9 @@ def test_forward_is_the_head_of_the_features(name, side):
     assert torch.equal(logits, model.head(features))
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18_cifar", "resnet18", "wrn28_2", "resnet9"])
+@pytest.mark.parametrize(
+    "name", ["small_cnn", "resnet18_cifar", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6"]
+)
 def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
     torch.manual_seed(0)
     model = build(name, 4).double().eval()
@@ -353,3 +361,75 @@ def test_pool_is_max_pool_with_and_without_gradients():
         with torch.no_grad():
             assert torch.equal(pool(x), F.max_pool2d(x, 2))
         assert pool(x).requires_grad
+
+
+def test_plain_resnet9_is_the_published_chain_of_layers():
+    """No bias, no normalisation; ReLU before every pooling, none after a sum."""
+    torch.manual_seed(3)
+    model = build("resnet9_plain", 10, width=4).double()
+    w = list(model.parameters())
+    assert [p.ndim for p in w] == [4] * 8 + [2]
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    h = F.conv2d(x, w[0], padding=1).relu()
+    h = F.max_pool2d(F.conv2d(h, w[1], padding=1).relu(), 2)
+    h = h + F.conv2d(F.conv2d(h, w[2], padding=1).relu(), w[3], padding=1).relu()
+    h = F.max_pool2d(F.conv2d(h, w[4], padding=1).relu(), 2)
+    h = F.max_pool2d(F.conv2d(h, w[5], padding=1).relu(), 2)
+    h = h + F.conv2d(F.conv2d(h, w[6], padding=1).relu(), w[7], padding=1).relu()
+    h = F.max_pool2d(h, 4).flatten(1)
+    torch.testing.assert_close(model(x), h @ w[8].T)
+
+
+def test_plain_resnet9_starts_from_a_cut_normal_law_of_variance_one_over_fan_in():
+    torch.manual_seed(0)
+    for weight in build("resnet9_plain", 10).parameters():
+        scaled = weight.detach() * weight[0].numel() ** 0.5
+        assert float(scaled.var()) == pytest.approx(1.0, rel=4 / weight.numel() ** 0.5)
+        assert float(scaled.abs().max()) < 2 / 0.8796
+
+
+def test_conv6_drops_channels_and_features_in_training_only():
+    torch.manual_seed(0)
+    model = build("conv6", 10, width=4, channel_dropout=0.5, head_dropout=0.0)
+    draw_from(model, torch.Generator().manual_seed(0))
+    x = torch.rand(2, 3, 32, 32)
+    maps = []
+    model.drop.register_forward_hook(lambda *a: maps.append((a[1][0], a[2])))
+    model(x)
+    seen, left = maps[0]
+    dropped = (left == 0).all(3).all(2) & (seen != 0).any(3).any(2)
+    assert bool(dropped.any())
+    torch.testing.assert_close(left[~dropped], 2 * seen[~dropped])
+    model.eval()
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(maps[-1][0], maps[-1][1])
+    with pytest.raises(ConfigError, match="dropout"):
+        build("conv6", 10, channel_dropout=1.0)
+    with pytest.raises(ConfigError, match="side 4"):
+        build("conv6", 10, image_size=4)
+
+
+def test_conv6_is_the_published_chain_of_layers():
+    """Also for a mean over dropout masks, which the hidden layers do not commute with."""
+    torch.manual_seed(3)
+    model = build("conv6", 10, width=2).double()
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    h = x
+    for block in (model.block1, model.block2, model.block3):
+        conv1, norm, _, conv2, _ = block
+        h = F.batch_norm(F.conv2d(h, conv1.weight, conv1.bias, padding=1), norm.running_mean, norm.running_var)
+        h = F.max_pool2d(F.conv2d(h.relu(), conv2.weight, conv2.bias, padding=1).relu(), 2)
+    model.eval()
+    torch.testing.assert_close(model.features(x), h.flatten(1))
+    w = list(model.head.parameters())
+    h = (h.flatten(1) @ w[0].T + w[1]).relu()
+    h = (h @ w[2].T + w[3]).relu()
+    assert [p.shape[0] for p in w[::2]] == [64, 32, 10]
+    torch.testing.assert_close(model(x), h @ w[4].T + w[5])
+    model.train()
+    features = torch.rand(4, model.feature_dim, dtype=torch.float64)
+    generator = torch.Generator()
+    draw_from(model, generator.manual_seed(1))
+    several = model.head(features, passes=3)
+    generator.manual_seed(1)
+    torch.testing.assert_close(several, torch.stack([model.head(features) for _ in range(3)]).mean(dim=0))

@@ -1,0 +1,163 @@
+"""Sums of two parts in place of weights: the network computes the same, for every kind of network."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from methods import models
+from methods.models.norm import StaticBatchNorm2d, reestimate
+from methods.parts.decomposition import (
+    Additive,
+    decompose,
+    flat,
+    pairs,
+    psi_names,
+    sparse,
+    sparse_bytes,
+    unflat,
+    update,
+)
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet9_plain": {"width": 4},
+    "resnet9": {"width": 4},
+    "wrn28_2": {"depth": 10, "width": 1, "norm": "static"},
+    "wrn28_8": {"depth": 10, "width": 1, "norm": "group"},
+    "small_cnn": {},
+    "vit_tiny_scratch": {"image_size": 32},
+}
+
+
+def network(name: str) -> nn.Module:
+    """Freshly initialised, in double precision."""
+    torch.manual_seed(0)
+    return models.build(name, 10, **NETWORKS[name]).double()
+
+
+def images(count: int = 4) -> Tensor:
+    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_computes_with_the_sum(name: str) -> None:
+    """sigma is the weight of before, psi a fifth of it: the output is that of weights 1.2 times as large."""
+    whole, divided = network(name), network(name)
+    decompose(divided)
+    kinds = (nn.Conv2d, nn.Linear)
+    with torch.no_grad():
+        for layer in whole.modules():
+            if isinstance(layer, kinds):
+                layer.weight.mul_(1.2)
+    for mode in (True, False):
+        torch.testing.assert_close(divided.train(mode)(images()), whole.train(mode)(images()))
+    weights = sum(isinstance(layer, kinds) for layer in whole.modules())
+    assert len(pairs(divided)) == len(psi_names(divided)) == weights
+    assert all(torch.equal(psi, 0.2 * sigma) for sigma, psi in pairs(divided))
+    single = len(list(whole.parameters()))
+    assert len(list(divided.parameters())) == single + weights
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_both_parts_have_the_gradient_of_the_sum(name: str) -> None:
+    divided = network(name)
+    decompose(divided)
+    divided(images()).square().sum().backward()
+    for sigma, psi in pairs(divided):
+        assert sigma.grad is not None
+        assert bool(sigma.grad.any())
+        assert torch.equal(sigma.grad, psi.grad)
+
+
+def test_convolutions_alone_and_none() -> None:
+    """Decomposing fewer layers leaves the others as they were."""
+    divided = network("resnet9")
+    decompose(divided, "convolutions")
+    assert len(pairs(divided)) == 8
+    assert isinstance(divided.head, nn.Linear)
+    assert "head.weight" in dict(divided.named_parameters())
+    whole = network("resnet9")
+    decompose(whole, "none")
+    assert pairs(whole) == []
+    assert list(whole.state_dict()) == list(network("resnet9").state_dict())
+
+
+def test_independent_parts() -> None:
+    """Drawn from the law of variance 2 / fan_out, and not a multiple of sigma."""
+    layer = nn.Sequential(nn.Conv2d(64, 32, 3))
+    torch.manual_seed(0)
+    decompose(layer, init="independent")
+    ((sigma, psi),) = pairs(layer)
+    assert float(psi.detach().var()) == pytest.approx(2.0 / (32 * 9), rel=0.05)
+    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
+    assert abs(float(mixed[0, 1])) < 0.05
+
+
+def test_small_entries_are_cut_in_evaluation_only() -> None:
+    """Values of exactly the bound are cut too."""
+    part = Additive(torch.tensor([1e-6, -5e-6, 6e-6, 1.0], dtype=torch.float64), cut=5e-6)
+    zero = torch.zeros(4, dtype=torch.float64)
+    assert part(zero).tolist() == [1e-6, -5e-6, 6e-6, 1.0]
+    assert part.eval()(zero).tolist() == [0.0, 0.0, 6e-6, 1.0]
+    assert sparse(torch.tensor([-2.0, 1.0, 0.0]), 1.0).tolist() == [-2.0, 0.0, 0.0]
+
+
+def test_another_psi_can_be_put_in() -> None:
+    """One network with its own sigma and the psi of another, as helpers are."""
+    own, other = network("wrn28_2").eval(), network("wrn28_2").eval()
+    for model in (own, other):
+        decompose(model)
+        model.eval()
+    with torch.no_grad():
+        for _, psi in pairs(other):
+            psi.add_(torch.randn_like(psi) * 0.1)
+    theirs = {name: other.get_parameter(name).detach() for name in psi_names(other)}
+    out = functional_call(own, theirs, (images(),))
+    own.load_state_dict({**own.state_dict(), **theirs})
+    assert torch.equal(own(images()), out)
+
+
+def test_copies_and_measured_statistics() -> None:
+    """A deep copy has parts of its own; static norms are measured on the sum."""
+    divided = network("wrn28_2")
+    decompose(divided)
+    twin = copy.deepcopy(divided)
+    assert list(twin.state_dict()) == list(divided.state_dict())
+    with torch.no_grad():
+        pairs(twin)[0][1].zero_()
+    assert bool(pairs(divided)[0][1].any())
+    reestimate(divided, [images(8)])
+    first = next(m for m in divided.modules() if isinstance(m, StaticBatchNorm2d))
+    sigma, psi = pairs(divided)[0]
+    maps = nn.functional.conv2d(images(8), sigma + psi, padding=1)
+    torch.testing.assert_close(first.running_mean, maps.mean((0, 2, 3)))
+
+
+def test_only_large_changes_are_sent() -> None:
+    """Closed form: more than delta, not delta itself."""
+    old, new = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.5, 0.25, -1.0, 1.0])
+    value, sent = update(new, old, 0.25)
+    assert value.tolist() == [0.5, 0.0, -1.0, 1.0]
+    assert sent.tolist() == [True, False, True, False]
+
+
+def test_bytes_of_sparse_updates() -> None:
+    """Values and one bit per entry; never more than all values; nothing where nothing changed."""
+    masks = [torch.arange(20) < k for k in (0, 3, 20)]
+    assert sparse_bytes(masks[:1], [4]) == 0
+    assert sparse_bytes(masks[1:2], [4]) == 3 * 4 + 3
+    assert sparse_bytes(masks[2:], [4]) == 20 * 4
+    assert sparse_bytes(masks, [4, 8, 2]) == 0 + (3 * 8 + 3) + 20 * 2
+    assert sparse_bytes([], []) == 0
+
+
+def test_flat_and_back() -> None:
+    """Also for weights whose channels come last in memory."""
+    like = {"a": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last), "b": torch.rand(5)}
+    vector = flat(like.values())
+    assert vector.shape == (2 * 3 * 16 + 5,)
+    back = unflat(vector, like)
+    assert all(torch.equal(back[name], like[name]) for name in like)

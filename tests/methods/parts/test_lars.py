@@ -1,0 +1,108 @@
+"""LARS against its closed form, and as an ordinary optimiser."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules.common.errors import ConfigError
+from methods.parts.lars import LARS, scaled
+
+
+def weight(*values: float) -> nn.Parameter:
+    """A matrix of one row, in double precision."""
+    return nn.Parameter(torch.tensor([values], dtype=torch.float64))
+
+
+def test_one_step_by_hand() -> None:
+    """w = (3, 4), g = (6, 8), decay 0.1: ratio 0.5 / (10 + 0.5), so each entry moves by lr ratio (g + 0.1 w)."""
+    w = weight(3.0, 4.0)
+    w.grad = torch.tensor([[6.0, 8.0]], dtype=torch.float64)
+    LARS([w], lr=2.0, weight_decay=0.1, trust=0.1).step()
+    ratio = 0.1 * 5.0 / (10.0 + 0.1 * 5.0)
+    assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 6.3, 4.0 - 2.0 * ratio * 8.4], rel=1e-15)
+
+
+def test_without_decay_a_step_is_trust_times_the_weight_long() -> None:
+    """Whatever the size of the gradient."""
+    for factor in (1e-4, 1.0, 1e4):
+        w = weight(3.0, 4.0)
+        w.grad = factor * torch.tensor([[5.0, -12.0]], dtype=torch.float64)
+        before = w.detach().clone()
+        LARS([w], lr=0.5, trust=1e-3).step()
+        assert float((w.detach() - before).norm()) == pytest.approx(0.5 * 1e-3 * 5.0, rel=1e-12)
+
+
+def test_momentum_is_a_sum_of_scaled_steps() -> None:
+    """v <- 0.9 v + lr u: the second step with the same weight norm and gradient is 1.9 times as long."""
+    w = weight(3.0, 4.0)
+    optimizer = LARS([w], lr=0.5, momentum=0.9, trust=1e-3)
+    moved = []
+    for _ in range(2):
+        with torch.no_grad():
+            w.copy_(torch.tensor([[3.0, 4.0]]))
+        w.grad = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+        optimizer.step()
+        moved.append(torch.tensor([[3.0, 4.0]]) - w.detach())
+    torch.testing.assert_close(moved[1], 1.9 * moved[0])
+    assert list(optimizer.state[w]) == ["momentum_buffer"]
+
+
+def test_biases_and_normalisation_are_exempt() -> None:
+    """They follow plain gradient descent, without decay; without momentum nothing is kept."""
+    layer = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer(x).square().mean().backward()
+    before = {name: (p.detach().clone(), p.grad.clone()) for name, p in layer.named_parameters()}
+    optimizer = LARS(layer.parameters(), lr=0.1, weight_decay=0.5)
+    optimizer.step()
+    for name, p in layer.named_parameters():
+        w, g = before[name]
+        expected = scaled(w, g, 0.5, 1e-3) if name == "0.weight" else g
+        torch.testing.assert_close(p.detach(), w - 0.1 * expected)
+    assert not optimizer.state
+
+
+def test_nothing_to_scale_by() -> None:
+    """A weight of zero moves along its gradient; a gradient of zero leaves only the decay."""
+    w = weight(0.0, 0.0)
+    w.grad = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == pytest.approx([-0.1, -0.2])
+    w = weight(1.0, 2.0)
+    w.grad = torch.zeros(1, 2, dtype=torch.float64)
+    LARS([w], lr=0.1, weight_decay=0.5).step()
+    assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+    w.grad = None
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == pytest.approx([0.95, 1.9])
+
+
+def test_the_rate_may_be_a_tensor() -> None:
+    """One that is changed in place between steps, as in a recorded step."""
+    w, rate = weight(3.0, 4.0), torch.tensor(0.5, dtype=torch.float64)
+    w.grad = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    optimizer = LARS([w], lr=rate, trust=1.0)
+    optimizer.step()
+    assert w.tolist()[0] == pytest.approx([0.5, 4.0])
+    rate.zero_()
+    optimizer.step()
+    assert w.tolist()[0] == pytest.approx([0.5, 4.0])
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"momentum": 1.0}, {"weight_decay": -1.0}, {"trust": -1.0}])
+def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="LARS"):
+        LARS([weight(1.0)], **{"lr": 0.1, **wrong})
+
+
+def test_closure() -> None:
+    """As of every optimiser, the loss of a closure comes back."""
+    w = weight(1.0, 1.0)
+
+    def closure() -> float:
+        w.grad = torch.ones_like(w)
+        return 3.0
+
+    assert LARS([w], lr=0.1).step(closure) == 3.0

@@ -1,0 +1,288 @@
+"""FedCon: the two losses and their averages, what travels, and how little the released clients move."""
+
+import copy
+from math import cos, exp, pi
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite, Sent
+from datamodules.common.errors import ConfigError
+from datamodules.digits import Digits
+from federations import SCENARIOS, FewDigits, plain_fabric
+from methods import models
+from methods.base import Pass, Stream, Visit
+from methods.fedcon import PRESETS, FedCon, dissimilarity, divergence, predictor, student_decay, warmup_factor
+from methods.parts.lars import LARS
+
+
+def few() -> FewDigits:
+    """A few digits over six clients, labels at the server, in double precision."""
+    data = FewDigits(scenario="server", partition="iid", **SCENARIOS["server"])
+    data.setup()
+    data.place(torch.device("cpu"), torch.float64)
+    return data
+
+
+def method(norm: str = "running", **args: Any) -> FedCon:
+    """Around a small network, in double precision."""
+    torch.manual_seed(0)
+    model = models.build("wrn28_2", 10, depth=10, width=1, norm=norm)
+    return FedCon(model, projector_width=32, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+
+
+def federation(made: FedCon, data: Digits | None = None, rounds: int = 3) -> Federation:
+    data = data or few()
+    return Federation(made, data, data.roster(0), plain_fabric("64-true"), rounds, seed=0)
+
+
+def images(count: int = 6, seed: int = 1) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 32, 32, generator=g, dtype=torch.float64)
+
+
+def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1, **visit: Any) -> None:
+    """A step per epoch of a client, or of the server (-1), on these fields."""
+    data = run.data.server if client < 0 else run.data.client(client)
+    run.engine.begin(Visit(client=client, size=data.size, **visit))
+    index = torch.arange(len(fields["x"]))
+    walk = Stream(index, len(index), {}, fields, shuffle=False)
+    work = [Pass({"labelled" if client < 0 else "unlabelled": walk})] * epochs
+    LocalSite(run.method, run.engine.around, data, run.method.visit, []).fit(work)
+
+
+def backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v for n, v in tensors.items() if n.startswith("model.") and not n.startswith("model.head.")}
+
+
+# Closed forms.
+
+
+def test_dissimilarity() -> None:
+    """-1 for the same direction, 1 for the opposite one, 0 across; no gradient reaches the target."""
+    p = torch.tensor([[2.0, 0.0], [0.0, 3.0]], requires_grad=True)
+    z = torch.tensor([[5.0, 0.0], [0.0, 0.1]], requires_grad=True)
+    found = torch.stack([dissimilarity(p, z), dissimilarity(p, -z), dissimilarity(p, z.flip(1))])
+    torch.testing.assert_close(found.detach(), torch.tensor([-1.0, 1.0, 0.0]))
+    dissimilarity(p, z).backward()
+    assert z.grad is None
+
+
+def test_divergence_is_torchs() -> None:
+    """Summed over classes, as a mean over samples."""
+    p, q = images(3).flatten(1)[:, :10], images(3, 2).flatten(1)[:, :10]
+    expected = F.kl_div(q.log_softmax(dim=1), p.softmax(dim=1), reduction="batchmean")
+    torch.testing.assert_close(divergence(p, q), expected)
+    assert float(divergence(p, p)) == pytest.approx(0.0)
+
+
+def test_schedules_by_hand() -> None:
+    """The student's decay from 0.9996 to 1 and back, and the warm-up that begins anew."""
+    assert student_decay(0) == pytest.approx(1 - 4e-4)
+    assert student_decay(10_000) == pytest.approx(1 - 2e-4)
+    assert student_decay(20_000) == pytest.approx(1.0)
+    assert student_decay(3000) == pytest.approx(1 - 4e-4 * (cos(0.15 * pi) + 1) / 2)
+    assert [warmup_factor(step, 20) for step in range(4)] == pytest.approx([1.0, 0.0, 0.05, 0.1])
+
+
+@pytest.mark.parametrize("consistency", ["teacher_twice", "ema_student"])
+def test_the_server_loss(consistency: str) -> None:
+    """One plain step: both views classified, and pulled to what the student says of the other view."""
+    plain = {"server_sgd_momentum": 0.0, "server_nesterov": False, "server_weight_decay": 0.0, "clip": False}
+    made = method(consistency=consistency, server_lr=0.1, lr_schedule="constant", **plain)
+    run = federation(made)
+    if made.student is not None:
+        with torch.no_grad():
+            for p in made.student.parameters():
+                p.mul_(1.5)
+    teacher = copy.deepcopy(made.model)
+    student = copy.deepcopy(made.student or made.model)
+    x, x2, y = images(), images(seed=2), torch.arange(6)
+    t, s = [teacher(x), teacher(x2)], [student(x).detach(), student(x2).detach()]
+    w = exp(-5 * (1 - 51 / 100) ** 2)
+    loss = 0.5 * F.cross_entropy(t[0], y) + 0.5 * F.cross_entropy(t[1], y)
+    loss = loss + w * (0.5 * divergence(s[1], t[0]) + 0.5 * divergence(s[0], t[1]))
+    assert float(divergence(s[1], t[0]).detach()) > 1e-4
+    slopes = torch.autograd.grad(loss, list(teacher.parameters()))
+    fit(run, -1, {"x": x, "x2": x2, "y": y}, round=50, rounds=100)
+    for new, old, slope in zip(made.model.parameters(), teacher.parameters(), slopes, strict=True):
+        torch.testing.assert_close(new, old - 0.1 * slope)
+    if made.student is not None:
+        decay = student_decay(51_000)
+        for new, old, goal in zip(
+            made.student.parameters(), student.parameters(), made.model.parameters(), strict=True
+        ):
+            torch.testing.assert_close(new, decay * old + (1 - decay) * goal)
+
+
+def test_the_server_round_counts_from_its_own_first_one() -> None:
+    """It trains before the clients: round 0 before the first round, then one more than the clients' last."""
+    made = method()
+    run = federation(made)
+    ramps = []
+    original = made.on_train_end
+    made.on_train_end = lambda: (ramps.append(float(made.ramp)) if made.visit.client < 0 else None, original())
+    run.run()
+    assert ramps == pytest.approx([exp(-5 * (1 - r / 100) ** 2) for r in range(4)])
+    assert ramps[0] == pytest.approx(0.0067, abs=1e-4)
+
+
+def test_the_client_loss() -> None:
+    """One plain step of backbone and predictor; the target then follows the new backbone."""
+    plain = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": False}
+    made = method(lr=0.1, lr_schedule="constant", target_decay=0.9, **plain)
+    run = federation(made)
+    with torch.no_grad():
+        for p in made.target.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    model, target, h = copy.deepcopy(made.model), copy.deepcopy(made.target), copy.deepcopy(made.projector)
+    x, x2 = images(), images(seed=2)
+    online = [h(model.features(x)), h(model.features(x2))]
+    goal = [target.features(x).detach(), target.features(x2).detach()]
+    loss = -0.5 * F.cosine_similarity(online[0], goal[1]).mean() - 0.5 * F.cosine_similarity(online[1], goal[0]).mean()
+    learnt = [p for n, p in model.named_parameters() if not n.startswith("head.")] + list(h.parameters())
+    slopes = torch.autograd.grad(loss, learnt)
+    fit(run, 0, {"x": x, "x2": x2})
+    new = [*made.backbone(), *made.projector.parameters()]
+    for after, before, slope in zip(new, learnt, slopes, strict=True):
+        torch.testing.assert_close(after, before - 0.1 * slope)
+    for after, before, now in zip(made.target.parameters(), target.parameters(), made.backbone(), strict=True):
+        torch.testing.assert_close(after, 0.9 * before + 0.1 * now)
+    assert torch.equal(made.model.head.weight, model.head.weight)
+
+
+def test_the_predictor() -> None:
+    """Linear, batch norm, ReLU, linear."""
+    kinds = [type(layer) for layer in predictor(8, 32)]
+    assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert predictor(8, 32)(torch.rand(4, 8)).shape == (4, 8)
+    assert FedCon(models.build("wrn28_2", 10, depth=10, width=1)).projector[0].out_features == 12288
+
+
+# What travels and what stays.
+
+
+def test_only_the_backbone_travels() -> None:
+    """With its running statistics; the classifier is the server's, predictor and target are the client's."""
+    run = federation(method())
+    run.server_phase(0, first=True)
+    visits = run.visits(0)[:2]
+    sent = run.method.broadcast(run.server, visits[0])
+    assert sent == backbone(run.server)
+    assert any("running_mean" in name for name in sent)
+    uploads, _, _ = run.run_visits(visits)
+    assert all(set(upload.tensors) == set(sent) for upload in uploads)
+    assert {name.split(".")[0] for name in run.clients[visits[0].client].tensors} == {"projector", "target"}
+    assert run.clients[visits[0].client].optimizers == []
+
+
+def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> None:
+    """Every client's own; at the second visit it is what the first one left."""
+    run = federation(method())
+    run.server_phase(0, first=True)
+    visit = Visit(client=2, size=run.data.client(2).size, first=True)
+    run.engine.arrive(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
+    own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
+    assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
+    run.run_visits([visit])
+    kept = run.clients[2].tensors
+    assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
+    run.engine.arrive(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
+    assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
+
+
+def test_the_average_is_uniform_and_the_classifier_stays() -> None:
+    """Also of running statistics."""
+    run = federation(method())
+    head = run.server["model.head.weight"].clone()
+    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    run.become_server()
+    run.method.aggregate(uploads)
+    state = run.method.state_dict()
+    for name in uploads[0].tensors:
+        if state[name].is_floating_point():
+            torch.testing.assert_close(state[name], torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
+    assert torch.equal(state["model.head.weight"], head)
+
+
+def test_momentum_of_the_average_moves_only_what_travels() -> None:
+    run = federation(method(server_momentum=0.5), rounds=2)
+    run.run()
+    assert not run.server["velocity.head.weight"].any()
+    assert run.server["velocity.conv.weight"].any()
+
+
+def test_a_client_with_one_image_waits() -> None:
+    """Batch norm in the predictor cannot train on one; the model comes back as it was sent."""
+    data = few()
+    site = data.client(0)
+    data._clients[0] = type(site)(site.labelled, site.labels, site.unlabelled[:1])
+    run = federation(method(), data)
+    upload = run.run_visits([Visit(client=0, size=1)])[0][0]
+    assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())
+
+
+# Presets.
+
+
+def test_presets() -> None:
+    """Each says all that the other says."""
+    assert set(PRESETS["table"]) == set(PRESETS["fedcon_repo"])
+    made = method(preset="fedcon_repo", lr=0.5)
+    assert (made.hparams.lr, made.hparams.optimizer, made.hparams.clip_norm) == (0.5, "lars", None)
+    assert made.hparams.batch_size == 50
+    assert (method().hparams.clip_norm, method().hparams.reset_momentum) == (1.0, True)
+    made.visit = Visit(client=-1)
+    server = made.configure_optimizers()
+    assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
+    made.visit = Visit(client=0)
+    client = made.configure_optimizers()
+    assert isinstance(client, LARS)
+    assert client.param_groups[0]["lr"] is made.rate
+    with pytest.raises(ConfigError, match="rate_warmup"):
+        method(rate_warmup=True)
+
+
+def test_rates_of_the_released_clients() -> None:
+    """0.0117 in the first step, then 0, then up by a tenth of the base per epoch."""
+    made = method(preset="fedcon_repo", batch_size=6)
+    run = federation(made)
+    made.warmup_steps = 10 * 4
+    rates = []
+    made.on_train_batch_end = lambda *a: rates.append(float(made.rate))
+    fit(run, 0, {"x": images(), "x2": images(seed=2)}, epochs=5)
+    base = 0.3 * 10 / 256
+    assert rates == pytest.approx([base, 0.0, base / 40, 2 * base / 40, 3 * base / 40])
+    run.engine.arrive(Visit(client=0, size=run.data.client(0).size), Sent(run.server, 0), None)
+    assert made.warmup_steps == 10 * (run.data.client(0).size // 6)
+
+
+def test_incomplete_batches_are_left_out() -> None:
+    """35 images in batches of 16 are two steps; 40 labels in batches of 16 as well."""
+    made = method(preset="fedcon_repo", batch_size=16, server_batch_size=16)
+    run = federation(made)
+    steps: dict[int, int] = {}
+    made.on_train_batch_end = lambda *a: steps.update({made.visit.client: steps.get(made.visit.client, 0) + 1})
+    run.server_phase(0)
+    run.run_visits(run.visits(0)[:1])
+    client = run.visits(0)[0].client
+    assert steps == {-1: 2, client: 2}
+    assert run.data.client(client).size == 35
+
+
+def test_released_clients_hardly_move() -> None:
+    """The hypothesis behind the published rows: no weight moves by more than a hundred-thousandth of its size."""
+    moved = {}
+    for preset in ("table", "fedcon_repo"):
+        run = federation(method(preset=preset, batch_size=7, lr_schedule="constant"))
+        upload = run.run_visits(run.visits(0)[:1])[0][0]
+        weights = [name for name, value in upload.tensors.items() if value.ndim > 1]
+        moved[preset] = max(
+            float((upload.tensors[name] - run.server[name]).norm() / run.server[name].norm()) for name in weights
+        )
+    assert moved["fedcon_repo"] < 2e-5
+    assert moved["table"] > 1000 * moved["fedcon_repo"]

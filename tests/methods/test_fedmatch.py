@@ -1,0 +1,582 @@
+"""FedMatch: two parts of every weight and who trains which, helpers and when they come, sparse messages, presets."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmark.federation.loop import Federation
+from benchmark.federation.reference import LocalSite, Sent
+from datamodules.common.errors import ConfigError, RunError
+from datamodules.digits import Digits
+from federations import SCENARIOS, FewDigits, make_federation, plain_fabric, run_rows
+from methods import models
+from methods.base import Pass, Stream, Visit
+from methods.fedmatch import (
+    PRESETS,
+    FedMatch,
+    agreed_labels,
+    helper_divergence,
+    nearest,
+    noise_image,
+)
+from methods.parts import decomposition as parts
+from methods.parts.dpl import debias
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet9_plain": {"width": 2},
+    "resnet9": {"width": 2},
+    "static": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "static"},
+    "running": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "running"},
+    "group": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "group"},
+}
+GENTLE = {"lr": 0.01, "lambda_s": 1.0, "lambda_l2": 1.0}
+"""The small CNN has no norms, and cannot bear a loss that counts ten times."""
+
+
+def few(scenario: str = "server", dtype: torch.dtype = torch.float64) -> FewDigits:
+    """A few digits over six clients, set up."""
+    data = FewDigits(scenario=scenario, partition="iid", **SCENARIOS[scenario])
+    data.setup()
+    data.place(torch.device("cpu"), dtype)
+    return data
+
+
+def single() -> FewDigits:
+    """In single precision, with labels at the server."""
+    return few(dtype=torch.float32)
+
+
+def method(network: str = "resnet9_plain", **args: Any) -> FedMatch:
+    """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
+    options = dict(NETWORKS[network])
+    torch.manual_seed(0)
+    model = models.build(options.pop("name", network), 10, **options)
+    return FedMatch(model, 10, 6, (3, 32, 32), **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+
+
+def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
+    """In double precision, with labels at the server unless the data says otherwise."""
+    data = data or few()
+    return Federation(made, data, data.roster(0), plain_fabric("64-true"), rounds, seed=0)
+
+
+def images(count: int = 6, seed: int = 1) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 32, 32, generator=g, dtype=torch.float64)
+
+
+def probabilities(*shape: int, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64).softmax(dim=-1)
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """Names of tensors that both have and that differ."""
+    return {name for name in before if name in after and not torch.equal(before[name], after[name])}
+
+
+def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "unlabelled") -> None:
+    """One step of a client, or of the server (-1), on these fields."""
+    data = run.data.server if client < 0 else run.data.client(client)
+    visit = Visit(client=client, size=data.size)
+    run.engine.begin(visit)
+    index = torch.arange(len(fields["x"]))
+    walk = Stream(index, len(index), {}, fields, shuffle=False)
+    LocalSite(run.method, run.engine.around, data, visit, []).fit([Pass({stream: walk})])
+
+
+# The two parts.
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_labels_train_sigma_and_images_train_psi(network: str) -> None:
+    """At the server, and at a client without labels; biases and norms are part of sigma."""
+    run = federation(method(network))
+    psi = {f"model.{name}" for name in run.method.psi_names}
+    everything = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
+    assert len(psi) == len(parts.pairs(run.method.model)) > 8
+    before = dict(run.server)
+    uploads, _, _ = run.run_visits(run.visits(0)[:2])
+    for upload in uploads:
+        assert changed(before, upload.tensors) & everything == psi
+    run.become_server()
+    run.server_phase(0)
+    assert changed(before, run.server) & everything == everything - psi
+
+
+@pytest.mark.parametrize("network", ["resnet9_plain", "running"])
+def test_a_client_with_labels_trains_both(network: str) -> None:
+    """Labelled images alone move sigma, unlabelled ones alone psi; a step on both moves sigma first."""
+    data = few("all_clients")
+    run = federation(method(network, preset="sane", threshold=0.0), data)
+    psi = {f"model.{name}" for name in run.method.psi_names}
+    named = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
+    engine, before = run.engine, dict(run.server)
+
+    def trained(*streams: str) -> dict[str, Tensor]:
+        site, work = engine.arrive(Visit(size=data.client(0).size), Sent(run.server, 0), None)
+        made = work[0]
+        assert isinstance(made, Pass)
+        site.fit([Pass({name: made.streams[name] for name in streams}, steps=1)])
+        return run.method.tensors("shared")
+
+    labelled, unlabelled, both = trained("labelled"), trained("unlabelled"), trained("labelled", "unlabelled")
+    assert changed(before, labelled) & named == named - psi
+    assert changed(before, unlabelled) & named == psi
+    assert changed(labelled, both) & named == psi
+    assert changed(unlabelled, both) & named == named  # psi sees the new sigma
+
+
+def test_sigma_descends_on_labels() -> None:
+    """One plain step of lambda_s times the cross-entropy."""
+    data = few()
+    run = federation(method(preset="fedmatch_repo", lr=0.01, server_batch_size=1000), data)
+    model = copy.deepcopy(run.method.model)
+    index = data.server.labelled
+    x, y = data.take("weak", index, torch.Generator()), data.server.labels
+    sigma = [sigma for sigma, _ in parts.pairs(model)]
+    slopes = torch.autograd.grad(10.0 * F.cross_entropy(model(x), y), sigma)
+    fit(run, -1, {"x": x, "y": y}, "labelled")
+    for (new, psi), (old, same), slope in zip(parts.pairs(run.method.model), parts.pairs(model), slopes, strict=True):
+        torch.testing.assert_close(new, old - 0.01 * slope)
+        assert torch.equal(psi, same)
+
+
+@pytest.mark.parametrize("dpl", [False, True])
+@pytest.mark.parametrize("helped", [False, True])
+def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
+    """One plain step of the four terms, written out; helper votes and the divergence use raw probabilities."""
+    made = method(momentum=0.0, nesterov=False, weight_decay=0.0, dpl=dpl, lr=0.01, lr_schedule="constant")
+    run = federation(made)
+    model, x, strong = copy.deepcopy(made.model), images(), images(seed=2)
+    helpers = probabilities(6, 2, 10)
+    logits = model(x)
+    own = logits.softmax(dim=1)
+    seen = debias(own.detach()) if dpl else own.detach()
+    made.hparams.threshold = float(seen.max(dim=1).values.median())
+    confident = seen.max(dim=1).values >= made.hparams.threshold
+    assert 0 < int(confident.sum()) < 6
+    if dpl:
+        assert not torch.equal(seen.argmax(dim=1), own.argmax(dim=1))
+    labels, terms = [], []
+    for i in range(6):
+        votes = torch.zeros(10)
+        votes[seen[i].argmax()] += 1
+        for j in range(2 if helped else 0):
+            votes[helpers[i, j].argmax()] += 1
+        labels.append(int(votes.argmax()))
+    if helped:
+        logs = own.log()[:, None].expand(-1, 2, -1)
+        divergence = F.kl_div(logs, helpers, reduction="none").sum(dim=2).mean(dim=1)
+        terms.append(0.01 * divergence[confident].mean())
+    terms.append(0.01 * F.cross_entropy(model(strong)[confident], torch.tensor(labels)[confident]))
+    terms.append(1e-5 * sum(psi.abs().sum() for _, psi in parts.pairs(model)))
+    terms.append(10.0 * sum((sigma - psi).square().sum() for sigma, psi in parts.pairs(model)))
+    psi = [psi for _, psi in parts.pairs(model)]
+    slopes = torch.autograd.grad(sum(terms), psi)
+    fit(run, 0, {"x": x, "strong": strong, "index": torch.arange(6)} | ({"helpers": helpers} if helped else {}))
+    for (_, new), old, slope in zip(parts.pairs(made.model), psi, slopes, strict=True):
+        torch.testing.assert_close(new, old - 0.01 * slope)
+
+
+def test_without_confident_images_only_the_regularisers_pull() -> None:
+    """psi moves by ``lr (lambda_l1 sign(psi) + 2 lambda_l2 (psi - sigma))``."""
+    made = method(threshold=1.1, momentum=0.0, nesterov=False, weight_decay=0.0, lr=0.01, lambda_l1=0.5)
+    run = federation(made)
+    before = [(sigma.detach().clone(), psi.detach().clone()) for sigma, psi in parts.pairs(made.model)]
+    fit(run, 0, {"x": images(), "strong": images(), "index": torch.arange(6)})
+    for (sigma, psi), (_, new) in zip(before, parts.pairs(made.model), strict=True):
+        torch.testing.assert_close(new, psi - 0.01 * (0.5 * psi.sign() + 20.0 * (psi - sigma)))
+
+
+# Helpers.
+
+
+def test_votes() -> None:
+    """One each; the lowest of several classes with most votes."""
+    own = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]])
+    helpers = torch.tensor(
+        [
+            [[0.8, 0.1, 0.1], [0.7, 0.2, 0.1]],  # 2 | 0, 0: outvoted
+            [[0.1, 0.8, 0.1], [0.9, 0.1, 0.0]],  # 2 | 1, 0: all equal
+            [[0.1, 0.1, 0.8], [0.9, 0.1, 0.0]],  # 0 | 2, 0
+        ]
+    )
+    assert agreed_labels(own, helpers).tolist() == [0, 0, 0]
+    assert agreed_labels(own, helpers[:, :1]).tolist() == [0, 1, 0]
+    assert agreed_labels(own, None).tolist() == [2, 2, 0]
+
+
+def test_divergence_from_the_helpers() -> None:
+    """torch's divergence, a helper that is certain, and one that agrees."""
+    logits, helpers = torch.randn(5, 10, dtype=torch.float64), probabilities(5, 2, 10)
+    helpers[0, 0] = F.one_hot(torch.tensor(3), 10).double()
+    helpers[1] = logits[1].softmax(dim=0)
+    found = helper_divergence(logits, helpers)
+    logs = logits.log_softmax(dim=1)
+    for i in range(5):
+        expected = sum(F.kl_div(logs[i], helpers[i, j], reduction="sum") for j in range(2)) / 2
+        torch.testing.assert_close(found[i], expected)
+    assert abs(float(found[1])) < 1e-12
+
+
+def test_nearest_clients() -> None:
+    """By distance, without the client itself or those never seen; the lower id of two equally far away."""
+    vectors = torch.tensor([[0.0, 0.0], [3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 0.0]])
+    seen = torch.tensor([True, True, True, True, False])
+    assert nearest(vectors, seen, 0, 2) == [2, 3]
+    assert nearest(vectors, seen, 1, 2) == [2, 0]
+    assert nearest(vectors, seen, 1, 9) == [2, 0, 3]
+    assert nearest(vectors, seen, 4, 2) == []
+    assert nearest(vectors, torch.tensor([True] + [False] * 4), 0, 2) == []
+
+
+def test_the_noise_is_one_image_within_bounds() -> None:
+    """A normal law of mean 125 and deviation 125 that is cut at 0 and 255 has mean 126.4 and deviation 69.6."""
+    noise = noise_image((3, 64, 64))
+    assert noise.shape == (1, 3, 64, 64)
+    assert torch.equal(noise, noise_image((3, 64, 64)))
+    assert float(noise.min()) >= 0
+    assert float(noise.max()) <= 1
+    draws = 125 + 125 * torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    draws = draws[(draws >= 0) & (draws <= 255)]
+    assert float(noise.mean()) * 255 == pytest.approx(float(draws.mean()), abs=1.5)
+    assert float(noise.std()) * 255 == pytest.approx(float(draws.std()), abs=1.5)
+
+
+def test_helpers_come_in_every_second_round_to_known_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the last psi of the clients whose models answer most alike; in other rounds nobody helps."""
+    run = make_federation("fedmatch", single(), rounds=6, helper_every=2, local_epochs=1, server_epochs=1, **GENTLE)
+    run.roster = run.data.roster(0, participants=3)
+    made = run.method
+    sent: list[tuple[Visit, dict[str, Tensor], dict[str, Tensor]]] = []
+    original = made.broadcast
+
+    def broadcast(server: dict[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        tensors = original(server, visit)
+        sent.append((visit, server, tensors))
+        return tensors
+
+    monkeypatch.setattr(made, "broadcast", broadcast)
+    last: dict[int, Tensor] = {}
+    helped = 0
+    run.server_phase(0, first=True)
+    for number in range(6):
+        sent.clear()
+        known = set(last)
+        run.run_round(number)
+        for visit, server, tensors in sent:
+            count = int(tensors.get("helper_count", 0))
+            due = number % 2 == 1 and visit.client in known and len(known) > 1
+            assert (count > 0) == due
+            helped += due
+            if due:
+                distances = (server["vectors"] - server["vectors"][visit.client]).norm(dim=1).tolist()
+                order = sorted(known - {visit.client}, key=distances.__getitem__)
+                assert count == min(2, len(order))
+                for slot, helper in enumerate(order[:2]):
+                    assert torch.equal(tensors[f"helper.{slot}"], last[helper])
+        last = {k: v["psi"].clone() for k, v in made.memory.items()}
+        assert set(last) == set(run.server["seen"].nonzero()[:, 0].tolist())
+    assert helped > 2
+
+
+def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
+    """Its predictions on the plain images come with the batches, and stay as they are during the visit."""
+    data = few()
+    run = federation(method("static"), data)
+    made = run.method
+    other = [torch.randn_like(psi) * 0.1 for _, psi in parts.pairs(made.model)]
+    sent = {**run.server, "helper.0": parts.flat(other), "helper_count": torch.tensor(1)}
+    site, work = run.engine.arrive(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
+    fields = work[0].streams["unlabelled"].fields
+    index = data.client(2).unlabelled
+    assert torch.equal(fields["index"], index)
+    model = copy.deepcopy(made.model).eval()
+    with torch.no_grad():
+        for (_, psi), value in zip(parts.pairs(model), other, strict=True):
+            psi.copy_(value)
+        expected = torch.cat([model(x) for x in site.views("test", index)]).softmax(dim=1)
+    torch.testing.assert_close(fields["helpers"], expected[:, None])
+    _, alone = run.engine.arrive(Visit(client=2, size=data.client(2).size), Sent(run.server, 0), None)
+    assert "helpers" not in alone[0].streams["unlabelled"].fields
+
+
+def test_the_vector_of_a_client_is_what_its_model_says_to_the_noise() -> None:
+    """The model that the server gets: sigma plus the uploaded psi."""
+    run = federation(method("group"))
+    uploads, _, _ = run.run_visits(run.visits(0)[:2])
+    run.become_server()
+    run.method.aggregate(uploads)
+    for upload in uploads:
+        run.method.load_tensors(upload.tensors)
+        run.method.eval()
+        expected = run.method.predict(run.method.noise)[0]
+        torch.testing.assert_close(run.method.vectors[upload.visit.client], expected, rtol=0, atol=1e-12)
+    assert run.method.seen.sum() == 2
+
+
+# Messages.
+
+
+def test_only_what_changed_is_uploaded() -> None:
+    """Entries within delta of what was sent come back as they were, small ones as 0; bytes count the others."""
+    data = few("all_clients")
+    run = federation(method(preset="original", l1_threshold=1e-3, delta=2e-4, lr=1e-3), data)
+    upload = run.run_visits([Visit(client=1, size=data.client(1).size)])[0][0]
+    psi = {f"model.{name}" for name in run.method.psi_names}
+    trained = run.method.tensors("shared")  # the upload's values: the method keeps them
+    masks = []
+    for name, value in upload.tensors.items():
+        sent = value != run.server[name]
+        masks.append(sent)
+        assert bool(((value - run.server[name]).abs()[sent] > 2e-4).all())
+        if name in psi:
+            assert bool(((value.abs() > 1e-3) | (value == 0))[sent].all())
+        assert torch.equal(trained[name], value)
+    share = sum(int(m.sum()) for m in masks) / sum(m.numel() for m in masks)
+    assert 0.01 < share < 0.99
+    assert upload.num_bytes == parts.sparse_bytes(masks, [8] * len(masks))
+
+
+def test_nothing_trained_nothing_uploaded() -> None:
+    """Neither sigma without labels, nor psi at a rate of 0."""
+    run = federation(method("static", lr=0.0))
+    upload = run.run_visits(run.visits(0)[:1])[0][0]
+    assert upload.num_bytes == 0
+    assert changed(run.server, upload.tensors) == set()
+
+
+def test_only_what_changed_is_downloaded() -> None:
+    """A client keeps its own entries where the server's are within delta; the first download is whole."""
+    data = few("all_clients")
+    for download in ("full", "changed"):
+        run = federation(method(preset="original", download=download, delta=1e-3, helpers=0), data, rounds=2)
+        run.server_phase(0, first=True)
+        rows = [run.run_round(0), run.run_round(1)]
+        whole = sum(t.numel() * t.element_size() for t in run.method.tensors("shared").values())
+        assert rows[0]["bytes_down"] == rows[0]["visits"] * whole
+        visit = Visit(round=2, client=0, size=data.client(0).size)
+        sent = run.method.broadcast(run.server, visit)
+        if download == "full":
+            assert run.method.memory == {}
+            assert rows[1]["bytes_down"] == 2 * rows[0]["bytes_down"]
+            assert changed(run.server, sent) == set()
+            continue
+        assert rows[1]["bytes_down"] < 1.9 * rows[0]["bytes_down"]
+        held = run.method.memory[0]
+        old = parts.unflat(held["psi"], {n: sent[f"model.{n}"] for n in run.method.psi_names})
+        for name, value in old.items():
+            now, server = sent[f"model.{name}"], parts.sparse(run.server[f"model.{name}"], 5e-6)
+            apart = (server - value).abs() > 1e-3
+            assert torch.equal(now, torch.where(apart, server, value))
+        masks = [
+            sent[f"model.{name}"] != value
+            for part, names in (("psi", run.method.psi_names), ("sigma", run.method.whole_names()))
+            for name, value in parts.unflat(held[part], {n: sent[f"model.{n}"] for n in names}).items()
+        ]
+        assert run.method.sent_bytes(sent, visit) == parts.sparse_bytes(masks, [8] * len(masks))
+
+
+def test_helpers_are_counted() -> None:
+    """Two more parts psi on the way down, where no entry of them is 0."""
+    run = make_federation("fedmatch", single(), rounds=2, helper_every=1, local_epochs=1, **GENTLE)
+    rows = run_rows(run)
+    psi = sum(p.numel() * 4 for p in run.method.psi().values())
+    whole = rows[0]["bytes_down"] // rows[0]["visits"]
+    second = rows[1]["bytes_down"] - rows[0]["bytes_down"]
+    assert second == pytest.approx(rows[1]["visits"] * (whole + 2 * psi + 8), rel=1e-3)
+
+
+def test_the_average_is_uniform() -> None:
+    """Of sigma and of psi, whatever the clients' sizes."""
+    data = few("all_clients")
+    site = data._clients[0]
+    data._clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
+    run = federation(method(preset="sane", server_momentum=0.0, local_epochs=1), data)
+    uploads, _, _ = run.run_visits(run.visits(0)[:3])
+    assert len({upload.weight for upload in uploads}) > 1
+    run.become_server()
+    run.method.aggregate(uploads)
+    for name, value in run.method.tensors("shared").items():
+        torch.testing.assert_close(value, torch.stack([u.tensors[name] for u in uploads]).mean(dim=0))
+
+
+def test_a_run_with_helpers_resumes_exactly() -> None:
+    """What the server remembers of the clients is part of a checkpoint."""
+    args = {"helper_every": 1, "local_epochs": 1, "server_epochs": 1, "threshold": 0.12, **GENTLE}
+    whole = make_federation("fedmatch", single(), rounds=4, **args)
+    rows = run_rows(whole)
+    part = make_federation("fedmatch", single(), rounds=4, **args)
+    part.server_phase(0, first=True)
+    for number in range(2):
+        part.run_round(number)
+        part.round += 1
+    buffer = io.BytesIO()
+    torch.save(part.state_dict(), buffer)
+    buffer.seek(0)
+    rest = make_federation("fedmatch", single(), rounds=4, **args)
+    rest.load_state_dict(torch.load(buffer, weights_only=False))
+    assert run_rows(rest) == rows[2:]
+    assert any(row["loss_helpers"] > 0 for row in rows[2:])
+
+
+# The plateau rule.
+
+
+def test_the_servers_rate_falls_with_the_validation_loss() -> None:
+    """After every ``patience``-th look without improvement to a third; the clients keep theirs."""
+    data = FewDigits(scenario="server", partition="iid", validation=50, **SCENARIOS["server"])
+    data.place(torch.device("cpu"), torch.float64)
+    data.setup()
+    made = method(preset="fedmatch_repo", patience=2)
+    run = federation(made, data)
+    made.eval()
+    with torch.no_grad():
+        held = data.server.validation
+        logits = made(data.take("test", held))
+        expected = F.cross_entropy(logits, data._labels[held])
+    site = LocalSite(made, run.engine.around, data.server, Visit(client=-1), [])
+    torch.testing.assert_close(made.validation_loss(site), expected)
+    losses = iter([2.0, 3.0, 2.5, 1.0, 1.0, 1.0])
+    made.validation_loss = lambda server: torch.tensor(next(losses))
+    rates = []
+    for number in range(6):
+        made.visit = Visit(round=number, client=-1)
+        rates.append(made.learning_rate())
+        run.server_phase(number)
+        run.become_server()
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 1e-3 / 3, 1e-3 / 3, 1e-3 / 3])
+    assert made.learning_rate() == pytest.approx(1e-3 / 9)
+    made.visit = Visit(round=6, client=3)
+    assert made.learning_rate() == 1e-3
+    with pytest.raises(RunError, match=r"data\.validation"):
+        federation(method(preset="fedmatch_repo", patience=2)).server_phase(0)
+
+
+# Presets.
+
+
+def test_presets() -> None:
+    """Every preset says everything that the first one says; what is given wins."""
+    assert all(set(values) == set(PRESETS["faithful"]) for values in PRESETS.values())
+    made = method(preset="original", lr=0.5)
+    assert (made.hparams.lr, made.hparams.momentum, made.hparams.batches) == (0.5, 0.0, "in_order")
+    made = method(preset="sane")
+    assert (made.hparams.threshold, made.hparams.batches, made.hparams.server_momentum) == (0.95, "full", 0.5)
+    made = method(preset="fedmatch_repo")
+    assert (made.hparams.lambda_l1, made.hparams.delta, made.hparams.server_batch_size) == (1e-5, 1e-5, 100)
+
+
+@pytest.mark.parametrize(
+    ("labelled", "unlabelled", "steps", "size"),
+    [(50, 450, 5, 90), (54, 451, 5, 91), (55, 100, 6, 17), (45, 90, 4, 23), (4, 30, 1, 30), (10, 148, 1, 148)],
+)
+def test_steps_in_order(labelled: int, unlabelled: int, steps: int, size: int) -> None:
+    """round(n_s / 10) steps, halves to even, at least one; ceil(n_u / steps) images each, always in stored order."""
+    data = few("all_clients")
+    site = data.client(0)
+    own = (torch.arange(labelled) % len(site.labelled), torch.arange(unlabelled) % len(site.unlabelled))
+    data._clients[0] = type(site)(site.labelled[own[0]], site.labels[own[0]], site.unlabelled[own[1]])
+    run = federation(method(preset="original"), data)
+    seen: list[dict[str, Any]] = []
+    run.method.on_train_batch_end = lambda *a: seen.append(a[1])
+    run.run_visits([Visit(client=0, size=labelled + unlabelled)])
+    assert len(seen) == steps
+    assert all(len(batch["labelled"]["y"]) <= 10 for batch in seen)
+    assert len(seen[0]["unlabelled"]["index"]) == size
+    walked = torch.cat([batch["unlabelled"]["index"] for batch in seen])[:unlabelled]
+    assert torch.equal(walked, data.client(0).unlabelled[: len(walked)])
+    labels = torch.cat([batch["labelled"]["y"] for batch in seen])
+    assert torch.equal(labels, data.client(0).labels[: len(labels)])
+
+
+@pytest.mark.parametrize(("images_", "steps"), [(499, 5), (540, 5), (560, 6), (40, 1)])
+def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
+    """round(n / 100)."""
+    data = few()
+    site = data.client(0)
+    index = site.unlabelled[torch.arange(images_) % len(site.unlabelled)]
+    data._clients[0] = type(site)(site.labelled, site.labels, index)
+    run = federation(method(preset="fedmatch_repo"), data)
+    work = run.engine.arrive(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
+    assert [made.steps for made in work] == [steps]
+    assert work[0].streams["unlabelled"].batch_size == 100
+
+
+def test_full_batches() -> None:
+    """One step per epoch on all labelled and all unlabelled images."""
+    data = few("all_clients")
+    run = federation(method(preset="sane", local_epochs=3), data)
+    seen: list[dict[str, Any]] = []
+    run.method.on_train_batch_end = lambda *a: seen.append(a[1])
+    run.run_visits(run.visits(0)[:1])
+    client = data.client(run.visits(0)[0].client)
+    sizes = {(len(b["labelled"]["y"]), len(b["unlabelled"]["index"])) for b in seen}
+    assert len(seen) == 3
+    assert sizes == {(len(client.labelled), len(client.unlabelled))}
+
+
+def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
+    """Nor what its norms learn: only convolutions have parts, and they start independently."""
+    data = few("all_clients")
+    run = federation(method("static", preset="semifl", threshold=0.0, local_epochs=1), data)
+    before = dict(run.server)
+    run.run_round(0)
+    parameters = [f"model.{name}" for name, _ in run.method.model.named_parameters()]
+    named = {name for name in parameters if float((run.server[name] - before[name]).abs().max()) > 1e-12}
+    assert named
+    assert all(".parametrizations.weight." in name for name in named)
+    assert not any(name.startswith("model.head") for name in named)
+    sigma, psi = parts.pairs(run.method.model)[1]
+    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
+    assert abs(float(mixed[0, 1])) < 0.5
+
+
+def test_inert_clients_only_move_running_statistics() -> None:
+    """FedCon's copy of FedMatch: no weight of any client changes."""
+    for network, moves in (("running", True), ("static", False)):
+        run = federation(method(network, preset="fedcon_repo_inert", local_epochs=1))
+        assert run.method.psi_names == []
+        assert len(run.method.configure_optimizers()) == 1
+        uploads, _, _ = run.run_visits(run.visits(0)[:2])
+        for upload in uploads:
+            names = changed(run.server, upload.tensors)
+            assert all("running_" in name or "num_batches" in name for name in names)
+            assert bool(names) == moves
+
+
+def test_inert_clients_leave_what_the_labels_alone_give() -> None:
+    """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
+    args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
+    inert = make_federation("fedmatch", single(), preset="fedcon_repo_inert", **args)
+    alone = make_federation("server_only", single(), **args)
+    start = dict(inert.server)
+    rows = [[row["acc"] for row in run_rows(run)] for run in (inert, alone)]
+    assert rows[0] == rows[1]
+    weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
+    assert changed(start, alone.server) == set(weights)
+    assert changed(weights, inert.server) == set()
+
+
+def test_two_optimisers_and_their_rates() -> None:
+    """Of one kind; the original keeps nothing between visits."""
+    made = method(preset="feddure_hparams")
+    kinds = made.configure_optimizers()
+    assert [type(one) for one in kinds] == [torch.optim.Adam] * 2
+    assert all(one.param_groups[0]["lr"] == 5e-4 for one in kinds)
+    assert list(made.optimizer_scopes()) == ["local"]
+    assert list(method().optimizer_scopes()) == ["personal"]
+    trained = [id(p) for one in kinds for p in one.param_groups[0]["params"]]
+    assert sorted(trained) == sorted(id(p) for p in made.model.parameters())
+
+
+@pytest.mark.parametrize("wrong", [{"lambda_a": -1.0}, {"helper_every": 0}, {"delta": -1.0}, {"patience": 0}])
+def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        method(**wrong)
