@@ -564,6 +564,20 @@ def test_inert_clients_leave_what_the_labels_alone_give() -> None:
     assert changed(weights, inert.server) == set()
 
 
+def test_the_pull_to_sigma_drowns_pseudo_labels() -> None:
+    """Why clients that do learn hardly add to the labels: psi ends where it would without pseudo-labels."""
+    moved = {}
+    for lambda_l2 in (10.0, 0.0):
+        ends = []
+        for lambda_a in (0.01, 0.0):
+            run = federation(method("static", threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=5))
+            upload = run.run_visits(run.visits(0)[:1])[0][0]
+            ends.append(parts.flat(upload.tensors[f"model.{name}"] for name in run.method.psi_names))
+        moved[lambda_l2] = float((ends[0] - ends[1]).norm() / ends[1].norm())
+    assert 0 < moved[10.0] < 1e-3
+    assert moved[0.0] > 50 * moved[10.0]
+
+
 def test_two_optimisers_and_their_rates() -> None:
     """Of one kind; the original keeps nothing between visits."""
     made = method(preset="feddure_hparams")
