@@ -69,7 +69,9 @@ def pairs(found: Sequence[Setting]) -> pd.DataFrame:
     """For every pair of methods of a setting the share of seeds in which the first is above the second."""
     parts = []
     for one in found:
-        shares = superiority(one.scores).rename_axis(index="a", columns="b").stack().rename("probability_a_above_b")
+        shares = (
+            superiority(one.scores).rename_axis(index="a", columns="b").stack().dropna().rename("probability_a_above_b")
+        )
         parts.append(shares.reset_index().assign(setting=one.table.number, dataset=one.dataset))
     return pd.concat(parts, ignore_index=True)[["setting", "dataset", "a", "b", "probability_a_above_b"]]
 
@@ -83,8 +85,10 @@ def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
 def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
     """The page: one table per setting table with its data sets side by side, the ranking, and the costs."""
     parts = [f"# {suite.title}", _provenance(suite, plan, runs), READ]
-    for table in dict.fromkeys(one.table for one in found):
+    for table in suite.tables:
         own = [one for one in found if one.table is table]
+        if not own:
+            continue
         parts += [f"## {table.title}", _comparison(own), _ranking(ranking(found, table)), "What it costs", _costs(own)]
     return "\n\n".join(parts) + "\n"
 
