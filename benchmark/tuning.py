@@ -45,8 +45,8 @@ def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> l
     """All trials of some rows, as the entry ``tuning`` of the suite's scale describes them.
 
     That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
-    ``share_of_rounds``, and a layer of options (``set``, ``methods``): a seed of its own, held-out labels, and lengths in
-    rounds that fit the shorter run.
+    ``share_of_rounds``, and a layer of options (``set``, ``methods``): a seed of its own, held-out labels, and lengths
+    in rounds that fit the shorter run.
 
     Raises:
         ConfigError: the scale has no such entry, or a row has no learning rate to multiply.

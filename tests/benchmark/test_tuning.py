@@ -75,7 +75,7 @@ def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
             "quick": {"seeds": [0], "tuning": {"factors": [1], "share_of_rounds": 1, "rates": ["method.nothing"]}}
         }
     }
-    with pytest.raises(ConfigError, match="none of method.nothing has a value to start from"):
+    with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
         trials(Suite(spec, "toy.yaml"), "quick", suite.rows, runtime)
 
 
