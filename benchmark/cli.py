@@ -8,20 +8,32 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import describe, fit, plot, status, table
+from benchmark.commands import describe, fit, names, plot, status, table, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
+from benchmark.launch.environment import code_version, package_version
 from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
 from datamodules.common.errors import BenchError, ConfigError
 
-ROOMS: dict[str, Any] = {"fit": fit, "table": table, "status": status, "plot": plot, "describe": describe}
+ROOMS: dict[str, Any] = {
+    "fit": fit,
+    "table": table,
+    "status": status,
+    "plot": plot,
+    "describe": describe,
+    "verify": verify,
+    "list": names,
+}
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: room.run for name, room in ROOMS.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 fine, 1 a run failed, 2 bad input, 130 interrupted."""
+    """Run a command; returns the exit code: 0 fine, 1 a run failed or differs, 2 bad input, 130 interrupted."""
     try:
         arguments, dotted = split_dotted(list(sys.argv[1:] if argv is None else argv))
+        if arguments[:1] == ["--version"]:
+            print(f"fssl-bench {package_version()} ({code_version()})")
+            return 0
         chosen = _parse(arguments)
         return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
     except BenchError as error:
@@ -32,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
+        print("interrupted; nothing has been lost that was on disk", file=sys.stderr)
         return 130
 
 
@@ -97,6 +109,7 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     top = ArgumentParser(prog="python -m benchmark", description=__doc__, exit_on_error=False)
     commands = {name: ArgumentParser(description=room.ABOUT, exit_on_error=False) for name, room in ROOMS.items()}
+    top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()
     for name, command in commands.items():
         ROOMS[name].add_arguments(command)

@@ -1,6 +1,7 @@
 """What several commands share: options that name classes, lists, and the plan of a suite."""
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.config import Runtime
+from benchmark.launch.environment import gpu_name, slow_precision
 from benchmark.registry import KINDS, described, find_class, known_names
-from benchmark.suites.suite import Plan, Suite, load
+from benchmark.suites.suite import Plan, Suite
 from datamodules.common.errors import ConfigError
 
 MAPPINGS = ("model_args", "roster")
@@ -30,10 +32,9 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
 
 
-def planned(options: Namespace, runtime: Runtime) -> tuple[Suite, Plan]:
-    """The suite that the options name, and its plan."""
-    suite = load(options.paper)
-    return suite, suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime)
+def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:
+    """The runs of a suite that the options name."""
+    return suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime, precision)
 
 
 def numbers(text: str | None, option: str) -> list[int]:
@@ -47,6 +48,13 @@ def numbers(text: str | None, option: str) -> list[int]:
 def listed(text: str | None) -> list[str]:
     """Words separated by commas, as they are or in brackets."""
     return [part.strip() for part in (text or "").strip("[]").split(",") if part.strip()]
+
+
+def warn_of_slow_precision(precision: str, accelerator: str) -> None:
+    """Say it before anything is run if the precision makes runs slower on this machine."""
+    warning = slow_precision(precision)
+    if warning and gpu_name(accelerator) is None:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def refuse(dotted: Mapping[str, Any], command: str) -> None:

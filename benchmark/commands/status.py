@@ -7,6 +7,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import add_suite_arguments, planned, refuse
 from benchmark.config import Runtime
+from benchmark.suites.suite import load
 
 ABOUT = "Show the state of all runs of a paper's tables."
 
@@ -22,6 +23,5 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "status")
     from benchmark.report.status import show
 
-    _, plan = planned(options, Runtime(results_dir=options.results_dir))
-    show(plan)
+    show(planned(load(options.paper), options, Runtime(results_dir=options.results_dir)))
     return 0
