@@ -20,8 +20,8 @@ from datamodules.common.errors import BenchError
 def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
     """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
 
-    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, of which nothing is
-    kept. The data are read, and fetched where they are missing, as the runs would do.
+    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, and nothing of
+    them is kept. The data are read, and fetched where they are missing, as the runs would do.
 
     Args:
         runs: of one command, at least one.

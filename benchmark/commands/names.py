@@ -11,7 +11,6 @@ from benchmark.commands.common import refuse
 from benchmark.registry import KINDS, find_class, known_names
 
 ABOUT = "List the methods, the data sets or the networks, each with the first line of its documentation."
-SLOTS = {"methods": "method", "data": "data"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,13 +21,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Carry the command out; returns its exit code."""
     refuse(dotted, "list")
+    found: dict[str, Any]
     if options.what == "models":
         from methods.models import MODELS
 
-        found: dict[str, Any] = dict(MODELS)
-    else:
-        kind = KINDS[SLOTS[options.what]]
-        found = {name: find_class(name, kind) for name in known_names(kind)}
+        found = dict(MODELS)
+    elif options.what == "methods":
+        found = {name: find_class(name, KINDS["method"]) for name in known_names(KINDS["method"])}
+    else:  # a data set's module says what it is, its class how it is used
+        found = {name: inspect.getmodule(find_class(name, KINDS["data"])) for name in known_names(KINDS["data"])}
     width = max(map(len, found))
     for name, thing in found.items():
         print(f"{name:<{width}}  {_about(thing)}")

@@ -11,7 +11,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 CODE = ("benchmark", "methods", "datamodules")
 NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the last one on Arm
-LOOK_S = 0.2  # how long other programs' use of the cores is observed
+LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
 
 
