@@ -40,7 +40,7 @@ format: $(STAMP) ## mend style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; write results/tables and README's block (PAPER=rscfed SCALE=quick TABLES= JOBS= DATA_DIR=)
+bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; print and write them (PAPER=rscfed SCALE=quick TABLES= JOBS= DATA_DIR=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 

@@ -164,6 +164,15 @@ def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     return walk(recorded, json.loads(json.dumps(identity(config))), "")
 
 
+def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """An identity by option, spelled as on the command line: ``{"method.lr": 0.1, "rounds": 12, ...}``."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = path if key == "init_args" else f"{path}.{key}" if path else key
+        found |= spelled(value, name) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 @cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
     return typed_args(cls, {}, slot, handed_over(cls, KINDS[slot]))

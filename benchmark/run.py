@@ -23,13 +23,13 @@ from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch.allocator import keep_memory
-from benchmark.launch.environment import cores
+from benchmark.launch.environment import asked_threads, cores, idle_cores
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.registry import KINDS, build, find_class, imported, one_line, without_default
 from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
-from benchmark.report.records import RunFolder, state
+from benchmark.report.records import RunFolder, saved_round, state
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition.partition import stored_hash
@@ -159,6 +159,9 @@ def placed(config: RunConfig) -> Runtime:
     small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
     clients' states once. A run of a few seconds is not worth starting processes for. On GPUs a run takes one process:
     several runs side by side use the others. Under SLURM the processes are the tasks that it has started.
+
+    The threads are those of ``OMP_NUM_THREADS`` where it is set; else a run that continues has as many as before, and a
+    new one takes the cores that nobody else is using.
     """
     rt = config.runtime
     accelerator = rt.accelerator
@@ -177,8 +180,20 @@ def placed(config: RunConfig) -> Runtime:
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
-        threads = max(1, cores() // devices) if accelerator == "cpu" else 1
+        threads = asked_threads() or (_threads(config, devices) if accelerator == "cpu" else 1)
     return replace(rt, accelerator=accelerator, devices=devices, threads=threads)
+
+
+def _threads(config: RunConfig, devices: int) -> int:
+    """CPU threads of each process, as ``placed`` chooses them."""
+    if devices > 1:
+        return max(1, cores() // devices)
+    path = folder(config)
+    if saved_round(path):  # another number of threads would round differently
+        before = RunFolder(path).record()["environment"].get("threads")
+        if isinstance(before, int):
+            return before
+    return idle_cores()
 
 
 def _is_small(config: RunConfig) -> bool:
@@ -269,6 +284,7 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
             fabric.barrier()
             if main:
                 run.rewind(federation.round)
+                run.saved(federation.round)
             if main and saved is not None:
                 print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
             federation.run()
@@ -347,6 +363,7 @@ class _Recorder:
         self.run.beat(federation.round)
         if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
             checkpoint.save(self.run.path / CHECKPOINT, {**federation.state_dict(), "origin": self.run.origin})
+            self.run.saved(federation.round)
             self.saved = time.monotonic()
 
 

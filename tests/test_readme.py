@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmark import cli
 from benchmark.registry import KINDS, find_class, known_names
+from benchmark.report.excerpt import excerpt
 from benchmark.report.records import read_record
 from benchmark.suites.suite import load
 from datamodules.io.sources import CLASS_COUNTS
@@ -145,6 +147,26 @@ def test_make_runs_all_tables_or_those_that_are_named(given: list[str], passed: 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m benchmark table --paper rscfed --scale quick" in done.stdout
     assert ("--tables 1" in done.stdout) == passed
+
+
+def test_excerpts_are_what_the_committed_tables_say() -> None:
+    """The blocks of the README are made from records, as the tables are, and are as new."""
+    blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->\n(.*?)\n<!-- excerpt", README, flags=re.S)
+    assert blocks
+    for name, number, dataset, text in blocks:
+        frame = pd.read_csv(ROOT / "results/tables" / f"{name}.csv", dtype={"table": str, "published": str})
+        assert text == excerpt(frame[frame["table"] == number], dataset)
+        assert text.count("\n") >= 3  # the head and at least two methods
+
+
+def test_pages_of_quick_runs_are_not_committed() -> None:
+    """They, their stamps and their records are ignored, so that making them leaves a checkout clean."""
+    files = ["results/tables/rscfed-quick.md", "results/tables/common-quick.csv", "results/tables/.rscfed-paper.json"]
+    files += ["results/runs/fedavg-digits-0123456789/record.json"]
+    done = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == files
+    done = subprocess.run(["git", "ls-files", *files[:1], "results/tables/*-quick*"], cwd=ROOT, capture_output=True)
+    assert done.stdout == b""
 
 
 def test_make_targets_exist() -> None:

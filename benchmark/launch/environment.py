@@ -3,12 +3,16 @@
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CODE = ("benchmark", "methods", "datamodules")
+NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the last one on Arm
+LOOK_S = 0.1  # how long other programs' use of the cores is observed
+IDLE = 0.5  # cores: less counts as nothing
 
 
 def environment() -> dict[str, Any]:
@@ -31,6 +35,18 @@ def environment() -> dict[str, Any]:
     }
 
 
+def machine(gpu: str | None = None) -> dict[str, Any]:
+    """What tells machines apart when times are compared: entries of ``environment``, for a process on ``gpu``."""
+    return {"cpu": cpu_model(), "cores": cores(), "gpu": gpu}
+
+
+def gpu_name(accelerator: str) -> str | None:
+    """The GPU that runs take with this accelerator (``cpu``, ``cuda`` or ``auto``); ``None`` for the CPU."""
+    import torch
+
+    return torch.cuda.get_device_name() if accelerator != "cpu" and torch.cuda.is_available() else None
+
+
 def hardware(environment: dict[str, Any]) -> str:
     """One phrase for the header of a table."""
     devices, gpu = environment.get("devices", 1), environment.get("gpu")
@@ -44,14 +60,68 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def asked_threads() -> int | None:
+    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` where it does not say."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes a list, one number per nesting level
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
+
+
+def idle_cores() -> int:
+    """Cores that no other program is using at the moment, at least 1 (all of them where the system does not say).
+
+    A thread that has to wait for a core holds up all threads of its process at the end of every operation, so threads
+    beyond this number make a run slower, and with small operations many times slower.
+    """
+    before = _busy_and_all()
+    time.sleep(LOOK_S)
+    after = _busy_and_all()
+    if before is None or after is None or after[1] == before[1]:
+        return cores()
+    used = cores() * (after[0] - before[0]) / (after[1] - before[1])
+    return cores() if used < IDLE else max(1, int(cores() - used))
+
+
+def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
+    """Time that the cores of this process have been busy, and all their time, in the system's ticks."""
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines()]
+        own = os.sched_getaffinity(0)
+    except (OSError, AttributeError):
+        return None
+    ticks = [
+        [int(n) for n in line[1:9]]
+        for line in lines
+        if line[0][:3] == "cpu" and line[0][3:].isdigit() and int(line[0][3:]) in own
+    ]
+    everything = sum(map(sum, ticks))
+    idle = sum(core[3] + core[4] for core in ticks)  # idle, and idle while a disk works
+    return everything - idle, everything
+
+
 def cpu_model() -> str:
     """Name of the processor as the system gives it."""
-    info = Path("/proc/cpuinfo")
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def slow_precision(precision: str) -> str:
+    """A warning where a precision makes runs slower on this processor; empty where it does not, or is not known to."""
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    if precision != "bf16-mixed" or not flags or flags & NATIVE_BF16:
+        return ""
+    return (
+        f"{cpu_model()} does not calculate with bfloat16 itself (it has neither avx512_bf16 nor amx_bf16): "
+        "bf16-mixed will be slower on it than 32-true"
+    )
+
+
+def _cpuinfo(key: str, info: Path = Path("/proc/cpuinfo")) -> str:
+    """The first value of a key that the system gives for its processors; empty where there is none."""
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return ""
 
 
 def code_version() -> str:
@@ -59,6 +129,11 @@ def code_version() -> str:
     described = _git("describe", "--always", "--tags", "--abbrev=12") if (ROOT / ".git").exists() else None
     if described:
         return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
+    return package_version()
+
+
+def package_version() -> str:
+    """The version of the installed package."""
     try:
         return version("fssl-bench")
     except PackageNotFoundError:

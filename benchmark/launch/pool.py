@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import cores
+from benchmark.launch.environment import asked_threads, cores
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.progress import Display
@@ -48,12 +48,27 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
         One outcome per run, in order of completion.
     """
     with display:
+        placed = pinned(runs, jobs, gpus)
         if jobs <= 1 and not gpus:
-            return _here(runs, display, fit)
-        jobs = max(1, jobs)
-        threads = max(1, cores() // jobs)  # however few runs are left: another number could change a bit
-        pinned = [_pinned(run, threads) for run in runs]
-        return _workers(pinned, min(jobs, len(runs)), gpus, display, fit)
+            return _here(placed, display, fit)
+        return _workers(placed, min(max(1, jobs), len(runs)), gpus, display, fit)
+
+
+def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]:
+    """The runs as ``run_all`` would run them: where several go on at once, in one process each, with the threads that
+    were asked for or else an even share of the cores.
+    """
+    if jobs <= 1 and not gpus:
+        return list(runs)
+    placed = []
+    share = asked_threads() or max(
+        1, cores() // max(1, jobs)
+    )  # however few are left: another number rounds differently
+    for run in runs:
+        threads = share if run.config.runtime.threads == "auto" else run.config.runtime.threads
+        runtime = replace(run.config.runtime, devices=1, threads=threads)
+        placed.append(replace(run, config=replace(run.config, runtime=runtime)))
+    return placed
 
 
 def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, str]:
@@ -77,11 +92,6 @@ def default_jobs(runtime: Runtime) -> tuple[int, int]:
 
     gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
     return gpus or cores(), gpus
-
-
-def _pinned(run: PlannedRun, threads: int) -> PlannedRun:
-    runtime = replace(run.config.runtime, devices=1, threads=threads)
-    return replace(run, config=replace(run.config, runtime=runtime))
 
 
 def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcome]:

@@ -1,8 +1,9 @@
-"""What a person sees while many runs go on: an overall line and a line per run, or plain lines in a log."""
+"""What a person sees while runs go on: an overall line and a line per run, or plain lines in a log."""
 
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -10,10 +11,62 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmark.config import folder
 from benchmark.launch.background import repeatedly
-from benchmark.report.records import last_row
+from benchmark.report.cost import duration
+from benchmark.report.records import last_row, read_record, saved_round, state
 from benchmark.suites.suite import PlannedRun
+from datamodules.common.errors import RunError
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5
+
+
+@dataclass
+class Pace:
+    """How fast a run goes, from when its rounds were seen to end.
+
+    Args:
+        run: the run.
+        begun: when it was started, in seconds of a monotonic clock.
+        said: when a line of a log last spoke of it.
+    """
+
+    run: PlannedRun
+    begun: float
+    said: float
+    first: tuple[float, int] | None = None
+    last: tuple[float, int] | None = None
+
+    @property
+    def done(self) -> int:
+        """Rounds that are done, earlier sessions included."""
+        return self.last[1] if self.last else 0
+
+    def see(self, done: int, now: float) -> None:
+        """So many rounds are done by now."""
+        if self.last is None or done < self.last[1]:  # fewer: a run that continues has forgotten what it must do again
+            self.first = self.last = now, done
+        elif done > self.last[1]:
+            self.last = now, done
+
+    def seconds_per_round(self) -> float | None:
+        """Mean over the rounds seen; ``None`` before the second one has ended."""
+        if self.first is None or self.last is None or self.first == self.last:
+            return None
+        return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
+
+    def left(self, now: float) -> float | None:
+        """Seconds that are left, at this pace."""
+        each = self.seconds_per_round()
+        if each is None or self.last is None:
+            return None
+        return max(0.0, each * (self.run.config.rounds - self.last[1]) - (now - self.last[0]))
+
+    def note(self, accuracy: float | None, now: float) -> str:
+        """Accuracy, seconds per round and time left, as far as they are known."""
+        each, left = self.seconds_per_round(), self.left(now)
+        known = [f"acc {accuracy:.2f}"] if accuracy is not None else []
+        known += [f"{each:.3g} s per round"] if each is not None else []
+        known += [f"{duration(left)} left"] if left is not None else []
+        return ", ".join(known)
 
 
 class Display:
@@ -27,9 +80,7 @@ class Display:
     def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr, soft_wrap=True)
         self.total, self.done = total, 0
-        self.started: dict[str, float] = {}
-        self.said: dict[str, float] = {}
-        self.runs: dict[str, PlannedRun] = {}
+        self.paces: dict[str, Pace] = {}
         self.tasks: dict[str, Any] = {}
         self.live = (
             Progress(
@@ -55,44 +106,70 @@ class Display:
         if self.live:
             self.live.stop()
 
+    @property
+    def going_on(self) -> list[PlannedRun]:
+        """The runs that have begun and not ended."""
+        return [pace.run for pace in self.paces.values()]
+
     def start(self, run: PlannedRun) -> None:
         """A run begins."""
-        self.started[run.id] = self.said[run.id] = time.monotonic()
-        self.runs[run.id] = run
+        now = time.monotonic()
+        self.paces[run.id] = Pace(run, now, now)
         if self.live:
             self.tasks[run.id] = self.live.add_task(label(run), total=run.config.rounds, note="")
 
     def tick(self) -> None:
-        """Look at the last rows of the runs that go on; a run whose row cannot be read is not spoken of."""
-        for key, run in self.runs.items():
-            row = last_row(folder(run.config))
-            if row is None:
-                continue
-            note = f"acc {row['acc']:.2f}" if isinstance(row.get("acc"), float) else ""
+        """Look how far the runs are that go on, and say so: at once in a terminal, now and then in a log."""
+        for key, pace in list(self.paces.items()):
+            now, row = time.monotonic(), last_row(folder(pace.run.config))
+            done = rounds_done(pace.run, row)
+            if done is not None:
+                pace.see(done, now)
+            accuracy = row.get("acc") if row else None
+            note = pace.note(accuracy if isinstance(accuracy, float) else None, now)
             if self.live:
-                self.live.update(self.tasks[key], completed=row["round"] + 1, note=note)
-            elif time.monotonic() - self.said[key] >= PLAIN_EVERY_S:
-                self.said[key] = time.monotonic()
-                self.console.print(
-                    f"  {label(run)}: round {row['round'] + 1} of {run.config.rounds}, {note}",
-                    highlight=False,
-                )
+                self.live.update(self.tasks[key], completed=pace.done, note=note)
+            elif now - pace.said >= PLAIN_EVERY_S:
+                pace.said = now
+                going_on = f"for {duration(now - pace.begun)}" if note == "" else note
+                rounds = f"{pace.done} of {pace.run.config.rounds} rounds"
+                self.console.print(f"  {label(pace.run)}: {rounds}, {going_on}", highlight=False, markup=False)
 
     def ticking(self) -> AbstractContextManager[None]:
-        """Look at the rows now and then, from a thread, for as long as the context lasts."""
+        """Look at the runs now and then, from a thread, for as long as the context lasts."""
         return repeatedly(self.tick, POLL_S)
 
     def finish(self, run: PlannedRun, status: str, message: str) -> None:
         """A run has ended."""
         self.done += 1
-        del self.runs[run.id]
-        seconds = time.monotonic() - self.started[run.id]
+        seconds = time.monotonic() - self.paces.pop(run.id).begun
         if self.live:
             self.live.remove_task(self.tasks.pop(run.id))
             self.live.update(self.all, completed=self.done)
         width = len(str(self.total))
         line = f"[{self.done:>{width}}/{self.total}] {status} {label(run)}, {seconds:.1f} s"
         self.console.print(line + (f": {message}" if message else ""), highlight=False, markup=False)
+
+
+def rounds_done(run: PlannedRun, row: dict[str, Any] | None) -> int | None:
+    """Rounds that a run has done, from its last row or, where not every round is evaluated, from its record; ``None``
+    if neither can be read.
+    """
+    known = [] if row is None else [int(row["round"]) + 1]
+    if run.config.eval_every > 1:
+        with suppress(RunError):
+            known.append(int(read_record(folder(run.config))["rounds"]["done"]))
+    return max(known, default=None)
+
+
+def continuation(run: PlannedRun) -> str:
+    """What the same command does with a run that was interrupted, as the end of a sentence."""
+    path, rounds = folder(run.config), run.config.rounds
+    if state(path) == "complete":
+        return f"finds {path.name} complete"
+    if saved := saved_round(path):
+        return f"continues {path.name} from round {saved + 1} of {rounds}, after its last checkpoint"
+    return f"starts {path.name} from its first round: there is no checkpoint yet"
 
 
 def label(run: PlannedRun) -> str:

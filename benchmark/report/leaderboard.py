@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from tabulate import tabulate
 
 from benchmark.config import folder
+from benchmark.files import write_atomic
 from benchmark.launch.environment import hardware
 from benchmark.report.records import RunFolder
 from benchmark.report.statistics import SPENT, Ranking, compare, cost, rank, superiority
-from benchmark.report.tables import READING, Run, network
+from benchmark.report.tables import READING, Run, network, replace_block
 from benchmark.suites.suite import Plan, Row, Suite, Table
 
 SIGNIFICANT = 0.05
@@ -93,15 +95,52 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
+def write(suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path) -> list[Path]:
+    """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, and the readme's block.
+
+    The block ``leaderboard:<name>`` (see ``replace_block``) receives the comparisons without ranks and costs. Returns
+    the files that changed; nothing is written as long as nothing was run.
+    """
+    found = settings(suite, plan, runs)
+    if not found:
+        return []
+    tables = results / "tables"
+    texts = {
+        tables / f"{name}-leaderboard.md": markdown(suite, plan, runs, found),
+        tables / f"{name}-leaderboard.csv": _csv(frame(found)),
+        tables / f"{name}-pairs.csv": _csv(pairs(found)),
+    }
+    if readme.exists():
+        parts = [part for table in suite.tables if (part := _section(found, table))]
+        block = "\n\n".join([*parts, _provenance(suite, plan, runs)])
+        texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
+    changed = []
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+            changed.append(path)
+    return changed
+
+
 READ = (
     "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the "
     "reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the p-value of "
     "the paired t-test is below 0.05 after Holm's correction over the rows of the setting. Above: seeds in which the "
-    "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank test "
-    "cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than a method may. The "
-    "learning rates are those of the papers or were tuned, with as many values for every row, on held-out labelled "
+    "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank "
+    "test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than a method may. "
+    "The learning rates are those of the papers or were tuned, with as many values for every row, on held-out labelled "
     "images; `tuned` says which rate was chosen."
 )
+
+
+def _csv(data: pd.DataFrame) -> str:
+    return str(data.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+
+
+def _section(found: Sequence[Setting], table: Table) -> str:
+    own = [one for one in found if one.table is table]
+    return f"**{table.title}**\n\n{_comparison(own)}" if own else ""
 
 
 def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:

@@ -199,10 +199,15 @@ class RunFolder:
 
     def beat(self, rounds_done: int | None = None) -> None:
         """Note that the run is alive (``timing.updated``), at most every ``heartbeat_s`` seconds."""
+        if rounds_done is not None:
+            self._record["rounds"]["done"] = rounds_done
         if time.monotonic() - self._written >= self.heartbeat_s:
-            if rounds_done is not None:
-                self._record["rounds"]["done"] = rounds_done
             self._write()
+
+    def saved(self, rounds: int) -> None:
+        """Note that the run would continue after so many rounds: those in its checkpoint."""
+        self._record["timing"]["saved_rounds"] = rounds
+        self._write()
 
     def finish(self) -> Record:
         """Compute the readings from the rows, write the complete record and return it.
@@ -217,6 +222,7 @@ class RunFolder:
         self._record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down")}
         self._record["rounds"]["done"] = total
         self._record["status"] = "complete"
+        self._record["timing"].pop("saved_rounds", None)
         self._write()
         return self._record
 
@@ -330,6 +336,16 @@ def state(path: Path) -> str:
         return "missing"
     status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
     return "stale" if status == "running" and not alive_elsewhere(path) else status
+
+
+def saved_round(path: Path) -> int:
+    """Rounds that an unfinished run has in its checkpoint and need not do again; 0 without a checkpoint."""
+    if not any((path / name).exists() for name in CHECKPOINTS):
+        return 0
+    try:
+        return int(read_record(path)["timing"].get("saved_rounds", 0))
+    except RunError:  # the run itself will say what is wrong with its record
+        return 0
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:

@@ -1,14 +1,15 @@
 """How far the runs of a suite are."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import folder, identity
+from benchmark.config import folder, identity, spelled
+from benchmark.launch.environment import gpu_name
+from benchmark.report.cost import measured_here, parts, summary
 from benchmark.report.records import read_record, read_rows, readings
 from benchmark.report.tables import READING, collect
 from benchmark.suites.suite import Plan, PlannedRun
@@ -25,7 +26,7 @@ NAMES = {
 
 
 def show(plan: Plan, console: Console | None = None) -> None:
-    """Print one line per run and the counts of the states.
+    """Print one line per run, the counts of the states, and what is left with the time that it will take.
 
     A line has state, rounds, accuracy (the reading that the tables report, over the rounds so far) and cells; runs
     of one cell and seed also have the options in which they differ. What is wrong with a run is said below.
@@ -59,12 +60,21 @@ def show(plan: Plan, console: Console | None = None) -> None:
     console.print(table)
     counts = Counter(run.state for run in found.values())
     console.print(", ".join(f"{counts[state]} {name}" for state, (name, _) in NAMES.items() if counts[state]))
+    for line in _left(plan, {key: run.state for key, run in found.items()}):
+        console.print(line, highlight=False)
     for key, run in plan.runs.items():
         if found[key].state == "failed":
             error = str(read_record(folder(run.config))["error"]).strip().splitlines()[-1]
             console.print(f"{folder(run.config).name}: {error}", markup=False)
     for problem in problems:
         console.print(problem, markup=False)
+
+
+def _left(plan: Plan, states: dict[str, str]) -> list[str]:
+    """Totals of the plan, and the time that is left, judged by the records of this machine."""
+    runtime = next(iter(plan.runs.values())).config.runtime
+    measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
+    return summary(parts(plan.runs.values(), states, measured))
 
 
 def _progress(run: PlannedRun) -> tuple[str, str]:
@@ -79,7 +89,7 @@ def _progress(run: PlannedRun) -> tuple[str, str]:
 
 def _options(plan: Plan) -> dict[str, str]:
     """By run id, the options in which a run differs from others of the same cell and seed."""
-    flat = {key: _flat(identity(run.config)) for key, run in plan.runs.items()}
+    flat = {key: spelled(identity(run.config)) for key, run in plan.runs.items()}
     differing: dict[str, set[str]] = {key: set() for key in flat}
     groups: dict[tuple[str, int], list[str]] = {}
     for key, run in plan.runs.items():
@@ -94,12 +104,3 @@ def _options(plan: Plan) -> dict[str, str]:
         key: " ".join(f"{name}={values[name]}" for name in values if name in differing[key])
         for key, values in flat.items()
     }
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Plain data by option, spelled as on the command line."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = path if key == "init_args" else f"{path}.{key}" if path else key
-        found |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
-    return found

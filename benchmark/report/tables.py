@@ -272,6 +272,11 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table)
         f"data: {listed(c.data.name for c in configs)}",
         f"scale: {plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
         f"rounds: {listed(sorted({c.rounds for c in configs}))}",
+        *(
+            [f"precision: {listed(c.precision for c in configs)}"]
+            if any(c.precision != "32-true" for c in configs)
+            else []
+        ),
         f"seeds: {listed(plan.seeds)}",
         f"reading: {SAY[suite.report].format(last=listed(map(last_rounds, configs)))}",
         f"hardware: {listed(sorted({hardware(r['environment']) for r in records})) or '-'}",

@@ -4,7 +4,7 @@ Equal runs of several tables have the same ``run_id`` and are run once.
 """
 
 import csv
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -132,14 +132,15 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it.
+        files: the files that it was read from: its own, then those that it extends. Beside each, in the folder
+            ``tuned``, may lie what tuning has chosen for its rows.
 
     Raises:
         ConfigError: an entry is missing or not understood.
     """
 
-    def __init__(self, spec: Mapping[str, Any], where: str = "suite", folder: Path = SUITES) -> None:
-        self.spec, self.where, self.folder = spec, where, folder
+    def __init__(self, spec: Mapping[str, Any], where: str = "suite", files: Sequence[Path] = ()) -> None:
+        self.spec, self.where, self.files = spec, where, tuple(files)
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
@@ -232,14 +233,15 @@ class Suite:
             raise ConfigError(f"{self.where}, {row.name}: {error}") from None
 
     def tuned_file(self, scale: str) -> Path:
-        """The file that holds the options that tuning has chosen for rows at a scale."""
-        return self.folder / "tuned" / f"{self.paper}-{scale}{SUFFIX}"
+        """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
+        return _tuned_file(self.files[0], scale)
 
     def tuned(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
-        path = self.tuned_file(scale)
         if scale not in self._tuned:
-            self._tuned[scale] = load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+            paths = [path for file in reversed(self.files) if (path := _tuned_file(file, scale)).exists()]
+            chosen = [load_yaml(path.read_text(encoding="utf-8"), str(path)) for path in paths]
+            self._tuned[scale] = {row: options for made in chosen for row, options in made.items()}
         return self._tuned[scale]
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
@@ -270,8 +272,21 @@ class Suite:
             values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
         return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
-    def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
-        """All runs of the suite at a scale, each once."""
+    def plan(
+        self,
+        scale: str,
+        seeds: Collection[int] | None = None,
+        runtime: Runtime | None = None,
+        precision: str | None = None,
+    ) -> Plan:
+        """All runs of the suite at a scale, each once.
+
+        Args:
+            scale: name of the scale.
+            seeds: instead of those of the scale.
+            runtime: where and how to run.
+            precision: instead of that of the suite.
+        """
         seeds, without = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"])), self.left_out(scale)
         plan = Plan(scale, {}, {}, seeds)
         for row in self.rows:
@@ -280,7 +295,9 @@ class Suite:
             base = self.config(row, scale)
             plan.of_row[id(row)] = {}
             for seed in seeds:
-                config = replace(base, seed=seed, runtime=runtime or base.runtime)
+                config = replace(
+                    base, seed=seed, runtime=runtime or base.runtime, precision=precision or base.precision
+                )
                 key = run_id(config)
                 plan.of_row[id(row)][seed] = key
                 plan.runs.setdefault(key, PlannedRun(key, config)).cells.append(row.name)
@@ -357,14 +374,22 @@ class Suite:
         Raises:
             ConfigError: the file is missing, or names a value twice.
         """
-        if self.spec["published"] is None:
+        path = self.published_path
+        if path is None:
             return {}
-        path = ROOT / "results" / "paper" / str(self.spec["published"])
         if not path.exists():
             raise ConfigError(f"{self.where}: published values {path} are missing; restore the file")
         return read_published(path)
 
+    @property
+    def published_path(self) -> Path | None:
+        """File of the published values; ``None`` where there are none."""
+        name = self.spec["published"]
+        return None if name is None else ROOT / "results" / "paper" / str(name)
+
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
+        if missing := [key for key in ("title", "datasets", "metrics", "rows") if key not in spec]:
+            raise ConfigError(f"{self.where}, table {number}: {', '.join(missing)} is missing")
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
         made = Table(
             number,
@@ -405,21 +430,60 @@ def available() -> list[str]:
 
 
 def load(paper: str) -> Suite:
-    """The suite of a paper, by its key or by the path of a YAML file.
+    """The suite of a paper, by its key or by the path of a YAML file, with what it extends.
 
     Raises:
-        ConfigError: no such suite.
+        ConfigError: no such suite, or one that extends itself.
+    """
+    spec, files = _read(paper, ())
+    own = paper if paper.endswith(SUFFIX) else paper + SUFFIX
+    return Suite(spec, own, files)
+
+
+def _read(paper: str, within: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """A suite's entries on top of those of the suite that it extends, and all files that they come from.
+
+    Args:
+        paper: key, or path of a YAML file.
+        within: the files that extend it.
     """
     if paper.endswith(SUFFIX):
-        try:
-            text = Path(paper).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"suite {paper}: {error.strerror}") from None
-        return Suite(load_yaml(text, paper), paper, Path(paper).parent)
-    if paper not in available():
+        file = Path(paper)
+    elif paper in available():
+        file = SUITES / (paper + SUFFIX)
+    else:
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
-    name = paper + SUFFIX
-    return Suite(load_yaml((SUITES / name).read_text(encoding="utf-8"), name), name)
+    if file.resolve() in within:
+        raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
+    try:
+        spec = load_yaml(file.read_text(encoding="utf-8"), paper)
+    except OSError as error:
+        raise ConfigError(f"suite {paper}: {error.strerror}") from None
+    if "extends" not in spec:
+        return spec, (file,)
+    extended = str(spec.pop("extends"))
+    beside = str(file.parent / extended) if extended.endswith(SUFFIX) else extended
+    base, files = _read(beside, (*within, file.resolve()))
+    if spec.get("paper", base.get("paper")) == base.get("paper"):
+        raise ConfigError(
+            f"suite {paper}: give it a name of its own under `paper:`; under that of {extended} it would overwrite "
+            "its tables"
+        )
+    return _extended(base, spec), (file, *files)
+
+
+def _extended(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``own`` on top of ``base``: mappings are joined entry by entry, rows of a table added, other values replaced."""
+    result = {str(key): value for key, value in base.items()}
+    for key, value in ((str(key), value) for key, value in own.items()):
+        before = result.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = _extended(before, value)
+        elif key == "rows" and isinstance(before, list):
+            result[key] = [*before, *value]
+        else:
+            result[key] = value
+    return result
 
 
 def rows_of_papers(config: RunConfig) -> list[str]:
@@ -467,6 +531,10 @@ def read_published(path: Path) -> dict[Any, str]:
             if spread:
                 values[row.key(f"{named['metric']} std")] = spread
     return values
+
+
+def _tuned_file(suite: Path, scale: str) -> Path:
+    return suite.parent / "tuned" / f"{suite.stem}-{scale}{SUFFIX}"
 
 
 def _options(options: Options, method: str) -> Options:

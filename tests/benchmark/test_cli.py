@@ -1,5 +1,6 @@
 """The command line: options, errors in one line, a table from nothing to nothing left to do, partitions."""
 
+import os
 import subprocess
 import sys
 
@@ -8,12 +9,14 @@ import pytest
 from benchmark import cli, config, run
 from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml, run_id
+from benchmark.launch.environment import ROOT
 from benchmark.registry import KINDS, find_class, known_names
 from benchmark.report.records import RunFolder, read_record, state
 from benchmark.suites.suite import available, load
 from datamodules.io.sources import digits
 from datamodules.partition.partition import Partition
 
+HEAVY = "torch", "lightning", "wandb", "matplotlib", "pandas", "scipy"
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 SUITE = """
 paper: toy
@@ -92,6 +95,53 @@ def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
     assert capsys.readouterr().out == (
         f"{folder(done)}\nbest (round 8): acc 51.00, recall 60.00\nlast (round 9): acc 50.00, recall 60.00\n"
     )
+
+
+def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
+    """A seed that fails does not keep the others from being run, and the command does not end well."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed"]
+    assert main([*fit, "3,1,3"]) == 0
+    assert [config.seed for config in fitted] == [3, 1]
+    assert capsys.readouterr().out.count("best (round 2): acc 5") == 2
+    assert main([*fit, "0.5"]) == 2 and main([*fit, "4294967296"]) == 2
+    assert "--seed 0.5: write numbers" in capsys.readouterr().err
+
+
+def test_a_warning_before_a_precision_that_is_slow_here(here, fitted, capsys, monkeypatch):
+    monkeypatch.setattr("benchmark.commands.common.slow_precision", lambda precision: f"{precision} is slow")
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--precision", "bf16-mixed"]
+    assert main([*fit, "--accelerator", "cpu"]) == 0
+    assert capsys.readouterr().err.count("warning: bf16-mixed is slow\n") == 1
+    assert table("--seeds", "1", "--precision", "bf16-mixed", "--accelerator", "cpu") == 0
+    assert capsys.readouterr().err.count("warning: bf16-mixed is slow\n") == 1
+
+
+def test_version_and_lists(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fssl-bench ")
+    for what, name, about in (
+        ("methods", "rscfed", "Random sampling consensus"),
+        ("data", "digits", "scikit-learn's embedded handwritten digits"),
+        ("models", "wrn28_2", "(depth=28, width=2)"),
+    ):
+        assert main(["list", what]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{name} ")]
+        assert about in line
+    assert main(["list", "papers"]) == 2
+
+
+def test_verify(here, fitted, capsys):
+    """0 for equal runs wherever they are, 1 for others; a folder without a run is bad input."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
+    assert main([*fit, "--seed", "1,2"]) == main([*fit, "--seed", "1", "--results_dir", "again"]) == 0
+    one, other = (str(folder(config)) for config in fitted[:2])
+    (again,) = map(str, here.glob("again/runs/*"))
+    capsys.readouterr()
+    assert main(["verify", one, again]) == 0
+    assert "config: equal" in capsys.readouterr().out
+    assert main(["verify", one, other]) == 1
+    assert "config: seed 1 | 2" in capsys.readouterr().out
+    assert main(["verify", one, "nowhere"]) == 2
 
 
 def test_fit_names_the_readings_it_shows(here, fitted, capsys):
@@ -240,7 +290,8 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "fit_resolved", interrupted)
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said
 
 
 def test_help_of_a_method_lists_its_options(capsys):
@@ -301,12 +352,16 @@ def test_options_are_frozen():
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--results_dir"}
+        | {"--results_dir", "--dry_run"}
         | where,
-        "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
+        "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--precision", "--threads", "--dry_run"}
+        | suite
+        | where,
         "status": suite,
         "plot": {"--columns", "--labels", "--out"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
+        "verify": set(),
+        "list": set(),
     }  # fmt: skip
 
 
@@ -322,10 +377,78 @@ def test_table_runs_what_is_missing_once(here, fitted, capsys):
     assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
     assert "51.50 ± 6.35 (2)" in (here / "README.md").read_text()
     assert "51.50,0.7071,6.35" in (here / "results/tables/toy-quick.csv").read_text().replace("51.5000", "51.50")
-    capsys.readouterr()
+    *_, path = capsys.readouterr().out.splitlines()
+    assert path == "results/tables/toy-quick.md (this one and 1 more)"
     assert table() == 0
-    assert len(fitted) == 4 and capsys.readouterr().out == ""
+    out = capsys.readouterr().out
+    assert out == "nothing is missing: all 4 runs are complete, and results/tables/toy-quick.md is up to date\n"
+    assert len(fitted) == 4
     assert files == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+
+def test_that_nothing_is_missing_is_seen_without_a_heavy_import(here, fitted):
+    """A second call plans nothing; any change of what it rests on makes it look again."""
+    assert table("--seeds", "1") == 0
+    command = ["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", "--seeds", "1"]
+    code = "import sys; from benchmark import cli; assert cli.main({}) == 0; print([m for m in {} if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def again():
+        return subprocess.run(
+            [sys.executable, "-c", code.format(command, HEAVY)],
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+
+    assert again() == [
+        "nothing is missing: all 2 runs are complete, and results/tables/toy-quick.md is up to date",
+        "[]",
+    ]
+    page = here / "results/tables/toy-quick.md"
+    whole = page.read_text()
+    page.write_text("something else")
+    assert table("--seeds", "1") == 0 and page.read_text() == whole
+    next(here.glob("results/runs/fedavg-*/record.json")).unlink()
+    before = len(fitted)
+    assert table("--seeds", "1") == 0 and len(fitted) == before + 1
+
+
+def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted):
+    assert table("--seeds", "1") == 0
+    before = (here / "results/tables/toy-quick.md").read_text()
+    assert table("--seeds", "1", "--precision", "64-true", "--threads", "3") == 0
+    assert [config.precision for config in fitted] == ["32-true"] * 2 + ["64-true"] * 2
+    assert fitted[-1].runtime.threads == 3
+    assert (here / "results/tables/toy-quick.md").read_text() == before
+    assert "precision: 64-true" in (here / "results/tables/toy-quick-64-true.md").read_text()
+
+
+def test_an_excerpt_in_the_readme(here, fitted):
+    """One data set of a table, its first metric, and the rows that have been run."""
+    (here / "README.md").write_text("<!-- excerpt:toy-quick-1/A:begin --><!-- excerpt:toy-quick-1/A:end -->\n")
+    assert table("--methods", "mid", "--seeds", "1") == 0
+    text = (here / "README.md").read_text()
+    assert "| mid      | 51.00       | 1" in text and "low" not in text
+
+
+def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):
+    assert table("--seeds", "1,2", "--dry-run") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "4 runs, 8 rounds; 8 rounds are left about " in out and out.count("1 trial") == 2
+    assert "what clients keep between visits takes up to" in out and "are free)" in out
+    assert fitted == [] and not list(here.glob("results/**/*"))
+
+
+def test_a_dry_run_of_a_single_run(here, fitted, capsys):
+    command = ["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "quick"]
+    assert main(command) == 0
+    assert main([*command, "--seed", "1,2", "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 runs, 4 rounds; 2 rounds are left about " in out and "1 record fedavg on digits" in out
+    assert len(fitted) == 1
 
 
 def test_table_filters_run_less_but_render_everything(here, fitted):
@@ -358,6 +481,21 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
     text = (here / "results/tables/toy-quick.md").read_text()
     assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1) " in text
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
+
+
+def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, capsys):
+    def interrupted(config):
+        run_folder = RunFolder(folder(config))
+        run_folder.open(config, FACTS)
+        (run_folder.path / "checkpoint.pt").write_bytes(b"")
+        run_folder.saved(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit_resolved", interrupted)
+    assert table("--seeds", "1") == 130
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "interrupted after 0 of 2 runs; the same command"
+    assert second.startswith("  continues fedavg-digits-") and "from round 2 of 2, after its last check" in second
 
 
 def test_status(here, fitted, capsys):
@@ -414,8 +552,6 @@ def test_describe_shows_the_labels_of_a_server_and_of_many_clients(here, capsys)
 
 
 def test_starting_up_imports_nothing_heavy():
-    code = "import sys, benchmark.cli; print([m for m in HEAVY if m in sys.modules])".replace(
-        "HEAVY", "('torch', 'lightning', 'wandb', 'matplotlib', 'pandas', 'scipy')"
-    )
+    code = f"import sys, benchmark.cli; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

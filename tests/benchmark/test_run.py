@@ -22,7 +22,7 @@ from benchmark import run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.federation import checkpoint
 from benchmark.launch.lock import RunLocked, locked, run_lock
-from benchmark.report.records import RunFolder, read_record, read_rows, state, validate, without_clock
+from benchmark.report.records import RunFolder, read_record, read_rows, saved_round, state, validate, without_clock
 from benchmark.run import fit, placed
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
@@ -500,6 +500,8 @@ def test_precisions(tmp_path):
 def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     """One process per core, up to one per participant, for what is worth it; one process otherwise."""
     monkeypatch.setattr(run, "cores", lambda: 8)
+    monkeypatch.setattr(run, "idle_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     auto = {"runtime__devices": "auto", "runtime__threads": "auto", "runtime__accelerator": "auto"}
 
@@ -520,9 +522,33 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
 
 
+def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "cores", lambda: 8)
+    monkeypatch.setattr(run, "idle_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
+    several = replace(config, runtime=replace(config.runtime, devices=2))
+    asked = replace(config, runtime=replace(config.runtime, threads=5))
+    assert [placed(one).threads for one in (config, several, asked)] == [3, 4, 5]
+    interrupted(replace(config, runtime=replace(config.runtime, threads=2)), 1)
+    assert [placed(one).threads for one in (config, several, asked)] == [2, 4, 5]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
+    assert [placed(one).threads for one in (config, several, asked)] == [6, 6, 5]
+
+
+def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
+    config = configuration(tmp_path, **SHORT)
+    assert saved_round(folder(config)) == 0
+    path = interrupted(config, 1)
+    assert saved_round(path) == 1 == checkpoint.load(path / run.CHECKPOINT)["round"]
+    assert "saved_rounds" not in read_record(fit(config))["timing"]
+
+
 def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
     """Not more, however large the run; in an interactive job there is nothing but the machine."""
     monkeypatch.setattr(run, "cores", lambda: 8)
+    monkeypatch.setattr(run, "idle_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):

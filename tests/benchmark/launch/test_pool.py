@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from benchmark import registry as classes
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.launch.environment import cores
 from benchmark.launch.lock import run_lock
-from benchmark.launch.pool import LOG, attempt, run_all
+from benchmark.launch.pool import LOG, attempt, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.registry import ClassSpec
 from benchmark.report import records
@@ -99,7 +100,8 @@ def seed_status(outcomes):
     return {outcome.run.config.seed: outcome.status for outcome in outcomes}
 
 
-def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake):
+def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     runs = planned(tmp_path, 1, 999, 666, 2, 3)
     console = quiet()
     outcomes = run_all(runs, 2, 0, Display(len(runs), console), fake)
@@ -118,11 +120,21 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake):
     assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
 
 
-def test_one_run_left_gets_the_threads_that_it_would_have_had_among_many(tmp_path, fake):
+def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
+    """An even share of the cores, however few runs there are, or what is asked for; one by one, they choose."""
     runs = planned(tmp_path, 1)
-    assert seed_status(run_all(runs, 2, 0, Display(1, quiet()), fake)) == {1: "complete"}
-    pid, devices, threads = (folder(runs[0].config) / LOG).read_text().split()[2:]
-    assert pid != str(os.getpid()) and (devices, threads) == ("1", str(max(1, cores() // 2)))
+    monkeypatch.setattr("benchmark.launch.pool.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def threads(jobs, gpus=0, runs=runs):
+        (one,) = pinned(runs, jobs, gpus)
+        return one.config.runtime.devices, one.config.runtime.threads
+
+    assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
+    asked = [replace(run, config=replace(run.config, runtime=Runtime(threads=3))) for run in runs]
+    assert threads(2, runs=asked) == (1, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
 
 
 def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):
@@ -280,7 +292,9 @@ def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, 
         display.tick()
         folder_.append({"round": 0, "acc": 33.0})
         display.tick()
-    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1
+    first, second = console.file.getvalue().splitlines()
+    assert "0 of 2 rounds, for 0.0 s" in first  # also before the first round has ended
+    assert "1 of 2 rounds, acc 33.00" in second
 
 
 def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
@@ -294,4 +308,4 @@ def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
     with Display(1, console) as display:
         display.start(run)
         display.tick()
-    assert console.file.getvalue().count("round 1 of 2, acc 33.00") == 1
+    assert console.file.getvalue().count("1 of 2 rounds, acc 33.00") == 1

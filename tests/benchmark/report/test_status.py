@@ -1,6 +1,7 @@
 """What ``status`` says about the runs of a plan: the accuracy that tables report, and what tells runs apart."""
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -49,9 +50,9 @@ def said(*runs):
 def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, report, value):
     one = planned(tmp_path, report)
     run(one)
-    head, line, counts = said(one)
+    head, line, counts, totals = said(one)
     assert f"acc ({report})" in head and line.split()[:5] == ["DONE", folder(one.config).name, "1", "4/4", value]
-    assert counts == "1 DONE"
+    assert counts == "1 DONE" and totals == "1 runs, 4 rounds; 0 rounds are left"
 
 
 def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):
@@ -59,6 +60,24 @@ def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):
     run(one, rounds=3)
     lines = said(one, none)
     assert lines[1].split()[3:5] == ["3/4", "60.00"] and lines[2].split()[3:5] == ["0/4", "4/A/low"]
+
+
+def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
+    """Judged by the record of the run that is complete; nothing is known about the one with other data."""
+    one, half, none = (planned(tmp_path, seed=seed) for seed in (1, 2, 3))
+    other = planned(tmp_path, clients=50)
+    run(one)
+    run(half, rounds=2)
+    for each, seconds in ((one, 4000.0), (half, 8000.0)):
+        file = folder(each.config) / "record.json"
+        record = json.loads(file.read_text())
+        record["rounds"]["done"], record["timing"]["seconds"] = (4 if each is one else 2), seconds
+        file.write_text(json.dumps(record))
+    assert said(one, half, none, other)[-3:] == [
+        "4 runs, 16 rounds; 12 rounds are left",
+        "about 4.4 h for 8 of them, as measured on this machine",
+        "nothing is known about 1 of the runs on this machine",
+    ]
 
 
 def test_runs_of_one_cell_and_seed_show_the_options_in_which_they_differ(tmp_path):

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from benchmark.config import Runtime, from_yaml, run_id, to_yaml
+from benchmark.files import dump_yaml
 from benchmark.launch.environment import ROOT
 from benchmark.registry import build
 from benchmark.report.tables import collect
@@ -140,6 +141,37 @@ def test_a_scale_leaves_out_labels_that_exist():
     scales["quick"]["without"] = {"lo": "why"}
     with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*scale quick, without"):
         Suite(spec(scales=scales)).plan("quick")
+
+
+def test_a_suite_extends_another(tmp_path, monkeypatch):
+    """A private file adds a label and a row; the runs of the other suite are the same runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(dump_yaml(spec()))
+    (tmp_path / "mine.yaml").write_text(
+        """
+extends: toy.yaml
+paper: mine
+labels: {mine: {method: fixmatch, method.threshold: 0.5}}
+tables: {2: {rows: [{method: mine}]}, own: {title: T, datasets: [B], metrics: [acc], rows: [{method: mine}]}}
+scales: {quick: {seeds: [7, 8]}}
+"""
+    )
+    toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
+    assert [file.name for file in mine.files] == ["mine.yaml", "toy.yaml"] and mine.title == "Toy"
+    added = set(mine.names()) - set(toy.names())
+    assert added == {"2/A/mine", "own/B/mine"}
+    assert [table.number for table in mine.tables] == ["1", "2", "own"]
+    assert set(toy.plan("quick").runs) < set(mine.plan("quick").runs)
+    assert mine.scale("quick")["set"] == {"rounds": 2} and mine.plan("quick").seeds == (7, 8)
+    for text, message in (
+        ("extends: own.yaml\npaper: own", "it extends itself"),
+        ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
+        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "table 3: title, datasets, metrics is missing"),
+        ("extends: toi\npaper: own", "unknown paper 'toi'"),
+    ):
+        (tmp_path / "own.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            suite.load("own.yaml")
 
 
 def test_errors_name_the_place():

@@ -1,0 +1,95 @@
+"""What several commands share: options that name classes, lists, and the plan of a suite."""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.config import Runtime
+from benchmark.launch.environment import gpu_name, slow_precision
+from benchmark.registry import KINDS, described, find_class, known_names
+from benchmark.suites.suite import Plan, Suite
+from datamodules.common.errors import ConfigError
+
+MAPPINGS = ("model_args", "roster")
+DOTTED = (
+    "Options of the method, the data set, the network and the roster are given with a dot: --method.lr 0.1, "
+    "--data.beta 0.8, --model_args.head_dropout 0.5, --roster.participants 5. "
+    "`--method.help NAME` and `--data.help NAME` list them."
+)
+
+
+def add_suite_arguments(parser: ArgumentParser) -> None:
+    """Options of the commands on a suite."""
+    text = str | None
+    parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
+    parser.add_argument(
+        "--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it"
+    )
+    parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
+
+
+def add_jobs(parser: ArgumentParser) -> None:
+    """The option of the commands that run much at once."""
+    parser.add_argument(
+        "--jobs",
+        type=int | Literal["auto"],
+        default="auto",
+        help="runs at once (default: one per GPU, or core); "
+        "on the CPU they share the cores' threads, and other numbers of threads round differently",
+    )
+
+
+def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:
+    """The runs of a suite that the options name."""
+    return suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime, precision)
+
+
+def numbers(text: str | None, option: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(number) for number in listed(text)]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: write numbers separated by commas, e.g. 1,2,3") from None
+
+
+def listed(text: str | None) -> list[str]:
+    """Words separated by commas, as they are or in brackets."""
+    return [part.strip() for part in (text or "").strip("[]").split(",") if part.strip()]
+
+
+def warn_of_slow_precision(precision: str, accelerator: str) -> None:
+    """Say it before anything is run if the precision makes runs slower on this machine."""
+    warning = slow_precision(precision)
+    if warning and gpu_name(accelerator) is None:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def refuse(dotted: Mapping[str, Any], command: str) -> None:
+    """Refuse options with a dot for a command that takes none."""
+    if dotted:
+        raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
+
+
+def require(slot: str, values: Mapping[str, Any]) -> None:
+    """Refuse a configuration that names no class for a slot, with the names there are."""
+    spec = values.get(slot)
+    if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
+        raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
+
+
+def asked_help(dotted: Mapping[str, Any]) -> bool:
+    """Print the options of the class that ``--method.help NAME`` or ``--data.help NAME`` asks about."""
+    asked = {slot: str(dotted[f"{slot}.help"]) for slot in KINDS if f"{slot}.help" in dotted}
+    for slot, name in asked.items():
+        cls = find_class(name, KINDS[slot])
+        about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
+        print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n")
+        for option, argument in described(cls, slot).items():
+            print(f"  --{slot}.{option} {argument.type} ({argument.default})")
+            if argument.text:
+                print(textwrap.fill(argument.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    return bool(asked)

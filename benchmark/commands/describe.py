@@ -1,0 +1,32 @@
+"""``describe``: a partition."""
+
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import DOTTED, asked_help, require
+from benchmark.config import apply, class_spec
+
+ABOUT = f"Print and draw how a data set is split over clients. {DOTTED}"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    text = str | None
+    parser.add_argument("--data", type=text, help="name or dotted path of the data set")
+    parser.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
+    parser.add_argument("--seed", type=int | None, help="of the run, which draws where data.partition_seed is null")
+    parser.add_argument("--plot", type=text, help="PNG to draw clients and classes into")
+    parser.add_argument("--export", type=text, help="save the partition, for --data.partition_file")
+
+
+def run(options: Namespace, dotted: dict[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    if asked_help(dotted):
+        return 0
+    from benchmark.report.describe import describe
+
+    values = apply({}, {"data": options.data, **dotted})
+    require("data", values)
+    describe(class_spec("data", values["data"]), options.data_dir, options.plot, options.export, options.seed)
+    return 0

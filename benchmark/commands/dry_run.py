@@ -1,0 +1,88 @@
+"""``--dry-run`` of ``fit`` and ``table``: what a command would run, for how long, and what that takes."""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmark.config import identity
+from benchmark.launch.environment import gpu_name
+from benchmark.launch.trial import Sizes, Trial
+from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
+from benchmark.suites.suite import PlannedRun
+from datamodules.common.errors import BenchError
+
+
+def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
+    """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
+
+    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, and nothing of
+    them is kept. The data are read, and fetched where they are missing, as the runs would do.
+
+    Args:
+        runs: of one command, at least one.
+        states: by run id, as in ``report.records.state``.
+        jobs: runs that would go on at once.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = 200
+    runtime = runs[0].config.runtime
+    results = Path(runtime.results_dir)
+    measured = measured_here(results, gpu_name(runtime.accelerator))
+    states_of: dict[int, Sizes] = {}
+    problems: list[str] = []
+    for number, part in enumerate(parts(runs, states, measured)):
+        if not part.left:
+            continue
+        config = part.runs[0].config
+        try:
+            trial = Trial(config)
+            states_of[number] = trial.sizes()
+            if not parts(part.runs, states, measured)[0].estimate:
+                print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
+                measured.append(Measured(identity(config), config.rounds, trial.seconds(), trial=True))
+        except BenchError as error:
+            problems.append(f"{part.runs[0].cells[0]}: {error}")
+    found = parts(runs, states, measured)
+    console.print(_table(found))
+    for line in summary(found, jobs):
+        console.print(line, highlight=False)
+    if states_of:
+        console.print(_needs(found, states_of, jobs, results), highlight=False)
+    for problem in dict.fromkeys(problems):
+        console.print(problem, highlight=False, markup=False)
+
+
+def _table(found: Sequence[Part]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("runs", "rounds left", "s per round", "time", "judged by", "cells"):
+        table.add_column(name, justify="left" if name in ("judged by", "cells") else "right", no_wrap=name != "cells")
+    for part in found:
+        known = part.estimate
+        table.add_row(
+            str(len(part.runs)),
+            f"{part.left:,}",
+            f"{known.seconds:.3g}" if known else "?",
+            duration(part.seconds) if known else "?",
+            known.source if known else "-",
+            escape(", ".join(dict.fromkeys(part.runs[0].cells))),
+        )
+    return table
+
+
+def _needs(found: Sequence[Part], sizes: Mapping[int, Sizes], jobs: int, results: Path) -> str:
+    """Memory and disk in one sentence."""
+    most = max(sizes.values(), key=lambda one: one.clients)
+    stays = sum(len(found[number].runs) * one.server for number, one in sizes.items())
+    while_running = jobs * max(one.checkpoints for one in sizes.values())
+    existing = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
+    return (
+        f"what clients keep between visits takes up to {size(most.clients)} of memory per run; on disk, checkpoints "
+        f"take up to {size(while_running)} meanwhile, and the weights of all runs {size(stays)} "
+        f"({size(shutil.disk_usage(existing).free)} are free)"
+    )

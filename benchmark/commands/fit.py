@@ -1,0 +1,156 @@
+"""``fit``: one run, or one for each of several seeds."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
+from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
+from benchmark.files import load_yaml
+from benchmark.registry import KINDS, one_line
+from benchmark.suites.suite import PlannedRun, load, rows_of_papers
+from datamodules.common.errors import BenchError, ConfigError
+
+ABOUT = f"Run one configuration, or finish it. {DOTTED}"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    text = str | None
+    parser.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
+    parser.add_argument("--suite", type=text, help="start from a row of this suite, or of this .yaml file; needs --row")
+    parser.add_argument(
+        "--row",
+        type=text,
+        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: paper)",
+    )
+    parser.add_argument("--method", type=text, help="name or dotted path of the method")
+    parser.add_argument("--data", type=text, help="name or dotted path of the data set")
+    parser.add_argument(
+        "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
+    )
+    parser.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "seed", "runtime"})
+    parser.add_class_arguments(Runtime)
+
+
+def run(options: Namespace, dotted: dict[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    if asked_help(dotted):
+        return 0
+    given = dict(vars(options))
+    dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
+    config, by_names = _configuration(given, dotted)
+    configs = [replace(config, seed=seed) for seed in dict.fromkeys(seeds)] or [config]
+    elsewhere = rows_of_papers(configs[0]) if by_names else []
+
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    tell = rank_zero_only(print)
+    if elsewhere:
+        tell(
+            "note: the constants of a paper's table are others than the defaults; "
+            f"`fit --suite SUITE --row ROW` starts from them ({'; '.join(elsewhere)})"
+        )
+    warn_of_slow_precision(config.precision, config.runtime.accelerator)
+    if dry:
+        from benchmark.commands.dry_run import show
+        from benchmark.report.records import state
+
+        planned = [_planned(config) for config in configs]
+        show(planned, {run.id: state(folder(run.config)) for run in planned}, jobs=1)
+        return 0
+    if len(configs) == 1:
+        return _one(configs[0], tell)
+    return _several(configs, tell)
+
+
+def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[RunConfig, bool]:
+    """What the options describe, and whether they start from the names of classes alone."""
+    values: dict[str, Any] = {}
+    path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
+    start: RunConfig | None = None
+    if suite or row:
+        start = _row(suite, row, path, given.pop("scale", "paper"))
+        values = identity(start)
+    if path:
+        try:
+            values = load_yaml(Path(path).read_text(encoding="utf-8"), path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+    runtime = {f.name for f in fields(Runtime)}
+    given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
+    values = apply(values, {**given, **dotted})
+    for slot in KINDS:
+        require(slot, values)
+    config = resolve(from_dict(values))
+    if start and run_id(replace(config, seed=start.seed)) != run_id(start):
+        config = replace(config, scale="custom")  # no longer the suite's
+    return config, not (start or path)
+
+
+def _row(suite: str | None, row: str | None, path: str | None, scale: str) -> RunConfig:
+    """The configuration of a row of a suite."""
+    if path:
+        raise ConfigError("--config and --suite both say where to start; give one of them")
+    if not (suite and row):
+        raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
+    suites = load(suite)
+    return suites.config(suites.row(row, scale), scale)
+
+
+def _planned(config: RunConfig) -> PlannedRun:
+    return PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
+
+
+def _several(configs: Sequence[RunConfig], tell: Any) -> int:
+    """One run after the other; one that fails does not keep the next from being run."""
+    failed = 0
+    for config in configs:
+        tell(f"seed {config.seed}")
+        try:
+            code = _one(config, tell)
+        except BenchError as error:
+            print(f"error: seed {config.seed}: {one_line(error)}", file=sys.stderr)
+            code = 1
+        if code == 130:
+            return code
+        failed += bool(code)
+    return 1 if failed else 0
+
+
+def _one(config: RunConfig, tell: Any) -> int:
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from benchmark.launch.progress import Display, continuation
+    from benchmark.report.records import read_record, state
+    from benchmark.run import fit_resolved
+
+    before, shown = state(folder(config)), _planned(config)
+    try:
+        with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
+            if display:
+                display.start(shown)
+            with display.ticking() if display else nullcontext():
+                path = fit_resolved(config)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command {continuation(shown)}", file=sys.stderr)
+        return 130
+    record = read_record(path)
+    tell(f"{path}{' (was complete, nothing was run)' if before == 'complete' else ''}")
+    tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
+    tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
+    if config.report == "last_k_mean":
+        tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
+    return 0
+
+
+def _scores(reading: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in reading.items() if isinstance(value, float))

@@ -1,0 +1,27 @@
+"""``status``: how far the runs of a paper's tables are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import add_suite_arguments, planned, refuse
+from benchmark.config import Runtime
+from benchmark.suites.suite import load
+
+ABOUT = "Show the state of all runs of a paper's tables."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    add_suite_arguments(parser)
+    parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "status")
+    from benchmark.report.status import show
+
+    show(planned(load(options.paper), options, Runtime(results_dir=options.results_dir)))
+    return 0

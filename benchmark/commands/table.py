@@ -1,0 +1,143 @@
+"""``table``: what the tables of a paper need."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import add_jobs, add_suite_arguments, listed, planned, refuse, warn_of_slow_precision
+from benchmark.config import PRECISIONS, Runtime, folder
+from benchmark.suites.suite import Suite, load
+
+if TYPE_CHECKING:
+    from benchmark.launch.pool import Outcome
+    from benchmark.report.stamp import Stamp
+    from benchmark.report.tables import Rendered
+
+ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    text = str | None
+    add_suite_arguments(parser)
+    add_jobs(parser)
+    parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
+    parser.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
+    parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
+    parser.add_argument(
+        "--precision",
+        type=text,
+        help=f"{', '.join(PRECISIONS)}, instead of that of the suite: runs of their own, and tables named after it",
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
+    )
+    parser.add_argument(
+        "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
+    )
+    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "table")
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    results = Path(runtime.results_dir)
+    readme = Path(options.readme or "README.md")
+    if not options.readme and runtime.results_dir != Runtime.results_dir:
+        readme = results / "README.md"
+    suite = load(options.paper)
+    stamp = _stamp(suite, options, results, readme)
+    mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
+    if not (options.dry_run or mirrored) and (left := stamp.holds()):
+        print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
+        return 0
+    if options.precision:
+        warn_of_slow_precision(options.precision, runtime.accelerator)
+    return _run(suite, options, runtime, stamp, readme)
+
+
+def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path) -> "Stamp":
+    from benchmark.report.stamp import Stamp
+
+    names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
+    asked = {name: options[name] for name in names} | {"file": str(readme)}
+    published = [suite.published_path] if suite.published_path else []
+    path = results / "tables" / f".{suite.paper}-{_name(options)}.json"
+    return Stamp(path, asked, [*suite.files, *published])
+
+
+def _name(options: Namespace) -> str:
+    """What the files of the tables are called behind the paper's name."""
+    return f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
+
+
+def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", readme: Path) -> int:
+    from benchmark.launch import pool
+    from benchmark.launch.progress import Display, continuation
+    from benchmark.report import excerpt, leaderboard, tables
+    from benchmark.report.loggers import mirror_tables
+
+    plan = planned(suite, options, runtime, options.precision)
+    wanted = suite.select(plan, listed(options.tables), listed(options.methods), listed(options.only))
+    before = tables.collect(plan)
+    missing = [run for run in wanted if before[run.id].state != "complete"]
+    jobs, gpus = pool.default_jobs(runtime)
+    jobs = jobs if options.jobs == "auto" else options.jobs
+    if options.dry_run:
+        from benchmark.commands.dry_run import show
+
+        show(pool.pinned(wanted, jobs, gpus), {run.id: before[run.id].state for run in wanted}, jobs)
+        return 0
+    outcomes: list[pool.Outcome] = []
+    if missing:
+        display = Display(len(missing))
+        try:
+            outcomes = pool.run_all(missing, jobs, gpus, display)
+        except KeyboardInterrupt:
+            print(f"interrupted after {display.done} of {len(missing)} runs; the same command", file=sys.stderr)
+            for run in display.going_on:
+                print(f"  {continuation(run)}", file=sys.stderr)
+            return 130
+
+    whole = suite.plan(options.scale, None, runtime, options.precision)
+    shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
+    pages = tables.render(suite, shown, tables.collect(shown), suite.published())
+    results, name = Path(runtime.results_dir), _name(options)
+    written = tables.write(suite, name, pages, results, readme)
+    if suite.ranked:
+        written += leaderboard.write(suite, shown, tables.collect(shown), results, f"{suite.paper}-{name}", readme)
+    if readme.exists() and excerpt.update(readme, f"{suite.paper}-{name}", pages) and readme not in written:
+        written.append(readme)
+    for path in written:
+        print(f"wrote {path}")
+    if outcomes:
+        frames = {page.number: page.frame for page in pages}
+        mirror_tables(runtime.wandb, suite.paper, name, frames, results)
+    page = results / "tables" / f"{suite.paper}-{name}.md"
+    _show(pages, listed(options.tables), page)
+    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
+    _complain(bad)
+    if not bad:
+        files = [*sorted(page.parent.glob(f"{page.stem}.*")), readme]
+        stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
+    return 1 if bad else 0
+
+
+def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:
+    """Print the tables that were asked for, or else the first one, and where all of them lie."""
+    shown = [page for page in pages if page.number in asked] or pages[:1]
+    for page in shown:
+        print(f"\n{page.markdown}")
+    others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""
+    print(f"{path}{others}")
+
+
+def _complain(bad: "Sequence[Outcome]") -> None:
+    for outcome in bad:
+        where = f"{outcome.run.cells[0]}, {folder(outcome.run.config)}"
+        print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)

@@ -1,0 +1,29 @@
+"""``verify``: whether two runs are the same."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import refuse
+
+ABOUT = "Compare two runs; exits with 0 if their results are equal in every round, else with 1."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("one", type=str, help="folder of a run, below results/runs")
+    parser.add_argument("other", type=str, help="folder of another run")
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "verify")
+    from benchmark.report.compare import compare
+
+    found = compare(Path(options.one), Path(options.other))
+    for line in found.lines:
+        print(line)
+    print("equal" if found.equal else "not equal")
+    return 0 if found.equal else 1

@@ -1,0 +1,172 @@
+"""What runs cost: seconds per round, from records of this machine or from trials, and what is left to do."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.config import RunConfig, differences, folder, identity
+from benchmark.launch.environment import machine
+from benchmark.report.records import read_record, saved_round
+from benchmark.suites.suite import PlannedRun
+from datamodules.common.errors import RunError
+
+COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "data.init_args.partition_seed"}
+"""What changes nothing in the time that a round takes."""
+OF_THE_METHOD = "method.init_args."
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rounds that were run on this machine: of what configuration, how many, and their seconds.
+
+    Args:
+        config: identity of the run, as plain data.
+        rounds: how many rounds.
+        seconds: what they took together.
+        trial: whether they were run for the purpose; else they are from a record.
+    """
+
+    config: Mapping[str, Any]
+    rounds: int
+    seconds: float
+    trial: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds per round, and what they rest on, in words."""
+
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of a plan that differ in their seeds only.
+
+    Args:
+        runs: the runs.
+        left: rounds that they have still to do, together.
+        estimate: what a round takes; ``None`` where nothing is known.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    left: int
+    estimate: Estimate | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that are left, 0 where nothing is known."""
+        return self.left * self.estimate.seconds if self.estimate else 0.0
+
+
+def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
+    """What the records below ``results`` say about this machine: those with its processor, number of cores and GPU.
+
+    Args:
+        results: folder that holds ``runs/``.
+        gpu: name of the GPU that runs use, if they use one.
+    """
+    here, found = machine(gpu), []
+    for file in sorted((results / "runs").glob("*/record.json")):
+        with suppress(RunError):  # a damaged record tells nothing
+            record = read_record(file.parent)
+            known = {name: record["environment"].get(name) for name in here}
+            if known == here and record["rounds"]["done"]:
+                found.append(Measured(record["config"], record["rounds"]["done"], float(record["timing"]["seconds"])))
+    return found
+
+
+def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None:
+    """Seconds per round: the mean over runs of the same configuration, or else over those that differ in arguments of
+    the method alone; ``None`` if there are none.
+    """
+    names = ("method", "data")
+    same: list[Measured] = []
+    alike: list[Measured] = []
+    for one in measured:
+        if any(one.config[name]["class_path"] != getattr(config, name).class_path for name in names):
+            continue
+        apart = {phrase.partition(":")[0] for phrase in differences(one.config, config)} - COSTLESS
+        if all(option.startswith(OF_THE_METHOD) for option in apart):
+            (alike if apart else same).append(one)
+    found = same or alike
+    if not found:
+        return None
+    trials = sum(one.trial for one in found)
+    counts = [("record", len(found) - trials), ("trial", trials)]
+    source = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts if n)
+    others = "" if same else " with other options of the method"
+    return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source + others)
+
+
+def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
+    """The runs in groups that differ in their seeds only, in order, with what is left of them.
+
+    Args:
+        runs: of a plan.
+        states: by run id, as in ``report.records.state``, or ``outdated``.
+        measured: what is known about this machine.
+    """
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
+    return [
+        Part(tuple(group), sum(rounds_left(run, states[run.id]) for run in group), estimate(group[0].config, measured))
+        for group in groups.values()
+    ]
+
+
+def rounds_left(run: PlannedRun, state: str) -> int:
+    """Rounds that a run in a state has still to do."""
+    total, path = run.config.rounds, folder(run.config)
+    if state == "complete":
+        return 0
+    if state == "running":
+        with suppress(RunError):
+            return total - int(read_record(path)["rounds"]["done"])
+    return total - saved_round(path)
+
+
+def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
+    """Totals in a few lines.
+
+    Args:
+        found: the parts of a plan.
+        jobs: runs that go on at once.
+    """
+    runs = [run for part in found for run in part.runs]
+    total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)
+    lines = [f"{len(runs)} runs, {total:,} rounds; {left:,} rounds are left"]
+    known = [part for part in found if part.left and part.estimate]
+    unknown = [part for part in found if part.left and not part.estimate]
+    if known:
+        seconds = sum(part.seconds for part in known)
+        longest = max(part.seconds / len(part.runs) for part in known)
+        at_once = f", {duration(max(seconds / jobs, longest))} with {jobs} at once" if jobs > 1 else ""
+        of_all = f" for {sum(part.left for part in known):,} of them" if unknown else ""
+        lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
+    if unknown:
+        lines.append(f"nothing is known about {sum(len(part.runs) for part in unknown)} of the runs on this machine")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """A time for people: ``45 s``, ``12 min``, ``3.5 h`` or ``2.1 days``."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def size(num_bytes: float) -> str:
+    """An amount of memory for people: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
+    for unit, many in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= 0.1 * many:
+            return f"{num_bytes / many:.2g} {unit}"
+    return f"{num_bytes / 1e3:.2g} kB"

@@ -1,0 +1,61 @@
+"""What is asked of the machine: threads, idle cores, and what its processor can do."""
+
+import pytest
+
+from benchmark.launch import environment
+from benchmark.launch.environment import _busy_and_all, _cpuinfo, asked_threads, idle_cores, slow_precision
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("many", None), (None, None)]
+)
+def test_threads_that_openmp_is_asked_for(monkeypatch, value, threads):
+    if value is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert asked_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "busy", "idle"), [(8, 0.0, 8), (8, 0.05, 8), (8, 0.2, 6), (8, 1.0, 1), (2, 0.2, 2), (2, 0.3, 1)]
+)
+def test_idle_cores_are_those_that_nobody_else_uses(monkeypatch, cores, busy, idle):
+    """``busy``: share of all cores; up to half a core counts as nothing."""
+    looks = iter([(100, 1000), (100 + 1000 * busy, 2000)])
+    monkeypatch.setattr(environment, "cores", lambda: cores)
+    monkeypatch.setattr(environment, "_busy_and_all", lambda: next(looks))
+    monkeypatch.setattr(environment, "LOOK_S", 0.0)
+    assert idle_cores() == idle
+
+
+def test_where_the_system_does_not_say_all_cores_count_as_idle(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "LOOK_S", 0.0)
+    monkeypatch.setattr(environment, "_busy_and_all", lambda: _busy_and_all(tmp_path / "none"))
+    assert idle_cores() == environment.cores()
+
+
+def test_times_of_the_cores_are_those_of_this_process(monkeypatch, tmp_path):
+    """User, nice, system, interrupts and steal are busy; idle and waiting for a disk are not."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 100 50 4 5 6 7 8\ncpu1 9 9 9 9 9 9 9 9 0 0\nintr 5\n")
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: {0})
+    assert _busy_and_all(stat) == (21, 171)
+
+
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [
+        ("model name\t: A\nflags\t\t: fpu avx512f\nmodel name\t: B\n", True),
+        ("model name\t: A\nflags\t\t: fpu avx512_bf16 amx_tile\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", True),
+        ("nothing is known\n", False),
+    ],
+)
+def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(monkeypatch, tmp_path, text, slow):
+    info = tmp_path / "cpuinfo"
+    info.write_text(text)
+    monkeypatch.setattr(environment, "_cpuinfo", lambda key: _cpuinfo(key, info))
+    assert bool(slow_precision("bf16-mixed")) == slow
+    assert slow_precision("32-true") == ""

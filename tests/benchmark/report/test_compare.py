@@ -1,0 +1,73 @@
+"""Two runs side by side."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmark.config import RunConfig, Runtime, folder, resolve
+from benchmark.registry import ClassSpec
+from benchmark.report import records
+from benchmark.report.compare import compare
+from benchmark.report.records import RunFolder
+from datamodules.common.errors import RunError
+
+FACTS = {"partition_hash": "a", "data_sha256": {"x": "1"}, "labelled_histogram": []}
+ACCURACY = (10.0, 20.0, 30.0, 40.0)
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Make a run, by default always the same one, in a folder of its own."""
+
+    def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, **changes):
+        monkeypatch.setattr(records, "environment", lambda: {"threads": threads})
+        monkeypatch.setattr(records, "code_version", lambda: f"code {threads}")
+        config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), **{"rounds": 4, **changes})
+        config = replace(resolve(config), runtime=Runtime(results_dir=str(tmp_path / where), threads=threads))
+        run = RunFolder(folder(config))
+        run.open(config, facts)
+        for number, value in enumerate(accuracy):
+            run.append({"round": number, "acc": value, "timing": {"seconds": value * threads}})
+        if len(accuracy) == config.rounds:
+            run.finish()
+        return run.path
+
+    return make
+
+
+def line(found, name):
+    return next(line for line in found.lines if line.startswith(f"{name}: ")).removeprefix(f"{name}: ")
+
+
+def test_equal_runs_of_other_code_on_another_machine(make):
+    """Clock, code and environment are told, and do not count."""
+    found = compare(make("a"), make("b", threads=2))
+    assert found.equal
+    assert line(found, "config") == line(found, "partition") == line(found, "data") == "equal"
+    assert line(found, "code") == "version code 1 | code 2"
+    assert line(found, "environment") == "threads 1 | 2"
+    assert line(found, "rounds") == "equal in all 4 that both have"
+
+
+def test_the_first_round_at_which_runs_part(make):
+    found = compare(make("a"), make("b", accuracy=(10.0, 20.0, 30.5, 41.0)))
+    assert not found.equal
+    assert line(found, "rounds") == "they part at round 2 (of 3, from 0): acc 30.0 | 30.5"
+
+
+def test_what_was_run_is_compared_option_by_option(make):
+    found = compare(make("a"), make("b", seed=5, facts={**FACTS, "partition_hash": "b", "data_sha256": {"x": "2"}}))
+    assert not found.equal  # although all their rounds are equal
+    assert line(found, "config") == "seed 1337 | 5"
+    assert (line(found, "partition"), line(found, "data")) == ("hash a | b", "x 1 | 2")
+
+
+def test_a_run_that_is_not_finished_is_not_equal(make):
+    found = compare(make("a"), make("b", accuracy=ACCURACY[:2]))
+    assert not found.equal
+    assert line(found, "rounds") == "equal in all 2 that both have; the first has 2 more"
+
+
+def test_a_folder_without_a_run(make, tmp_path):
+    with pytest.raises(RunError, match=r"nowhere/record\.json: cannot be read"):
+        compare(make("a"), tmp_path / "nowhere")

@@ -1,0 +1,83 @@
+"""What runs cost, judged by others on the same machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmark.config import RunConfig, Runtime, folder, identity, resolve, run_id
+from benchmark.launch.environment import machine
+from benchmark.registry import ClassSpec
+from benchmark.report import cost, records
+from benchmark.report.cost import Measured, duration, estimate, measured_here, parts, size, summary
+from benchmark.report.records import RunFolder
+from benchmark.suites.suite import PlannedRun
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+
+
+def config(seed=1, rounds=4, clients=10, **method):
+    made = RunConfig(
+        ClassSpec("fedavg", method), ClassSpec("digits", {"num_clients": clients}), rounds=rounds, seed=seed
+    )
+    return resolve(made)
+
+
+def planned(made):
+    return PlannedRun(run_id(made), made, ["1/A/low"])
+
+
+def test_runs_of_the_same_configuration_count_before_those_with_other_options_of_the_method():
+    same = Measured(identity(config(seed=2, rounds=8)), rounds=8, seconds=16.0)
+    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, trial=True)
+    other = Measured(identity(config(lr=0.5)), rounds=1, seconds=100.0)
+    data = Measured(identity(config(clients=50)), rounds=1, seconds=1000.0)
+    found = estimate(config(), [same, also, other, data])
+    assert (found.seconds, found.source) == (3.0, "1 record and 1 trial")
+    found = estimate(config(), [other, data])
+    assert (found.seconds, found.source) == (100.0, "1 record with other options of the method")
+    assert estimate(config(), [data]) is None
+    elsewhere = replace(config(), method=ClassSpec("methods.fixmatch.FixMatch"))
+    assert estimate(elsewhere, [same]) is None
+
+
+@pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
+def test_only_records_of_this_machine_count(tmp_path, monkeypatch, another, count):
+    made = replace(config(), runtime=Runtime(results_dir=str(tmp_path)))
+    monkeypatch.setattr(records, "environment", lambda: machine() | another)
+    run = RunFolder(folder(made), heartbeat_s=0)
+    run.open(made, FACTS)
+    assert measured_here(tmp_path) == []
+    run.append({"round": 0, "acc": 1.0})
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "record.json").write_text("{")
+    assert [one.rounds for one in measured_here(tmp_path)] == [1] * count
+
+
+def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
+    first, second, other = (planned(one) for one in (config(seed=1), config(seed=2), config(lr=0.5)))
+    measured = [Measured(identity(config()), rounds=1, seconds=900.0)]
+    states = {first.id: "complete", second.id: "missing", other.id: "missing"}
+    found = parts([first, second, other], states, measured)
+    assert [(len(part.runs), part.left, part.seconds) for part in found] == [(2, 4, 3600.0), (1, 4, 3600.0)]
+    assert summary(found, jobs=4) == [
+        "3 runs, 12 rounds; 8 rounds are left",
+        "about 2.0 h, 60 min with 4 at once, as measured on this machine",
+    ]
+
+
+def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
+    made = replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path)))
+    run = RunFolder(folder(made), heartbeat_s=0)
+    run.open(made, FACTS)
+    for number in range(3):
+        run.append({"round": number, "acc": 1.0})
+    assert cost.rounds_left(planned(made), "running") == 7
+    assert cost.rounds_left(planned(made), "stale") == 10  # it has no checkpoint
+    (run.path / "checkpoint.pt").write_bytes(b"")
+    run.saved(2)
+    assert cost.rounds_left(planned(made), "stale") == 8
+
+
+def test_times_and_sizes_for_people():
+    assert [duration(s) for s in (3.14, 45, 720, 12_600, 181_440)] == ["3.1 s", "45 s", "12 min", "3.5 h", "2.1 days"]
+    assert [size(b) for b in (0, 12_000, 3.4e6, 6e8, 8.7e9)] == ["0 kB", "12 kB", "3.4 MB", "0.6 GB", "8.7 GB"]
