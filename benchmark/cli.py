@@ -104,7 +104,9 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 
 
 def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
-    top = ArgumentParser(prog="python -m benchmark", description=__doc__, exit_on_error=False)
+    script = Path(sys.argv[0]).name
+    prog = script if script == "fssl-bench" else "python -m benchmark"
+    top = ArgumentParser(prog=prog, description=__doc__, exit_on_error=False)
     about = {
         "fit": f"Run one configuration, or finish it. {DOTTED}",
         "table": "Run what the tables of a paper need and is missing, then write the tables.",
@@ -243,6 +245,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite, plan = _plan(options, runtime)
     wanted = suite.select(plan, _listed(options.tables), _listed(options.methods), _listed(options.only))
+    published = suite.published()  # what is missing is missed before anything runs
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
     outcomes = []
@@ -253,7 +256,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     whole = suite.plan(options.scale, runtime=runtime)
     shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
-    pages = tables.render(suite, shown, tables.collect(shown), suite.published())
+    pages = tables.render(suite, shown, tables.collect(shown), published)
     results = Path(runtime.results_dir)
     readme = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     for path in tables.write(suite, plan.scale, pages, results, Path(readme) if readme else None):

@@ -26,7 +26,7 @@ from benchmark.launch.allocator import keep_memory
 from benchmark.launch.environment import cores
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
-from benchmark.registry import KINDS, build, find_class, imported, one_line, without_default
+from benchmark.registry import KINDS, build, find_class, imported, one_line, parameters
 from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder, state
@@ -211,7 +211,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
         "num_clients": data.num_clients,
         "image_shape": image_shape,
     }
-    needed = without_default(find_class(config.method.class_path, KINDS["method"]))
+    needed = parameters(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):

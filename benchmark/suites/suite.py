@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
-from benchmark.launch.environment import ROOT
 from benchmark.registry import unknown
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
+PUBLISHED = Path(__file__).parent / "published"
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
@@ -120,13 +120,14 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
+        folder: where a suite of one's own lies.
 
     Raises:
         ConfigError: an entry is missing or not understood.
     """
 
-    def __init__(self, spec: Mapping[str, Any], where: str = "suite") -> None:
-        self.spec, self.where = spec, where
+    def __init__(self, spec: Mapping[str, Any], where: str = "suite", folder: Path | None = None) -> None:
+        self.spec, self.where, self.folder = spec, where, folder
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
@@ -304,15 +305,22 @@ class Suite:
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none where ``published`` is null.
 
+        The file lies beside a suite of one's own, or else in the package.
+
         Raises:
             ConfigError: the file is missing, or names a value twice.
         """
         if self.spec["published"] is None:
             return {}
-        path = ROOT / "results" / "paper" / str(self.spec["published"])
-        if not path.exists():
-            raise ConfigError(f"{self.where}: published values {path} are missing; restore the file")
-        return read_published(path)
+        name = str(self.spec["published"])
+        places = [folder / name for folder in (self.folder, PUBLISHED) if folder is not None]
+        found = [path for path in places if path.exists()]
+        if not found:
+            looked = " or ".join(map(str, places))
+            raise ConfigError(
+                f"{self.where}: published values are missing: there is no {looked}; `published: null` is none"
+            )
+        return read_published(found[0])
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
@@ -355,7 +363,7 @@ def load(paper: str) -> Suite:
             text = Path(paper).read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"suite {paper}: {error.strerror}") from None
-        return Suite(load_yaml(text, paper), paper)
+        return Suite(load_yaml(text, paper), paper, Path(paper).parent)
     if paper not in available():
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
     name = paper + SUFFIX
