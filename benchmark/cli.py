@@ -259,11 +259,11 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
     pages = tables.render(suite, shown, tables.collect(shown), published)
     results = Path(runtime.results_dir)
     readme = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
-    for path in tables.write(suite, plan.scale, pages, results, Path(readme) if readme else None):
+    changed = tables.write(suite, plan.scale, pages, results, Path(readme) if readme else None)
+    for path in changed:
         print(f"wrote {path}")
-    if outcomes:
-        frames = {page.number: page.frame for page in pages}
-        mirror_tables(runtime.wandb, suite.paper, plan.scale, frames, results)
+    if outcomes or changed or runtime.wandb in ("online", "offline"):  # the last: it is asked for
+        mirror_tables(runtime, suite.paper, plan.scale, {page.number: page.frame for page in pages})
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     for outcome in bad:
         where = f"{outcome.run.cells[0]}, {folder(outcome.run.config)}"

@@ -49,6 +49,10 @@ class Runtime:
         checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick, else online with a key and offline
             without), ``online``, ``offline`` or ``off``.
+        wandb_project: project there; default: that of ``WANDB_PROJECT``, or ``fssl-bench``.
+        wandb_entity: user or team there; default: that of ``WANDB_ENTITY``, or the account's.
+        wandb_group: group of the runs there; default: that of ``WANDB_RUN_GROUP``, or the scale.
+        wandb_tags: tags there, separated by commas; default: those of ``WANDB_TAGS``.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -64,6 +68,10 @@ class Runtime:
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_group: str | None = None
+    wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
         least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}

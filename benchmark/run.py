@@ -6,7 +6,7 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import dropwhile
@@ -17,11 +17,12 @@ import torch
 from lightning import Fabric
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
-from benchmark.federation.loop import Federation
+from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.environment import cores
 from benchmark.launch.lock import RunLocked
@@ -34,6 +35,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 from methods import models
+from methods.base import FedMethod
 
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
@@ -204,7 +206,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    image_shape = (data.hparams.get("channels", 3), data.image_size, data.image_size)
+    image_shape = [data.hparams.get("channels", 3), data.image_size, data.image_size]
     known = {
         "model": model,
         "num_classes": data.num_classes,
@@ -221,6 +223,28 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
             f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
         )
     return method.to(device=device, dtype=dtype), data
+
+
+def assemble(
+    config: RunConfig,
+    method: FedMethod,
+    data: FSSLDataModule,
+    fabric: Fabric,
+    callbacks: Sequence[RoundCallback | Callback] = (),
+) -> Federation:
+    """The federation that ``config`` describes, of what ``make`` has made."""
+    return Federation(
+        method,
+        data,
+        data.roster(config.seed, **config.roster),
+        fabric,
+        config.rounds,
+        config.seed,
+        config.eval_every,
+        callbacks=callbacks,
+        slots=config.runtime.slots if config.runtime.engine == "slots" else None,
+        replay=config.runtime.replay,
+    )
 
 
 def _data(config: RunConfig) -> FSSLDataModule:
@@ -250,18 +274,8 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
             if main:
                 run.open(config, facts(data))
-            federation = Federation(
-                method,
-                data,
-                data.roster(config.seed, **config.roster),
-                fabric,
-                config.rounds,
-                config.seed,
-                config.eval_every,
-                callbacks=[*recorders, *loggers.callbacks(config.runtime.callbacks)],
-                slots=config.runtime.slots if config.runtime.engine == "slots" else None,
-                replay=config.runtime.replay,
-            )
+            more = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
+            federation = assemble(config, method, data, fabric, more)
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
             saved = fabric.broadcast(_saved(run) if main else None)

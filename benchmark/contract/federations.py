@@ -61,7 +61,7 @@ def make_method(method: str | type, num_classes: int = 10, seed: int = 0, **args
         "model": models.build("small_cnn", num_classes),
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
-        "image_shape": (3, 32, 32),
+        "image_shape": [3, 32, 32],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
     return made

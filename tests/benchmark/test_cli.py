@@ -9,6 +9,7 @@ from benchmark import cli, config, run
 from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml, run_id
 from benchmark.registry import KINDS, find_class, known_names
+from benchmark.report import loggers
 from benchmark.report.records import RunFolder, read_record, state
 from benchmark.suites.suite import available, load
 from datamodules.io.sources import digits
@@ -298,6 +299,7 @@ def test_options_are_frozen():
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     engine = {"--accelerator", "--engine", "--slots", "--replay"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
+    where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
@@ -326,6 +328,23 @@ def test_table_runs_what_is_missing_once(here, fitted, capsys):
     assert table() == 0
     assert len(fitted) == 4 and capsys.readouterr().out == ""
     assert files == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+
+def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
+    sent = []
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[1:3]))
+    assert table("--seeds", "1") == table("--seeds", "1") == 0
+    assert sent == [("toy", "quick")]
+    (here / "results/tables/toy-quick.md").unlink()
+    assert table("--seeds", "1") == 0 and len(sent) == 2
+    assert table("--seeds", "1", "--wandb", "offline") == 0 and len(sent) == 3
+    assert len(fitted) == 2
+
+
+def test_table_misses_published_values_before_it_runs(here, fitted, capsys):
+    (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "mine.csv"))
+    assert table() == 2
+    assert "published values are missing: there is no mine.csv or " in capsys.readouterr().err and fitted == []
 
 
 def test_table_filters_run_less_but_render_everything(here, fitted):
