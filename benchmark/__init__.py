@@ -1,1 +1,32 @@
 """The federation loop, its engines, records, tables and command line."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _import_neighbours() -> None:
+    """Import ``methods`` and ``datamodules`` from the folder that this package lies in.
+
+    Their names are common. A folder of the same name, in the working directory for instance, must not take their place.
+
+    Raises:
+        ImportError: one of another folder has been imported already.
+    """
+    sys.path.insert(0, str(ROOT))
+    try:
+        import datamodules
+        import methods
+    finally:
+        sys.path.remove(str(ROOT))
+    for package in (datamodules, methods):
+        name = package.__name__
+        if package.__file__ is None or Path(package.__file__).resolve() != ROOT / name / "__init__.py":
+            raise ImportError(
+                f"another package named '{name}' ({package.__file__ or list(package.__path__)}) was imported before "
+                f"fssl-bench's own in {ROOT}: import benchmark first, or give that package another name"
+            )
+
+
+_import_neighbours()

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -108,7 +109,9 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 
 
 def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
-    top = ArgumentParser(prog="python -m benchmark", description=__doc__, exit_on_error=False)
+    script = Path(sys.argv[0]).name
+    prog = script if script == "fssl-bench" else "python -m benchmark"
+    top = ArgumentParser(prog=prog, description=__doc__, exit_on_error=False)
     commands = {name: ArgumentParser(description=room.ABOUT, exit_on_error=False) for name, room in ROOMS.items()}
     top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark.files import dump_yaml, load_yaml
-from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, typed_args, unknown
+from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
 from datamodules.common.errors import ConfigError
 
 SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
@@ -49,6 +49,10 @@ class Runtime:
         checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick, else online with a key and offline
             without), ``online``, ``offline`` or ``off``.
+        wandb_project: project there; default: that of ``WANDB_PROJECT``, or ``fssl-bench``.
+        wandb_entity: user or team there; default: that of ``WANDB_ENTITY``, or the account's.
+        wandb_group: group of the runs there; default: that of ``WANDB_RUN_GROUP``, or the scale.
+        wandb_tags: tags there, separated by commas; default: those of ``WANDB_TAGS``.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -64,6 +68,10 @@ class Runtime:
     results_dir: str = "results"
     checkpoint_every_s: float = 60.0
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_group: str | None = None
+    wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
         least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}
@@ -140,7 +148,7 @@ def run_id(config: RunConfig) -> str:
     for slot, kind in KINDS.items():
         cls = find_class(plain[slot]["class_path"], kind)
         args = _changed(plain[slot]["init_args"], _defaults(cls, slot))
-        plain[slot] = {"class_path": _path(cls), "init_args": args}
+        plain[slot] = {"class_path": path_of(cls), "init_args": args}
     bare = asdict(RunConfig(config.method, config.data))
     plain = {slot: plain[slot] for slot in KINDS} | _changed({k: v for k, v in plain.items() if k not in KINDS}, bare)
     try:
@@ -182,10 +190,6 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
 
 
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def resolve(config: RunConfig) -> RunConfig:
     """The same run with dotted class paths and every default of the method and the data set filled in.
 
@@ -197,7 +201,7 @@ def resolve(config: RunConfig) -> RunConfig:
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
         args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
-        specs[slot] = ClassSpec(_path(cls), args)
+        specs[slot] = ClassSpec(path_of(cls), args)
     roster = typed_args(imported(ROSTER), config.roster, "roster", ("num_clients", "labelled", "seed", "_subsets"))
     return replace(config, **specs, roster={name: roster[name] for name in config.roster})
 

@@ -6,9 +6,11 @@ import inspect
 import json
 import pkgutil
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -17,19 +19,38 @@ from datamodules.common.errors import ConfigError
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of classes that a configuration names: where they live and what the run itself hands them."""
+    """A family of classes that a configuration names: where they live and what the run itself hands them.
+
+    Args:
+        what: the family, for people.
+        package: our own package, with one module per class.
+        base: dotted path of the base class.
+        group: group of the entry points with which other packages offer theirs.
+        supplied: arguments that the run hands over.
+    """
 
     what: str
     package: str
     base: str
+    group: str
     supplied: frozenset[str] = frozenset()
 
 
 KINDS = {
     "method": Kind(
-        "method", "methods", "methods.base.FedMethod", frozenset({"model", "num_classes", "num_clients", "image_shape"})
+        "method",
+        "methods",
+        "methods.base.FedMethod",
+        "fssl_bench.methods",
+        frozenset({"model", "num_classes", "num_clients", "image_shape"}),
     ),
-    "data": Kind("data set", "datamodules", "datamodules.base.FSSLDataModule", frozenset({"data_dir", "run_seed"})),
+    "data": Kind(
+        "data set",
+        "datamodules",
+        "datamodules.base.FSSLDataModule",
+        "fssl_bench.datamodules",
+        frozenset({"data_dir", "run_seed"}),
+    ),
 }
 
 
@@ -66,12 +87,13 @@ class ClassSpec:
 
 
 def find_class(name: str, kind: Kind) -> type:
-    """The class that ``name`` means: a module of the kind's package, or a dotted path.
+    """The class that ``name`` means: a module of the kind's package, an entry point, or a dotted path.
 
     Raises:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
-    base = imported(kind.base)
+    if name in _GIVEN:
+        return checked(_GIVEN[name], name, kind)
     if "." in name:
         try:
             cls = imported(name)
@@ -79,23 +101,107 @@ def find_class(name: str, kind: Kind) -> type:
             absent = isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}.")
             hint = "; the folder it lies in must be on PYTHONPATH" if absent else ""
             raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}{hint}") from None
-        if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise ConfigError(f"{kind.what} '{name}' is not a subclass of {kind.base}")
-        return cls
-    modules = _modules(kind)
-    found = _defined(f"{kind.package}.{name}", base) if name in modules else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        paths = ", ".join(f"{c.__module__}.{c.__qualname__}" for c in found)
-        raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {paths}")
+        return checked(cls, name, kind)
+    if name in _modules(kind):
+        found = _defined(f"{kind.package}.{name}", imported(kind.base))
+        if len(found) == 1:
+            return found[0]
+        paths = [path_of(cls) for cls in found]
+    else:
+        offered = list(entry_points(group=kind.group, name=name))
+        if len(offered) == 1:
+            return _loaded(offered[0], kind)
+        paths = [point.value.replace(":", ".") for point in offered]
+    if paths:
+        raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {', '.join(paths)}")
     raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
 
 
-def known_names(kind: Kind) -> list[str]:
-    """Short names of all classes of a kind, sorted."""
+def checked(cls: object, name: str, kind: Kind) -> type:
+    """``cls``, if it is a class of the kind.
+
+    Raises:
+        ConfigError: it is not; ``name`` says what was asked for.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, imported(kind.base))):
+        raise ConfigError(f"{kind.what} '{name}' is not a subclass of {kind.base}")
+    return cls
+
+
+def own_names(kind: Kind) -> list[str]:
+    """Short names of the classes in the kind's package, sorted."""
     base = imported(kind.base)
     return [name for name in _modules(kind) if _defined(f"{kind.package}.{name}", base)]
+
+
+def known_names(kind: Kind) -> list[str]:
+    """Short names of all classes of a kind, those of entry points among them, sorted.
+
+    An entry point that cannot be used is left out with a warning.
+    """
+    names = set(own_names(kind))
+    for point in entry_points(group=kind.group):
+        if point.name in _modules(kind):
+            path = point.value.replace(":", ".")
+            warnings.warn(f"{_offer(point, kind)} has the name of one of ours; name it {path}", stacklevel=2)
+            continue
+        try:
+            _loaded(point, kind)
+        except ConfigError as error:
+            warnings.warn(f"{error}; it is left out", stacklevel=2)
+        else:
+            names.add(point.name)
+    return sorted(names)
+
+
+def _loaded(point: EntryPoint, kind: Kind) -> type:
+    """The class behind an entry point.
+
+    Raises:
+        ConfigError: it cannot be imported, or is not of the kind.
+    """
+    try:
+        cls = point.load()
+    except Exception as error:  # other people's code: anything may happen
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise ConfigError(f"{_offer(point, kind)} cannot be imported: {reason}") from error
+    return checked(cls, f"{point.name}' of the package '{_package(point)}", kind)
+
+
+def _offer(point: EntryPoint, kind: Kind) -> str:
+    return f"{kind.what} '{point.name}' of the package '{_package(point)}'"
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.module
+
+
+_GIVEN: dict[str, type] = {}
+
+
+def path_of(cls: type) -> str:
+    """The dotted path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def introduce(cls: type) -> str:
+    """The dotted path of a class; this process finds the class under it even if it cannot be imported.
+
+    That is how the classes of a notebook cell or of a function get a name. The latest of a name counts.
+    """
+    path = path_of(cls)
+    _GIVEN.pop(path, None)
+    if not is_importable(cls):
+        _GIVEN[path] = cls
+    return path
+
+
+def is_importable(cls: type) -> bool:
+    """Whether another process finds the class under its dotted path."""
+    try:
+        return cls.__module__ != "__main__" and imported(path_of(cls)) is cls
+    except (ImportError, AttributeError):
+        return False
 
 
 def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
@@ -227,20 +333,25 @@ def _defined(module: str, base: type) -> list[type]:
     return [c for c in own if issubclass(c, base) and c is not base and not inspect.isabstract(c)]
 
 
-def without_default(cls: type) -> set[str]:
-    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
+def parameters(cls: type) -> dict[str, bool]:
+    """Arguments of ``__init__`` (bases included), and whether each has to be given."""
     known: dict[str, bool] = {}
     for base in cls.__mro__:
         init = base.__dict__.get("__init__")
         if init is None:
             continue
-        parameters = list(inspect.signature(init).parameters.values())[1:]
-        for p in parameters:
+        own = list(inspect.signature(init).parameters.values())[1:]
+        for p in own:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 known.setdefault(p.name, p.default is p.empty)
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
             break
-    return {name for name, missing in known.items() if missing}
+    return known
+
+
+def without_default(cls: type) -> set[str]:
+    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
+    return {name for name, required in parameters(cls).items() if required}
 
 
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:

@@ -6,7 +6,7 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import dropwhile
@@ -17,16 +17,17 @@ import torch
 from lightning import Fabric
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
-from benchmark.federation.loop import Federation
+from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.environment import asked_threads, cores, idle_cores
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
-from benchmark.registry import KINDS, build, find_class, imported, one_line, without_default
+from benchmark.registry import KINDS, build, find_class, imported, one_line, parameters
 from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder, saved_round, state
@@ -34,6 +35,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 from methods import models
+from methods.base import FedMethod
 
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
@@ -219,14 +221,14 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    image_shape = (data.hparams.get("channels", 3), data.image_size, data.image_size)
+    image_shape = [data.hparams.get("channels", 3), data.image_size, data.image_size]
     known = {
         "model": model,
         "num_classes": data.num_classes,
         "num_clients": data.num_clients,
         "image_shape": image_shape,
     }
-    needed = without_default(find_class(config.method.class_path, KINDS["method"]))
+    needed = parameters(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):
@@ -236,6 +238,28 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
             f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
         )
     return method.to(device=device, dtype=dtype), data
+
+
+def assemble(
+    config: RunConfig,
+    method: FedMethod,
+    data: FSSLDataModule,
+    fabric: Fabric,
+    callbacks: Sequence[RoundCallback | Callback] = (),
+) -> Federation:
+    """The federation that ``config`` describes, of what ``make`` has made."""
+    return Federation(
+        method,
+        data,
+        data.roster(config.seed, **config.roster),
+        fabric,
+        config.rounds,
+        config.seed,
+        config.eval_every,
+        callbacks=callbacks,
+        slots=config.runtime.slots if config.runtime.engine == "slots" else None,
+        replay=config.runtime.replay,
+    )
 
 
 def _data(config: RunConfig) -> FSSLDataModule:
@@ -263,18 +287,8 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
         try:
             method, data = make(config, fabric.device)
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
-            federation = Federation(
-                method,
-                data,
-                data.roster(config.seed, **config.roster),
-                fabric,
-                config.rounds,
-                config.seed,
-                config.eval_every,
-                callbacks=[*recorders, *loggers.callbacks(config.runtime.callbacks)],
-                slots=config.runtime.slots if config.runtime.engine == "slots" else None,
-                replay=config.runtime.replay,
-            )
+            more = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
+            federation = assemble(config, method, data, fabric, more)
             if main:
                 run.open(config, {**facts(data), "client_state_bytes": client_state_bytes(federation)})
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)

@@ -173,6 +173,12 @@ class FedMethod(L.LightningModule):
     scenario: ClassVar[Scenario] = "partial_clients"
     """Who holds labels in the setting the method was made for; the contract tests run it there."""
 
+    contract_args: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Arguments under which the contract tests make the method: a schedule short enough, thresholds low enough."""
+
+    contract_data: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options of the data under which the contract tests run it, e.g. a pipeline that has its views."""
+
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 

@@ -8,19 +8,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+pytest_plugins = ["benchmark.contract.plugin"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``pytest tests/contract --method my_package.mine.Mine`` runs the contract on a method of your own."""
-    parser.addoption("--method", action="append", default=[], help="methods for the contract tests (default: all)")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every contract test meets every method."""
-    if "method_name" in metafunc.fixturenames:
-        from benchmark.registry import KINDS, known_names
-
-        names = metafunc.config.getoption("--method") or known_names(KINDS["method"])
-        metafunc.parametrize("method_name", names)
+    """``pytest tests/contract --method NAME`` is short for ``--fssl-method``."""
+    parser.addoption("--method", dest="fssl_method", action="append", default=[], help="short for --fssl-method")
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 
 from benchmark import cli
+from benchmark.contract import runs
+from benchmark.contract.checks import Check, title
 from benchmark.registry import KINDS, find_class, known_names
 from benchmark.report.excerpt import excerpt
 from benchmark.report.records import read_record
@@ -40,7 +42,7 @@ def python_blocks(page: str) -> list[str]:
 def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A page's method, importable as a user's own module."""
     page, name, lines = request.param
-    (code,) = python_blocks(page)
+    (code,) = [block for block in python_blocks(page) if f"class {name}(" in block]
     assert len(code.splitlines()) <= lines
     module = f"example_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(code)
@@ -55,17 +57,47 @@ def test_example_trains(example: str) -> None:
     assert rows[-1]["participants"] == 6
 
 
-def test_example_keeps_the_contract(example: str, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize(
+    "check",
+    [
+        runs.check_a_run_is_finite_and_learns,
+        runs.check_pseudo_labels_flow,
+        runs.check_resume_is_exact,
+        runs.check_hidden_labels_are_not_read,
+        runs.check_clients_with_one_image_or_none,
+    ],
+    ids=title,
+)
+def test_example_keeps_the_contract(example: str, check: Check) -> None:
     """The checks that the pages promise pass for it."""
-    contract = runpy.run_path(str(ROOT / "tests/contract/test_contract.py"))
-    for name in (
-        "test_a_run_is_finite_and_learns_something",
-        "test_resume_is_exact",
-        "test_hidden_labels_are_not_read",
-        "test_clients_with_one_image_or_none",
-        "test_docstring_names_its_sources",
-    ):
-        contract[name](example)
+    check(example)
+
+
+def test_files_beside_the_pages_hold_what_the_pages_show() -> None:
+    """The tutorial's method is its file; the first recipe in Python is in the other one."""
+    tutorial = (ROOT / "docs/examples/own_teacher.py").read_text(encoding="utf-8")
+    assert tutorial in python_blocks("docs/add-a-method.md")
+    recipe, *_ = python_blocks("docs/usage.md")
+    assert recipe in (ROOT / "docs/examples/federation.py").read_text(encoding="utf-8")
+
+
+def test_example_in_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With names, and with classes that no module has; it writes nothing."""
+    monkeypatch.chdir(tmp_path)
+    found = runpy.run_path(str(ROOT / "docs/examples/federation.py"))
+    assert found["result"].rounds["round"].tolist() == [0, 1, 2]
+    assert found["own"].method.model.head.out_features == 2
+    assert found["own"].readings.loc["best", "acc"] > 50.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tutorial_names_what_a_constructor_may_ask_for() -> None:
+    """Its table is what runs hand over."""
+    page = (ROOT / "docs/add-a-method.md").read_text(encoding="utf-8")
+    section = page.partition("## What a constructor may ask for")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, flags=re.M)) == KINDS["method"].supplied
+    for name in KINDS["data"].supplied:
+        assert f"`{name}`" in section
 
 
 def test_hooks_of_the_tutorial_exist() -> None:
@@ -113,7 +145,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipes give what the record says."""
-    record, (pandas, weights) = read_record(run), python_blocks("docs/usage.md")
+    record, (_, pandas, weights) = read_record(run), python_blocks("docs/usage.md")
     capsys.readouterr()
     found: dict[str, Any] = {}
     exec(pandas, found)

@@ -84,6 +84,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
     plan = planned(suite, options, runtime, options.precision)
     wanted = suite.select(plan, listed(options.tables), listed(options.methods), listed(options.only))
+    published = suite.published()  # what is missing is missed before anything runs
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
     jobs, gpus = pool.default_jobs(runtime)
@@ -106,7 +107,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
     whole = suite.plan(options.scale, None, runtime, options.precision)
     shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
-    pages = tables.render(suite, shown, tables.collect(shown), suite.published())
+    pages = tables.render(suite, shown, tables.collect(shown), published)
     results, name = Path(runtime.results_dir), _name(options)
     written = tables.write(suite, name, pages, results, readme)
     if suite.ranked:
@@ -115,9 +116,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         written.append(readme)
     for path in written:
         print(f"wrote {path}")
-    if outcomes:
-        frames = {page.number: page.frame for page in pages}
-        mirror_tables(runtime.wandb, suite.paper, name, frames, results)
+    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
+        mirror_tables(runtime, suite.paper, name, {page.number: page.frame for page in pages})
     page = results / "tables" / f"{suite.paper}-{name}.md"
     _show(pages, listed(options.tables), page)
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]

@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from benchmark import ROOT
+
 CODE = ("benchmark", "methods", "datamodules")
 NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the last one on Arm
 LOOK_S = 0.1  # how long other programs' use of the cores is observed

@@ -129,8 +129,8 @@ READ = (
     "the paired t-test is below 0.05 after Holm's correction over the rows of the setting. Above: seeds in which the "
     "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank "
     "test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than a method may. "
-    "The learning rates are those of the papers or were tuned, with as many values for every row, on held-out labelled "
-    "images; `tuned` says which rate was chosen."
+    "The learning rates are those of the papers or were tuned, with as many values for every row, on held-out "
+    "labelled images; `tuned` says which rate was chosen."
 )
 
 

@@ -13,7 +13,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 
-from benchmark.config import RunConfig, identity, run_id
+from benchmark.config import RunConfig, Runtime, identity, run_id
 from benchmark.registry import imported, one_line, unknown
 from datamodules.common.errors import ConfigError
 
@@ -91,14 +91,26 @@ def mirror_run(config: RunConfig, path: Path) -> "Mirror":
     asked = "wandb" in names(config.runtime.logger)
     mode = choose_mode(config.runtime.wandb, "custom" if asked else config.scale)
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
-    return Mirror(mode, path, id=run_id(config), name=name, group=config.scale, config=identity(config))
+    place = _place(config.runtime, config.scale)
+    return Mirror(mode, path, id=run_id(config), name=name, config=identity(config), **place)
 
 
-def mirror_tables(wanted: str, paper: str, scale: str, frames: Mapping[str, Any], results: Path) -> None:
+def mirror_tables(runtime: Runtime, paper: str, scale: str, frames: Mapping[str, Any]) -> None:
     """Send rendered tables (data frames by number) as ``wandb.Table``."""
-    mode = choose_mode(wanted, scale)
-    with Mirror(mode, results, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", group=scale) as m:
-        m.tables({f"{paper}-{scale}/table {number}": frame for number, frame in frames.items()})
+    mode, folder = choose_mode(runtime.wandb, scale), Path(runtime.results_dir)
+    place = _place(runtime, scale)
+    with Mirror(mode, folder, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", **place) as mirror:
+        mirror.tables({f"{paper}-{scale}/table {number}": frame for number, frame in frames.items()})
+
+
+def _place(runtime: Runtime, scale: str) -> dict[str, Any]:
+    """Where a run is filed in W&B; what is ``None`` comes from W&B's own environment variables."""
+    return {
+        "project": runtime.wandb_project or os.environ.get("WANDB_PROJECT") or PROJECT,
+        "entity": runtime.wandb_entity,
+        "group": runtime.wandb_group or os.environ.get("WANDB_RUN_GROUP") or scale,
+        "tags": names(runtime.wandb_tags) or None,
+    }
 
 
 class Mirror:
@@ -155,7 +167,7 @@ class Mirror:
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(silent=True, console="off")
         more: dict[str, Any] = {**init, "mode": mode, "resume": "allow" if mode == "online" else None}
-        self._logger = WandbLogger(experiment=wandb.init(project=PROJECT, dir=str(folder), settings=settings, **more))
+        self._logger = WandbLogger(experiment=wandb.init(dir=str(folder), settings=settings, **more))
 
     def _do(self, action: Callable[[Any], object]) -> None:
         if self._logger is not None:

@@ -383,8 +383,8 @@ def without_clock(value: Any) -> Any:
 
 
 def _runtime(config: RunConfig) -> dict[str, Any]:
-    """How the run was executed, without the folders of the machine: records are shared."""
-    return {k: v for k, v in asdict(config.runtime).items() if not k.endswith("_dir")}
+    """How the run was executed, without the folders of the machine and accounts elsewhere: records are shared."""
+    return {k: v for k, v in asdict(config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
 
 
 def _metrics(row: Row) -> dict[str, float | None]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
-from benchmark.launch.environment import ROOT
 from benchmark.registry import unknown
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
+PUBLISHED = SUITES / "published"
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
@@ -371,21 +371,34 @@ class Suite:
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none where ``published`` is null.
 
+        The file lies beside a suite of one's own, or else in the package.
+
         Raises:
             ConfigError: the file is missing, or names a value twice.
         """
         path = self.published_path
         if path is None:
             return {}
-        if not path.exists():
-            raise ConfigError(f"{self.where}: published values {path} are missing; restore the file")
         return read_published(path)
 
     @property
     def published_path(self) -> Path | None:
-        """File of the published values; ``None`` where there are none."""
-        name = self.spec["published"]
-        return None if name is None else ROOT / "results" / "paper" / str(name)
+        """File of the published values, beside a suite of one's own or else in the package; ``None`` for none.
+
+        Raises:
+            ConfigError: the file is missing.
+        """
+        if self.spec["published"] is None:
+            return None
+        name = str(self.spec["published"])
+        places = [*(file.parent / name for file in self.files), PUBLISHED / name]
+        found = [path for path in places if path.exists()]
+        if not found:
+            looked = " or ".join(map(str, dict.fromkeys(places)))
+            raise ConfigError(
+                f"{self.where}: published values are missing: there is no {looked}; `published: null` is none"
+            )
+        return found[0]
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         if missing := [key for key in ("title", "datasets", "metrics", "rows") if key not in spec]:

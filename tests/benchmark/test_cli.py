@@ -11,6 +11,7 @@ from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml, run_id
 from benchmark.launch.environment import ROOT
 from benchmark.registry import KINDS, find_class, known_names
+from benchmark.report import loggers
 from benchmark.report.records import RunFolder, read_record, state
 from benchmark.suites.suite import available, load
 from datamodules.io.sources import digits
@@ -349,6 +350,7 @@ def test_options_are_frozen():
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     engine = {"--accelerator", "--engine", "--slots", "--replay"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
+    where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
@@ -449,6 +451,23 @@ def test_a_dry_run_of_a_single_run(here, fitted, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "2 runs, 4 rounds; 2 rounds are left about " in out and "1 record fedavg on digits" in out
     assert len(fitted) == 1
+
+
+def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
+    sent = []
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[1:3]))
+    assert table("--seeds", "1") == table("--seeds", "1") == 0
+    assert sent == [("toy", "quick")]
+    (here / "results/tables/toy-quick.md").unlink()
+    assert table("--seeds", "1") == 0 and len(sent) == 2
+    assert table("--seeds", "1", "--wandb", "offline") == 0 and len(sent) == 3
+    assert len(fitted) == 2
+
+
+def test_table_misses_published_values_before_it_runs(here, fitted, capsys):
+    (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "mine.csv"))
+    assert table() == 2
+    assert "published values are missing: there is no mine.csv or " in capsys.readouterr().err and fitted == []
 
 
 def test_table_filters_run_less_but_render_everything(here, fitted):

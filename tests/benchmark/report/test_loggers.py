@@ -30,7 +30,7 @@ CONFIG = RunConfig(
 
 @pytest.fixture(autouse=True)
 def no_account(tmp_path, monkeypatch):
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT", "WANDB_RUN_GROUP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
@@ -82,11 +82,37 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
             mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
             mirror.record(RECORD)
         frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]})}
-        mirror_tables("offline", "toy", "paper", frames, tmp_path / "results")
+        mirror_tables(Runtime(wandb="offline", results_dir=str(tmp_path / "results")), "toy", "paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
     tables = list((tmp_path / "results").rglob("*.table.json"))
     assert len(tables) == 1 and '[["x",1.5]]' in tables[0].read_text().replace(" ", "")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What ``wandb.init`` is given."""
+    given = []
+    monkeypatch.setattr(Mirror, "_start", lambda self, mode, folder, init: given.append(init))
+    return given
+
+
+def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, started):
+    where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
+    runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
+    mirror_run(replace(CONFIG, runtime=runtime), tmp_path)
+    mirror_tables(runtime, "toy", "paper", {})
+    place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
+    assert [{name: init[name] for name in place} for init in started] == [place, place]
+
+
+def test_without_options_the_environment_says_where(tmp_path, started, monkeypatch):
+    mirror_run(CONFIG, tmp_path)
+    monkeypatch.setenv("WANDB_PROJECT", "p")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "g")
+    mirror_run(CONFIG, tmp_path)
+    assert [(init["project"], init["group"]) for init in started] == [("fssl-bench", "custom"), ("p", "g")]
+    assert all(init["entity"] is init["tags"] is None for init in started)  # W&B reads its own variables
 
 
 def test_off_does_not_import_wandb(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import pytest
 
 from benchmark.config import Runtime, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
-from benchmark.launch.environment import ROOT
 from benchmark.registry import build
 from benchmark.report.tables import collect
 from benchmark.suites import suite
@@ -15,7 +14,7 @@ from benchmark.suites.suite import Suite, operands
 from datamodules.common.errors import ConfigError
 from methods import models
 
-PUBLISHED = ROOT / "results" / "paper" / "rscfed.csv"
+PUBLISHED = suite.PUBLISHED / "rscfed.csv"
 SCALES = ("quick", "lite", "paper")
 
 
@@ -187,8 +186,14 @@ def test_errors_name_the_place():
     broken = spec(labels={})
     with pytest.raises(ConfigError, match="unknown method label 'low'"):
         Suite(broken)
-    with pytest.raises(ConfigError, match=r"published values .*toy\.csv are missing"):
+    with pytest.raises(ConfigError, match=r"published values are missing: there is no .*toy\.csv"):
         toy.published()
+
+
+def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
+    (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
+    assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
+    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 156
 
 
 def test_pending_rows_have_no_run_and_say_why():

@@ -1,23 +1,27 @@
-"""One step contract, several executions: a plain ``Trainer``, the reference engine, slots, slots with replay."""
+"""Checks of steps, in several executions: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
-import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from benchmark.contract.federations import flowing, make_federation, run_rows
 from benchmark.federation import fit as fits
+from benchmark.federation.loop import Federation
 from benchmark.federation.recording import count_host_reads
 from benchmark.federation.reference import LocalSite
+from benchmark.federation.slots import SlotsEngine
 from datamodules.views.batches import Batch, LocalWork
-from federations import flowing, make_federation, run_rows
-from methods.base import Visit
+from methods.base import FedMethod, Scope, Visit
 
-SCOPES = ("shared", "personal", "local", "server")
+Method = str | type[FedMethod]
+SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
 
 
 class Visited(IterableDataset[Batch]):
@@ -38,12 +42,13 @@ class TakeUp(L.Callback):
         self.states = states
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Before the first step."""
         fits.load_states(trainer.optimizers, self.states)
 
 
-def started(method_name: str, **args: Any) -> Any:
+def started(method: Method, **args: Any) -> Federation:
     """A federation after its first two rounds: clients hold state, the warm-up is over."""
-    federation = make_federation(method_name, rounds=4, **flowing(method_name), **args)
+    federation = make_federation(method, rounds=4, **flowing(method), **args)
     federation.server_phase(0, first=True)
     for number in range(2):
         federation.run_round(number)
@@ -51,7 +56,7 @@ def started(method_name: str, **args: Any) -> Any:
     return federation
 
 
-def some_visits(federation: Any) -> list[Visit]:
+def some_visits(federation: Federation) -> list[Visit]:
     """Of the next round, a visit of every kind of client, and one to a client that has taken part before."""
     chosen: dict[Any, Visit] = {}
     for visit in federation.visits(2):
@@ -59,18 +64,18 @@ def some_visits(federation: Any) -> list[Visit]:
     return list(chosen.values())
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_visit_is_a_fit(method_name: str) -> None:
+def check_a_visit_is_a_fit(method: Method) -> None:
     """``Trainer.fit`` over the batches of a client's visit takes the same steps, to the bit."""
-    federation = started(method_name)
-    engine, method = federation.engine, federation.method
+    federation = started(method)
+    engine, module = federation.engine, federation.method
     visits = some_visits(federation)
     steps = 0
     for visit in visits:
         sent, kept = engine.sent(visit, federation.server), federation.clients.get(visit.client)
         _, state = engine.client(visit, sent, kept)
-        visited = method.tensors(*SCOPES)
-        with engine.random(visit):
+        visited = module.tensors(*SCOPES)
+        with engine.random(visit), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a Trainer has much to say about loaders and devices
             site, work = engine.arrive(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),
@@ -82,40 +87,49 @@ def test_a_visit_is_a_fit(method_name: str) -> None:
                 enable_model_summary=False,
             )
             if work:
-                trainer.fit(method, DataLoader(Visited(site, work), batch_size=None))
+                trainer.fit(module, DataLoader(Visited(site, work), batch_size=None))
                 steps += trainer.global_step
-            method.make_upload(site)
-        fitted = method.tensors(*SCOPES)
+            module.make_upload(site)
+        fitted = module.tensors(*SCOPES)
         assert [name for name in visited if not torch.equal(visited[name], fitted[name])] == []
-        for ours, theirs in zip(state.optimizers, fits.kept_states(method, trainer.optimizers), strict=bool(work)):
+        for ours, theirs in zip(state.optimizers, fits.kept_states(module, trainer.optimizers), strict=bool(work)):
             for own, other in zip(ours, theirs, strict=True):
                 assert own.keys() == other.keys()
                 assert all(torch.equal(torch.as_tensor(own[k]), torch.as_tensor(other[k])) for k in own)
-        method._trainer = None
+        module._trainer = None
     if visits:
         assert steps > 0
 
 
 @cache
-def of_the_reference(method_name: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+def of_the_reference(method: Method) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Rows and final model of three rounds in the reference engine."""
-    federation = make_federation(method_name, **flowing(method_name))
+    federation = make_federation(method, **flowing(method))
     return run_rows(federation), federation.server
 
 
-@pytest.mark.parametrize(("slots", "replay"), [(3, False), (1, True)], ids=["three-eager", "one-replayed"])
-def test_slots_equal_the_reference(method_name: str, slots: int, replay: bool) -> None:
-    """Clients that take turns in slots, and steps that are recorded once and replayed, give the same bits."""
-    rows, server = of_the_reference(method_name)
-    federation = make_federation(method_name, slots=slots, replay=replay, **flowing(method_name))
+def _equals_the_reference(method: Method, slots: int, replay: bool) -> None:
+    rows, server = of_the_reference(method)
+    federation = make_federation(method, slots=slots, replay=replay, **flowing(method))
     assert run_rows(federation) == rows
     different = [k for k, v in federation.server.items() if not torch.equal(v, server[k])]
     assert different == []
     if replay and rows[-1]["visits"]:
+        assert isinstance(federation.engine, SlotsEngine)
         assert sum(len(slot.recorded) for slot in federation.engine.slots) > 0
 
 
-def test_a_step_reads_nothing_back(method_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_slots_equal_the_reference(method: Method) -> None:
+    """Clients that take turns in three slots give the same bits."""
+    _equals_the_reference(method, slots=3, replay=False)
+
+
+def check_replayed_steps_equal_the_reference(method: Method) -> None:
+    """Steps that are recorded once and replayed give the same bits."""
+    _equals_the_reference(method, slots=1, replay=True)
+
+
+def check_a_step_reads_nothing_back(method: Method) -> None:
     """No step waits for the device: it reads no number back, and no shape depends on data."""
     reads: Counter[str] = Counter()
     compute = fits.Fit.compute
@@ -126,6 +140,6 @@ def test_a_step_reads_nothing_back(method_name: str, monkeypatch: pytest.MonkeyP
         reads.update(found)
         return made
 
-    monkeypatch.setattr(fits.Fit, "compute", counted)
-    run_rows(make_federation(method_name, rounds=2, **flowing(method_name)))
+    with patch.object(fits.Fit, "compute", counted):
+        run_rows(make_federation(method, rounds=2, **flowing(method)))
     assert not reads

@@ -1,0 +1,211 @@
+"""Federations from Python: in a notebook, in a script, or in another package.
+
+from benchmark.api import fit
+
+result = fit("fedavg", "digits", rounds=10)
+result.rounds.plot(x="round", y="acc")
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from lightning import Fabric
+
+from benchmark import run
+from benchmark.config import RunConfig, Runtime, from_dict, resolve
+from benchmark.federation.loop import Federation
+from benchmark.registry import KINDS, find_class, introduce, is_importable
+from benchmark.report.loggers import callbacks
+from benchmark.report.records import read_record, read_rows, readings
+from datamodules.base import FSSLDataModule
+from datamodules.common.errors import ConfigError, RunError
+from methods.base import FedMethod
+
+IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "callbacks", "data_dir"})
+
+
+class Result:
+    """What became of a run.
+
+    Args:
+        config: its resolved configuration.
+        rows: its evaluated rounds.
+        method: the trained method, if it is at hand.
+        path: folder of its record, if it has one.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rows: Sequence[Mapping[str, Any]],
+        method: FedMethod | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.config, self.rows, self.path = config, list(rows), path
+        if method is not None:
+            self.method = method
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row per evaluated round: metrics in percent, means of losses, bytes sent so far, ``timing.seconds``."""
+        return pd.json_normalize([dict(row) for row in self.rows])
+
+    @property
+    def readings(self) -> pd.DataFrame:
+        """Metrics of the ``final`` round, of the ``best`` one by test accuracy, and ``last_k_mean``, one row each."""
+        if not self.rows:
+            return pd.DataFrame()
+        found = readings([dict(row) for row in self.rows], self.config.last_k)
+        return pd.DataFrame.from_dict(found, orient="index")
+
+    @cached_property
+    def method(self) -> FedMethod:
+        """The method with the global model of the last round; ``method.model`` is the network.
+
+        Raises:
+            RunError: the run's folder has no weights.
+        """
+        file = (self.path or Path()) / "weights.pt"
+        if not file.exists():
+            raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
+        made, _ = run.make(self.config, torch.device("cpu"))
+        method: FedMethod = made
+        method.load_tensors(torch.load(file, weights_only=True))
+        return method.eval()
+
+    def __repr__(self) -> str:
+        names = f"{self.config.method.name} on {self.config.data.name}"
+        return f"{names}, seed {self.config.seed}, {self.config.rounds} rounds\n{self.readings}"
+
+
+def fit(
+    method: str | type[FedMethod],
+    data: str | type[FSSLDataModule],
+    *,
+    method_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    results_dir: str | Path | None = None,
+    **options: Any,
+) -> Result:
+    """Run a federation and return what became of it.
+
+    Without ``results_dir`` it runs in this process and writes nothing. The classes may then come from anywhere, a
+    notebook's cell for instance. With it, this is the command ``fit``: the run has a folder with its record, is
+    continued after an interruption, and is not run again once it is complete.
+
+    Args:
+        method: name, dotted path or class of the method.
+        data: name, dotted path or class of the data set.
+        method_args: arguments of the method, without those that the run hands over (the network, numbers of classes
+            and clients).
+        data_args: arguments of the data set: clients, labels, partition, pipeline.
+        results_dir: folder that holds ``runs/``.
+        **options: other fields of ``RunConfig`` (``model``, ``model_args``, ``rounds``, ``seed``, ``roster``,
+            ``eval_every``, ``precision``, ...) and of ``Runtime`` (``accelerator``, ``threads``, ``data_dir``, ...).
+            ``devices`` is 1 unless it is given: notebooks cannot start processes.
+
+    Raises:
+        ConfigError: the configuration cannot be run.
+        DataError: the data or the partition cannot be made.
+        RunError: the run cannot go on.
+    """
+    runtime = {f.name: options.pop(f.name) for f in fields(Runtime) if f.name in options}
+    if results_dir is None:
+        for name in sorted(set(runtime) - IN_MEMORY):
+            raise ConfigError(f"{name} is for runs that keep a record: give results_dir, too, or leave it out")
+    else:
+        runtime = {"devices": 1, **runtime, "results_dir": str(results_dir)}
+    config = resolve(
+        from_dict(
+            {
+                "method": {"class_path": _named(method), "init_args": dict(method_args or {})},
+                "data": {"class_path": _named(data), "init_args": dict(data_args or {})},
+                **options,
+                "runtime": runtime,
+            }
+        )
+    )
+    return _in_memory(config) if results_dir is None else _on_disk(config)
+
+
+def load_run(path: str | Path, data_dir: str = "data") -> Result:
+    """A run from its folder, complete or not.
+
+    Args:
+        path: the folder.
+        data_dir: where its data are, should its ``method`` be asked for.
+
+    Raises:
+        RunError: there is no record, or it is damaged.
+        ConfigError: the code does not know its configuration any more.
+    """
+    config = from_dict({**read_record(Path(path))["config"], "runtime": {"data_dir": data_dir}})
+    return Result(config, read_rows(Path(path)), path=Path(path))
+
+
+def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
+    """All records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
+
+    ``path`` is the run's folder, ``status`` says whether it is complete.
+
+    Raises:
+        RunError: a record is damaged.
+    """
+    paths = sorted(file.parent for file in Path(results_dir, "runs").glob("*/record.json"))
+    return pd.json_normalize([{"path": str(path), **read_record(path)} for path in paths])
+
+
+class _Rows:
+    """Keeps the evaluated rounds."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            self.rows.append(row)
+
+
+def _in_memory(config: RunConfig) -> Result:
+    runtime, rows = config.runtime, _Rows()
+    fabric = Fabric(accelerator=runtime.accelerator, devices=1, precision=config.precision)  # type: ignore[arg-type]
+    fabric.launch()
+    with _threads(runtime.threads):
+        method, data = run.make(config, fabric.device)
+        federation = run.assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
+        federation.run()
+        federation.become_server()
+    return Result(config, rows.rows, method.eval())
+
+
+def _on_disk(config: RunConfig) -> Result:
+    for slot, kind in KINDS.items():
+        path = getattr(config, slot).class_path
+        if not is_importable(find_class(path, kind)):
+            raise ConfigError(
+                f"{kind.what} '{path}' cannot be imported by anybody else, so that a record of it would mean nothing: "
+                "put the class into a module, or leave results_dir out"
+            )
+    return load_run(run.fit_resolved(config), config.runtime.data_dir)
+
+
+def _named(given: str | type) -> str:
+    return given if isinstance(given, str) else introduce(given)
+
+
+@contextmanager
+def _threads(number: int | str) -> Iterator[None]:
+    """Run with so many threads of torch; ``auto`` leaves them as they are."""
+    before = torch.get_num_threads()
+    if isinstance(number, int):
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,66 @@
+"""A teacher per client that labels the whole set once per visit; weights by the images that were used."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload
+from methods.parts.aggregation import weighted_mean
+from methods.parts.teacher import ema_update
+
+
+class OwnTeacher(FedMethod):
+    """Pseudo-labels of a mean of the models that a client was sent (an example, 2026).
+
+    | hyperparameter | paper | released code | here |
+    |---|---|---|---|
+    | ``threshold`` of the teacher's confidence | - | - | 0.9 |
+    | ``decay`` of the teacher per visit | - | - | 0.5 |
+    """
+
+    scopes = {"teacher": "personal", "used": "local"}
+    used: Tensor
+
+    def __init__(self, model: nn.Module, threshold: float = 0.9, decay: float = 0.5, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.require("from 0 to 1", threshold=0 <= threshold <= 1, decay=0 <= decay <= 1)
+        self.teacher = copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("used", torch.zeros(()))
+
+    @torch.no_grad()
+    def local_work(self, client: Site) -> LocalWork:
+        """The teacher follows the model that was sent; beside the labels, the images that it is sure about."""
+        decay = torch.tensor(0.0 if client.visit.first else self.hparams.decay, device=self.device)
+        ema_update(self.teacher.parameters(), self.model.parameters(), decay)
+        streams, index = self.streams(client.data), client.data.unlabelled
+        if len(index):
+            self.eval()
+            probabilities = torch.cat([self.teacher(x).softmax(dim=1) for x in client.views("test", index)])
+            confidence, labels = probabilities.max(dim=1)
+            keep = confidence >= self.hparams.threshold
+            client.report_pseudo_labels(index, labels, keep)
+            streams["unlabelled"] = Stream(index[keep], self.hparams.batch_size, {"x": "weak"}, {"y": labels[keep]})
+        self.used.fill_(sum(len(stream) for stream in streams.values()))
+        return [Pass(streams)] * self.hparams.local_epochs
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of labels and of pseudo-labels."""
+        losses = {name: F.cross_entropy(self(samples["x"]), samples["y"]) for name, samples in batch.items()}
+        for name, loss in losses.items():
+            self.log(f"loss_{name}", loss.detach())
+        return torch.stack(list(losses.values())).sum()
+
+    def make_upload(self, client: Site) -> Upload | None:
+        """A client that learnt from nothing stays out."""
+        if not self.used:
+            return None
+        return Upload(client.visit, self.tensors("shared"), float(client.visit.size), {"used": self.used.clone()})
+
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
+        """The mean, weighted by what the clients say they used."""
+        weights = torch.stack([upload.stats["used"] for upload in uploads]).tolist()
+        self.load_tensors(weighted_mean([upload.tensors for upload in uploads], weights))

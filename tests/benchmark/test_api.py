@@ -1,0 +1,121 @@
+"""Federations from Python: in memory and with a record, with names and with classes that no module has."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmark.api import fit, load_run, load_runs
+from benchmark.contract.federations import make_method
+from benchmark.report.records import without_clock
+from datamodules.common.errors import ConfigError, RunError
+from datamodules.digits import Digits
+from methods.base import FedMethod
+
+DATA = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
+OPTIONS = {"rounds": 2, "seed": 5, "data_args": DATA, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_in_memory_and_with_a_record_it_is_the_same_run(here):
+    """The numbers are equal, and only the second one writes; a complete one is not run again."""
+    options = {"method_args": {"lr": 0.05}, **OPTIONS}
+    in_memory = fit("fedavg", "digits", **options)
+    assert list(here.iterdir()) == [] and in_memory.path is None
+    recorded = fit("fedavg", Digits, results_dir="out", wandb="off", **options)
+    assert recorded.path.parent == here.joinpath("out/runs").relative_to(here)
+    assert without_clock(recorded.rows) == without_clock(in_memory.rows)
+    assert recorded.config.method == in_memory.config.method
+    assert recorded.readings.equals(in_memory.readings)
+    ours, theirs = (one.method.tensors("shared") for one in (recorded, in_memory))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert fit("fedavg", "digits", results_dir="out", wandb="off", **options).rows == recorded.rows  # with their clock
+
+    rounds, readings = recorded.rounds, recorded.readings
+    assert rounds["round"].tolist() == [0, 1] and {"acc", "loss", "bytes_up", "timing.seconds"} <= set(rounds)
+    assert list(readings.index) == ["final", "best", "last_k_mean"]
+    assert readings.loc["final", "acc"] == rounds["acc"].iloc[-1]
+    assert repr(recorded).startswith("fedavg on digits, seed 5, 2 rounds\n") and "last_k_mean" in repr(recorded)
+    runs = load_runs("out")
+    assert runs["final.acc"].tolist() == [readings.loc["final", "acc"]]
+    assert runs["path"].tolist() == [str(recorded.path)] and runs["status"].tolist() == ["complete"]
+    (recorded.path / "weights.pt").unlink()
+    with pytest.raises(RunError, match="there are no weights"):
+        load_run(recorded.path).method  # noqa: B018
+
+
+def test_classes_that_no_module_has():
+    """The latest definition counts, and gets what its constructor asks for, with a default or without."""
+
+    class Parity(Digits):
+        """Odd or even."""
+
+        num_classes = 2
+
+        def read(self):
+            digits = super().read()
+            train, test = digits.train_labels % 2, digits.test_labels % 2
+            return replace(digits, train_labels=train, test_labels=test, class_names=("even", "odd"))
+
+    def defined(scale):
+        class Mine(FedMethod):
+            """Scaled cross-entropy."""
+
+            def __init__(self, model, num_classes=10, image_shape=None, **base):
+                super().__init__(model, **base)
+
+            def training_step(self, batch, batch_idx):
+                samples = batch["labelled"]
+                return scale * F.cross_entropy(self(samples["x"]), samples["y"])
+
+        return Mine
+
+    first, second = (fit(defined(scale), Parity, method_args={"lr": 0.1}, **OPTIONS) for scale in (1.0, 0.5))
+    assert first.config.method == second.config.method and first.config.method.init_args["lr"] == 0.1
+    assert without_clock(first.rows) != without_clock(second.rows)
+    assert first.method.hparams["num_classes"] == 2 and first.method.hparams["image_shape"] == [3, 32, 32]
+    assert make_method(defined(1.0), num_classes=7).hparams["num_classes"] == 7
+    with pytest.raises(ConfigError, match="put the class into a module, or leave results_dir out"):
+        fit(defined(1.0), "digits", results_dir="out", **OPTIONS)
+
+
+def test_a_class_without_source():
+    """As in a plain interpreter: options of the base class are known all the same."""
+    code = (
+        "class Bare(FedMethod):\n"
+        "    def __init__(self, model, factor: float = 1.0, **base):\n"
+        "        super().__init__(model, **base)\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        return self.hparams.factor * F.cross_entropy(self(batch['labelled']['x']), batch['labelled']['y'])\n"
+    )
+    names = {"FedMethod": FedMethod, "F": F, "__name__": "__main__"}
+    exec(code, names)
+    result = fit(names["Bare"], "digits", method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
+    assert result.method.hparams["factor"] == 0.5 and result.method.hparams["lr"] == 0.2
+    with pytest.raises(ConfigError, match="unknown method argument 'factr'; did you mean 'factor'"):
+        fit(names["Bare"], "digits", method_args={"factr": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"round": 3}, "unknown configuration argument 'round'; did you mean 'rounds'"),
+        ({"devices": 2}, "devices is for runs that keep a record: give results_dir, too, or leave it out"),
+        ({"wandb": "online"}, "wandb is for runs that keep a record"),
+        ({"data_args": {"beta": "x"}}, "--data.beta x: expected float"),
+    ],
+)
+def test_bad_input_is_one_error(given, message):
+    with pytest.raises(ConfigError, match=message):
+        fit("fedavg", "digits", **given)
+
+
+def test_something_else_is_no_method():
+    with pytest.raises(ConfigError, match="is not a subclass of methods"):
+        fit(Digits, "digits")

@@ -1,0 +1,93 @@
+"""Names of other packages' classes: entry points that work, that break, and that have a name of ours."""
+
+import warnings
+
+import pytest
+
+from benchmark.config import from_dict, resolve
+from benchmark.registry import KINDS, find_class, known_names, own_names
+from datamodules.common.errors import ConfigError
+
+METHOD = KINDS["method"]
+CODE = """
+from methods.fedavg import FedAvg
+
+class Theirs(FedAvg):
+    '''FedAvg by another name.'''
+"""
+POINTS = """
+[fssl_bench.methods]
+theirs = {package}:Theirs
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make a package with entry points that can be imported, as an installer leaves it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(package, code, points):
+        (tmp_path / f"{package}.py").write_text(code)
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points.format(package=package))
+
+    return made
+
+
+def test_a_method_of_another_package_has_a_short_name(install):
+    """It is listed and found; a run is identified by its dotted path."""
+    install("other_package", CODE, POINTS)
+    assert "theirs" in known_names(METHOD) and "theirs" not in own_names(METHOD)
+    assert find_class("theirs", METHOD).__qualname__ == "Theirs"
+    config = resolve(from_dict({"method": "theirs", "data": "digits"}))
+    assert config.method.class_path == "other_package.Theirs"
+    with pytest.raises(ConfigError, match="unknown method 'theirz'; did you mean 'theirs'"):
+        find_class("theirz", METHOD)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "import nowhere",
+            "method 'theirs' of the package 'broken_one' cannot be imported: ModuleNotFoundError: No mod",
+        ),
+        (
+            "1 / 0",
+            "method 'theirs' of the package 'broken_one' cannot be imported: ZeroDivisionError: division by zero",
+        ),
+        ("", "cannot be imported: AttributeError: "),
+        (
+            "class Theirs: ...",
+            "method 'theirs' of the package 'broken_one' is not a subclass of methods.base.FedMethod",
+        ),
+    ],
+)
+def test_a_broken_one_is_a_warning_where_names_are_listed_and_an_error_where_it_is_meant(
+    install, code, message, monkeypatch
+):
+    monkeypatch.delitem(__import__("sys").modules, "broken_one", raising=False)
+    install("broken_one", code, POINTS)
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert known_names(METHOD) == own_names(METHOD)
+    assert len(caught) == 1
+    with pytest.raises(ConfigError, match=message):
+        find_class("theirs", METHOD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_class("fedavg", METHOD).__name__ == "FedAvg"
+
+
+def test_names_that_two_have(install):
+    """Ours come first, others are told apart by their paths."""
+    install("one_package", CODE, POINTS + "fedavg = {package}:Theirs\n")
+    install("two_package", CODE, POINTS)
+    with pytest.warns(
+        UserWarning, match=r"'fedavg' of the package 'one_package' has the name of one of ours; name it one"
+    ):
+        assert "theirs" in known_names(METHOD)
+    assert find_class("fedavg", METHOD).__module__ == "methods.fedavg"
+    with pytest.raises(ConfigError, match=r"'theirs' is ambiguous; name one of (one|two)_package\.Theirs, "):
+        find_class("theirs", METHOD)
