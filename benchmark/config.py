@@ -20,6 +20,7 @@ SCALES = ("quick", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.partition.roster.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+NONFINITE = ("stop", "skip")
 
 _REFUSED = {
     "16-mixed": "its loss scaling needs the optimiser and does not fit functional gradients; use bf16-mixed",
@@ -91,6 +92,8 @@ class RunConfig:
         report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records) or
             ``last_k_mean``.
         precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
+        nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
+            error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
         runtime: where and how to run.
     """
 
@@ -106,6 +109,7 @@ class RunConfig:
     last_k: int = 50
     report: str = "best"
     precision: str = "32-true"
+    nonfinite: Literal["stop", "skip"] = "stop"
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
@@ -117,7 +121,7 @@ class RunConfig:
         if self.precision not in PRECISIONS:
             why = _REFUSED.get(self.precision, f"it is not one of {', '.join(PRECISIONS)}")
             raise ConfigError(f"precision '{self.precision}' cannot be used: {why}")
-        for name, known in (("scale", SCALES), ("report", READINGS)):
+        for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
 

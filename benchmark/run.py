@@ -109,6 +109,8 @@ def fit_resolved(config: RunConfig) -> Path:
         gc.collect()  # the federation and its data set refer to each other
         with suppress(RuntimeError):  # of a GPU that the error at hand has left unusable
             torch.cuda.empty_cache()
+    if not tasks and state(path) != "complete":
+        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
 
@@ -237,9 +239,14 @@ def _run(fabric: Fabric, pickled: bytes) -> None:
     if config.runtime.threads != "auto":
         torch.set_num_threads(config.runtime.threads)
     main, run = fabric.is_global_zero, RunFolder(folder(config))
-    with run.lock() if main else nullcontext():
-        if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
-            _work(fabric, config, run)
+    try:
+        with run.lock() if main else nullcontext():
+            if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
+                _work(fabric, config, run)
+    except (ConfigError, DataError):
+        if main:
+            run.forget()
+        raise
 
 
 def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
@@ -248,8 +255,6 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
         try:
             method, data = make(config, fabric.device)
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
-            if main:
-                run.open(config, facts(data))
             federation = Federation(
                 method,
                 data,
@@ -261,8 +266,10 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
                 callbacks=[*recorders, *loggers.callbacks(config.runtime.callbacks)],
                 slots=config.runtime.slots if config.runtime.engine == "slots" else None,
                 replay=config.runtime.replay,
+                nonfinite=config.nonfinite,
             )
             if main:
+                run.open(config, facts(data))
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
             saved = fabric.broadcast(_saved(run) if main else None)
             if saved is not None:
@@ -279,8 +286,17 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
                 mirror.record(run.finish())
                 checkpoint.remove(path / CHECKPOINT)
             fabric.barrier()
-        except BaseException as error:
-            if main and isinstance(error, Exception):
+        except SystemExit as left:
+            ended = RunError(f"{path}: the method or the data set ended the program (sys.exit({left.code!r}))")
+            if main:
+                run.fail(ended, config)
+            raise ended from left
+        except (ConfigError, DataError) as error:
+            if main and run.opened:
+                run.fail(error, config)
+            raise
+        except Exception as error:
+            if main:
                 run.fail(error, config)
             raise
 

@@ -121,6 +121,7 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
         "last_k": 3,
         "report": "last",
         "precision": "bf16-mixed",
+        "nonfinite": "skip",
     }
     assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
     ids = {run_id(replace(plain, **{name: value})) for name, value in changes.items()}
