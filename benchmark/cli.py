@@ -242,6 +242,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite, plan = _plan(options, runtime)
+    published = suite.published()  # before anything is run: it may be missing or damaged
     wanted = suite.select(plan, _listed(options.tables), _listed(options.methods), _listed(options.only))
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
@@ -253,7 +254,7 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     whole = suite.plan(options.scale, runtime=runtime)
     shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
-    pages = tables.render(suite, shown, tables.collect(shown), suite.published())
+    pages = tables.render(suite, shown, tables.collect(shown), published)
     results = Path(runtime.results_dir)
     readme = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     for path in tables.write(suite, plan.scale, pages, results, Path(readme) if readme else None):

@@ -31,6 +31,7 @@ from methods.parts.columns import own_column
 from methods.parts.tensors import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
+ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,16 @@ class FedMethod(L.LightningModule):
         for name, fits in allowed.items():
             if not fits:
                 raise ConfigError(f"{type(self).__name__}: {name}={self.hparams[name]} is out of range: {range}")
+
+    def require_thresholds(self, *names: str) -> None:
+        """Refuse arguments that are compared with probabilities and cannot be meant so; ``None`` is allowed.
+
+        Raises:
+            ConfigError: as ``require``.
+        """
+        values = {name: self.hparams[name] for name in names}
+        fits = {name: value is None or 0 <= value <= ABOVE_ALL for name, value in values.items()}
+        self.require(f"a probability, 0 to 1 (up to {ABOVE_ALL}: one that no image reaches)", **fits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from datamodules.common.errors import RunError
+from datamodules.common.files import named
 
 MAGIC = b"fssl-bench checkpoint 1\n"
 
@@ -124,7 +125,7 @@ def _staged(path: Path, *parts: bytes | memoryview) -> Path:
     """A temporary file beside ``path`` with these bytes, on disk; on an error none is left."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with named(path), open(temporary, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()

@@ -22,7 +22,9 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     """
     if not _is_list(made) or not all(_is_list(cohort) for cohort in made):
         inner = next((part for part in made if not _is_list(part)), None) if _is_list(made) else made
-        raise RunError(f"it returned {describe(inner)}; return a list of cohorts, each a list of client ids: [[0, 3, 4]]")
+        raise RunError(
+            f"it returned {describe(inner)}; return a list of cohorts, each a list of client ids: [[0, 3, 4]]"
+        )
     for client in (client for cohort in made for client in cohort):
         if not isinstance(client, int) or isinstance(client, bool):
             raise RunError(f"it returned {describe(client)} for a client id; return whole numbers: [[0, 3, 4]]")

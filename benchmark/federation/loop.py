@@ -183,22 +183,23 @@ class Federation:
         """
         mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
         results, states = self.engine.visits(mine, self.server, self.clients)
+        skipped = []
         for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
             if self.nonfinite == "stop":
                 raise RunError(f"{place(self.method, visit)}: {found}")
-            results[visit.client, visit.repeat] = results[visit.client, visit.repeat]._replace(skipped=True)
+            skipped.append((visit.client, visit.repeat))
             states.pop(visit.client, None)
-        for their_results, their_states in all_gather(self.fabric, (results, states)):
+        left_out: set[tuple[int, int]] = set()
+        for their_results, their_states, their_skipped in all_gather(self.fabric, (results, states, skipped)):
             results |= their_results
             self.clients |= their_states
-        ordered = [results[key] for key in sorted(results)]
-        skipped = [outcome for outcome in ordered if outcome.skipped]
-        self.skipped += len(skipped)
-        self.bytes_up += sum(outcome.upload.num_bytes for outcome in skipped if outcome.upload is not None)
-        sound = [outcome for outcome in ordered if not outcome.skipped]
-        total = added(outcome.sums for outcome in sound)
+            left_out |= set(their_skipped)
+        self.skipped += len(left_out)
+        self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
+        sound = [results[key] for key in sorted(results) if key not in left_out]
         uploads = [outcome.upload for outcome in sound if outcome.upload is not None]
-        return uploads, total, sum(outcome.bytes_down for outcome in ordered)
+        down = sum(outcome.bytes_down for outcome in results.values())
+        return uploads, added(outcome.sums for outcome in sound), down
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""

@@ -35,12 +35,11 @@ class Sent(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a visit; ``skipped``: its numbers are not finite and count for nothing."""
+    """What came of a visit."""
 
     upload: Upload | None
     sums: Sums
     bytes_down: int
-    skipped: bool = False
 
 
 @dataclass

@@ -55,14 +55,19 @@ def cpu_model() -> str:
 
 
 def code_version() -> str:
-    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version."""
-    described = _git("describe", "--always", "--tags", "--abbrev=12") if (ROOT / ".git").exists() else None
+    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version.
+
+    A checkout that git says nothing of is marked: its code may be anything.
+    """
+    checkout = (ROOT / ".git").exists()
+    described = _git("describe", "--always", "--tags", "--abbrev=12") if checkout else None
     if described:
         return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
+    mark = "-unknown (a checkout, and no git to ask)" if checkout else ""
     try:
-        return version("fssl-bench")
+        return version("fssl-bench") + mark
     except PackageNotFoundError:
-        return "unknown"
+        return f"unknown{mark}"
 
 
 def _git(*command: str) -> str | None:

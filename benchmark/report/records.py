@@ -28,6 +28,7 @@ from benchmark.launch.environment import code_version, environment
 from benchmark.launch.lock import NAME as LOCK
 from benchmark.launch.lock import alive_elsewhere, locked, run_lock
 from datamodules.common.errors import RunError
+from datamodules.common.files import named
 
 SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
@@ -174,7 +175,8 @@ class RunFolder:
         """
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with named(path), open(path, "a", encoding="utf-8") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -336,7 +338,7 @@ def read_record(path: Path) -> Record:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
     validate(record, str(file))
-    if record["status"] == "complete":
+    if record.get("status") == "complete":
         _check_rows(record, path)
     return dict(record)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place, plugin
 from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
@@ -74,7 +74,7 @@ def build(
         raise ConfigError(f"model {name}: it takes no num_classes, so it is no network for a benchmark")
     try:
         model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
-    except ConfigError:
+    except BenchError:
         raise
     except Exception as error:
         raise ConfigError(
