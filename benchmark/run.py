@@ -31,7 +31,7 @@ from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder, state
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import BenchError, ConfigError, RunError
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition.partition import stored_hash
 from methods import models
 

@@ -99,8 +99,8 @@ def plain(value: Any, where: str = "state") -> Any:
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
     raise RunError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps tensors, numbers, strings, "
-        "dicts, lists and tuples only. Keep it in a registered tensor"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps tensors, numbers, "
+        "strings, dicts, lists and tuples only. Keep it in a registered tensor"
     )
 
 

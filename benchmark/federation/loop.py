@@ -48,8 +48,8 @@ class Federation:
         callbacks: called on every rank after each round (``RoundCallback``), or during every visit (Lightning's).
         slots: clients that a process trains in turns (``SlotsEngine``); ``None``: one after the other.
         replay: whether the slots record their steps and replay them.
-        nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is left
-            out of the aggregate and counted (``skip``).
+        nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is
+            left out of the aggregate and counted (``skip``).
     """
 
     def __init__(

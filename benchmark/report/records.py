@@ -4,8 +4,8 @@ Wall-clock values live under keys named ``timing``, hardware and versions under 
 two removed, two runs of one configuration and one code version give the same bytes.
 
 The readings of a complete record follow from its rows and are checked against them whenever it is read. Since schema 2
-its ``digest`` also covers everything else in the record and in the rows but those two keys. That finds damage and slips;
-whoever wants to forge a record can compute a digest, too.
+its ``digest`` also covers everything else in the record and in the rows but those two keys. That finds damage and
+slips; whoever wants to forge a record can compute a digest, too.
 """
 
 import hashlib
@@ -344,7 +344,7 @@ def read_record(path: Path) -> Record:
 
 
 def digest(record: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """SHA-256 of a record and its rows as canonical JSON, without what two equal runs may differ in, and without itself.
+    """SHA-256 of a record and its rows as canonical JSON, without itself and what two equal runs may differ in.
 
     Args:
         record: the record.

@@ -79,8 +79,8 @@ def _check_hooks(cls: type, name: str) -> None:
             continue
         if close := get_close_matches(one, hooks, n=1, cutoff=ALIKE):
             raise ConfigError(
-                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is something of its own, give it a name "
-                "that is less like the hook's"
+                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is something of its own, give it a "
+                "name that is less like the hook's"
             )
 
 

@@ -301,8 +301,8 @@ def test_options_are_frozen():
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
-                "--eval_every", "--last_k", "--report", "--precision", "--nonfinite", "--devices", "--num_nodes", "--threads"}
-        | {"--results_dir"}
+                "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
+        | {"--results_dir", "--nonfinite"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
         "status": suite,

@@ -13,7 +13,7 @@ from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER, generator
 from federations import few_data, make_federation, run_rows, site_of, visited
 from methods import models
-from methods.base import FedMethod, Pass, Tally, Visit
+from methods.base import FedMethod, Pass, Visit
 
 ROUNDS = 2
 
