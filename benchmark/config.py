@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.partition.roster.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+NONFINITE = ("stop", "skip")
 
 _REFUSED = {
     "16-mixed": "its loss scaling needs the optimiser and does not fit functional gradients; use bf16-mixed",
@@ -74,6 +76,7 @@ class Runtime:
     wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
+        _refuse_unbounded({"checkpoint_every_s": self.checkpoint_every_s}, "--")
         least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
@@ -99,6 +102,8 @@ class RunConfig:
         report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records) or
             ``last_k_mean``.
         precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
+        nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
+            error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
         runtime: where and how to run.
     """
 
@@ -114,18 +119,23 @@ class RunConfig:
     last_k: int = 50
     report: str = "best"
     precision: str = "32-true"
+    nonfinite: Literal["stop", "skip"] = "stop"
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "eval_every", "last_k"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.model:
+            raise ConfigError("model is empty; give the name of a network, or its dotted path")
+        for name in ("model_args", "roster"):
+            _refuse_unbounded(getattr(self, name), f"--{name}.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         if self.precision not in PRECISIONS:
             why = _REFUSED.get(self.precision, f"it is not one of {', '.join(PRECISIONS)}")
             raise ConfigError(f"precision '{self.precision}' cannot be used: {why}")
-        for name, known in (("scale", SCALES), ("report", READINGS)):
+        for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
 
@@ -201,6 +211,7 @@ def resolve(config: RunConfig) -> RunConfig:
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
         args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
+        _refuse_unbounded(args, f"--{slot}.")
         specs[slot] = ClassSpec(path_of(cls), args)
     roster = typed_args(imported(ROSTER), config.roster, "roster", ("num_clients", "labelled", "seed", "_subsets"))
     return replace(config, **specs, roster={name: roster[name] for name in config.roster})
@@ -208,9 +219,12 @@ def resolve(config: RunConfig) -> RunConfig:
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """A configuration from plain data; ``method`` and ``data`` may be given as a bare name."""
-    values = dict(values)
+    values = _mapping(values, "configuration")
     specs: dict[str, Any] = {slot: class_spec(slot, values.pop(slot, None)) for slot in KINDS}
-    runtime = values.pop("runtime", None) or {}
+    runtime = _mapping(values.pop("runtime", None), "runtime")
+    for name in ("model_args", "roster"):
+        if name in values:
+            values[name] = _mapping(values[name], name)
     rest = typed_args(RunConfig, values, "configuration", {*specs, "runtime"}, plain=False)
     return RunConfig(**specs, **rest, runtime=Runtime(**typed_args(Runtime, runtime, "runtime", plain=False)))
 
@@ -227,15 +241,14 @@ def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
     for option, value in options.items():
         head, _, tail = option.partition(".")
         if head in KINDS:
-            spec = _as_spec(result.get(head))
+            spec = _as_spec(head, result.get(head))
             if tail:
                 spec["init_args"] = {**spec["init_args"], tail: value}
             else:
                 spec["class_path"] = value
             result[head] = spec
         elif tail:
-            nested = result.get(head)
-            result[head] = {**(nested if isinstance(nested, dict) else {}), tail: value}
+            result[head] = {**_mapping(result.get(head), head), tail: value}
         else:
             result[head] = value
     return result
@@ -259,14 +272,46 @@ def folder(config: RunConfig) -> Path:
 
 def class_spec(slot: str, value: Any) -> ClassSpec:
     """A class and its arguments from plain data, or from a bare name."""
-    spec = _as_spec(value)
+    spec = _as_spec(slot, value)
     stray = set(spec) - {f.name for f in fields(ClassSpec)}
     if not spec["class_path"] or stray:
         extra = f"; unknown: {', '.join(sorted(stray))}" if stray else ""
         raise ConfigError(f"{slot}: give a name or class_path and init_args, e.g. --{slot} NAME{extra}")
-    return ClassSpec(str(spec["class_path"]), dict(spec["init_args"] or {}))
+    return ClassSpec(str(spec["class_path"]), spec["init_args"])
 
 
-def _as_spec(value: Any) -> dict[str, Any]:
-    given = dict(value) if isinstance(value, Mapping) else {"class_path": value}
-    return {"class_path": None, "init_args": {}, **given}
+def _as_spec(slot: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, slot) if isinstance(value, Mapping) else {"class_path": value}
+    if not isinstance(given.get("class_path"), str | None):
+        raise ConfigError(f"{slot}: {given['class_path']!r} is no name of a class; give e.g. --{slot} NAME")
+    return {"class_path": None, **given, "init_args": _mapping(given.get("init_args"), f"{slot}.init_args")}
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """A mapping of names to values; nothing is an empty one.
+
+    Raises:
+        ConfigError: it is something else, or a key is no name.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {value!r}; give a mapping of names to values")
+    given = dict(value or {})
+    if wrong := [key for key in given if not isinstance(key, str)]:
+        raise ConfigError(f"{where}: {wrong[0]!r} is no name of an option")
+    return given
+
+
+def _refuse_unbounded(value: Any, name: str) -> None:
+    """Refuse numbers that are not finite, however deep they lie.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_unbounded(item, f"{name}{key}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_unbounded(item, name)
+    elif isinstance(value, float) and not isfinite(value):
+        raise ConfigError(f"{name} is {value}; give a finite number")

@@ -1,31 +1,14 @@
 """Reading and writing the small files of a run: YAML, JSON without NaN, atomic replacement."""
 
 import math
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from datamodules.common.errors import ConfigError
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader, or a kill, sees the old or the new file whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:  # e.g. a full disk: no half file stays
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+from datamodules.common.files import write_atomic
 
 
 def finite(value: Any) -> Any:
@@ -63,7 +46,22 @@ def read_value(text: str) -> Any:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]
-    """YAML 1.2's idea of numbers and truth values; in C where PyYAML comes with it, which is ten times as fast."""
+    """YAML 1.2's idea of numbers and truth values; a mapping has a key once.
+
+    In C where PyYAML comes with it, which is ten times as fast.
+    """
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """A mapping, whose keys are looked at first."""
+        seen: set[Any] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            if key.value in seen:
+                problem = f"the key '{key.value}' is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return dict(super().construct_mapping(node, deep))
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -85,3 +83,6 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
 for _first, _rules in _Loader.yaml_implicit_resolvers.items():
     for _tag, _rule in _rules:
         _Dumper.add_implicit_resolver(_tag, _rule, [_first])
+
+
+__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "write_atomic"]

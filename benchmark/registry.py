@@ -14,7 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.plugins import place, plugin
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,7 @@ def find_class(name: str, kind: Kind) -> type:
     if name in _GIVEN:
         return checked(_GIVEN[name], name, kind)
     if "." in name:
-        try:
-            cls = imported(name)
-        except (ImportError, AttributeError) as error:
-            absent = isinstance(error, ModuleNotFoundError) and name.startswith(f"{error.name}.")
-            hint = "; the folder it lies in must be on PYTHONPATH" if absent else ""
-            raise ConfigError(f"{kind.what} '{name}' cannot be imported: {error}{hint}") from None
-        return checked(cls, name, kind)
+        return checked(plugin(name, f"{kind.what} '{name}'"), name, kind)
     if name in _modules(kind):
         found = _defined(f"{kind.package}.{name}", imported(kind.base))
         if len(found) == 1:
@@ -210,7 +205,14 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
     for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
         raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
-    return cls(**typed_args(cls, spec.init_args, slot, skip, plain=False), **supplied)
+    args = typed_args(cls, spec.init_args, slot, skip, plain=False)
+    try:
+        return cls(**args, **supplied)
+    except BenchError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error} ({place(error)})"
+        raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 
 def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:

@@ -32,7 +32,7 @@ from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder, saved_round, state
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import BenchError, ConfigError, RunError
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition.partition import stored_hash
 from methods import models
 from methods.base import FedMethod
@@ -111,6 +111,8 @@ def fit_resolved(config: RunConfig) -> Path:
         gc.collect()  # the federation and its data set refer to each other
         with suppress(RuntimeError):  # of a GPU that the error at hand has left unusable
             torch.cuda.empty_cache()
+    if not tasks and state(path) != "complete":
+        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
 
@@ -259,6 +261,7 @@ def assemble(
         callbacks=callbacks,
         slots=config.runtime.slots if config.runtime.engine == "slots" else None,
         replay=config.runtime.replay,
+        nonfinite=config.nonfinite,
     )
 
 
@@ -276,9 +279,14 @@ def _run(fabric: Fabric, pickled: bytes) -> None:
     if config.runtime.threads != "auto":
         torch.set_num_threads(config.runtime.threads)
     main, run = fabric.is_global_zero, RunFolder(folder(config))
-    with run.lock() if main else nullcontext():
-        if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
-            _work(fabric, config, run)
+    try:
+        with run.lock() if main else nullcontext():
+            if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
+                _work(fabric, config, run)
+    except (ConfigError, DataError):
+        if main:
+            run.forget()
+        raise
 
 
 def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
@@ -287,7 +295,7 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
         try:
             method, data = make(config, fabric.device)
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
-            more = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
+            more: list[RoundCallback | Callback] = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
             federation = assemble(config, method, data, fabric, more)
             if main:
                 run.open(config, {**facts(data), "client_state_bytes": client_state_bytes(federation)})
@@ -308,8 +316,17 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
                 mirror.record(run.finish())
                 checkpoint.remove(path / CHECKPOINT)
             fabric.barrier()
-        except BaseException as error:
-            if main and isinstance(error, Exception):
+        except SystemExit as left:
+            ended = RunError(f"{path}: the method or the data set ended the program (sys.exit({left.code!r}))")
+            if main:
+                run.fail(ended, config)
+            raise ended from left
+        except (ConfigError, DataError) as error:
+            if main and run.opened:
+                run.fail(error, config)
+            raise
+        except Exception as error:
+            if main:
                 run.fail(error, config)
             raise
 

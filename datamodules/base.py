@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.errors import BenchError, ConfigError, DataError
+from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, random_split
 from datamodules.partition import partition as P
@@ -192,10 +194,7 @@ class FSSLDataModule(L.LightningDataModule):
                 f"data.labelled_repeats={labelled_repeats} belongs to data.labels_per_class: give that too, "
                 "or leave it out"
             )
-        if not 0 <= labelled_holdout < 1:
-            raise ConfigError(f"data.labelled_holdout is {labelled_holdout}; it is a share, 0 to below 1")
-        if not 0 <= flip <= 1:
-            raise ConfigError(f"data.flip is {flip}; it is a probability, 0 to 1")
+        self._check_ranges()
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.image_size = side or self.image_size
@@ -205,19 +204,72 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
 
+    def _check_ranges(self) -> None:
+        """Refuse numbers that cannot be meant.
+
+        Raises:
+            ConfigError: names the first of them, its value and its range.
+        """
+        h = self.hparams
+        for name in ("num_classes", "mean", "std"):
+            if getattr(self, name, None) is None:
+                raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
+        least = {"min_size": 0, "border": 0, "validation": 0, "labels_per_class": 0}
+        least |= dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1)
+        for name, bound in least.items():
+            if h[name] is not None and not h[name] >= bound:
+                raise ConfigError(f"data.{name} is {h[name]}; it must be at least {bound}")
+        if not 0 <= h["labelled_holdout"] < 1:
+            raise ConfigError(f"data.labelled_holdout is {h['labelled_holdout']}; it is a share, 0 to below 1")
+        if not 0 <= h["flip"] <= 1:
+            raise ConfigError(f"data.flip is {h['flip']}; it is a probability, 0 to 1")
+        for name in ("mean", "std"):
+            values = h[name]
+            if values is None:
+                continue
+            if len(values) not in (1, h["channels"]):
+                raise ConfigError(
+                    f"data.{name} is {values}; give one number, or one for each of {h['channels']} channels"
+                )
+            if not all(isfinite(value) and (name == "mean" or value > 0) for value in values):
+                raise ConfigError(f"data.{name} is {values}; give finite numbers{' above 0' if name == 'std' else ''}")
+
     def read(self) -> Arrays:
         """The data set's images and labels."""
         raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
 
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
-        self.read()
+        self._arrays_read()
+
+    def _arrays_read(self) -> Arrays:
+        """What ``read`` gives, looked at.
+
+        Raises:
+            DataError: it fails, gives something else than ``Arrays``, or a label that the class does not know.
+        """
+        name = type(self).__name__
+        try:
+            arrays = self.read()
+        except (BenchError, NotImplementedError):
+            raise
+        except Exception as error:
+            raise DataError(f"{name}.read: {type(error).__name__}: {error} ({place(error)})") from error
+        if not isinstance(arrays, Arrays):
+            raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
+        for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
+            if labels.max() >= self.num_classes:
+                raise DataError(
+                    f"{name}.read: a {part} label is {labels.max()}, but num_classes is {self.num_classes}: labels run "
+                    "from 0 to num_classes - 1"
+                )
+        return arrays
 
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw (or load) the partition; a second call does nothing."""
         if self._ready:
             return
-        arrays = self.read()
+        arrays = self._arrays_read()
         if self.hparams["split"] == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names

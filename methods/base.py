@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.common.switches import check_switches
 from datamodules.partition.roster import Roster
@@ -27,9 +27,11 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, StaticBatchNorm2d, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
+from methods.parts.columns import own_column
 from methods.parts.tensors import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
+ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Site(Protocol):
         """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
-        """Log how good pseudo-labels are; only this metric sees the hidden labels.
+        """Log how good pseudo-labels are; only this metric sees the hidden labels, and no hook can read it back.
 
         Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
         right ones, selected or not, ``pseudo/right``; with ``per_class`` also the parts that each class (as labelled)
@@ -251,6 +253,16 @@ class FedMethod(L.LightningModule):
         for name, fits in allowed.items():
             if not fits:
                 raise ConfigError(f"{type(self).__name__}: {name}={self.hparams[name]} is out of range: {range}")
+
+    def require_thresholds(self, *names: str) -> None:
+        """Refuse arguments that are compared with probabilities and cannot be meant so; ``None`` is allowed.
+
+        Raises:
+            ConfigError: as ``require``.
+        """
+        values = {name: self.hparams[name] for name in names}
+        fits = {name: value is None or 0 <= value <= ABOVE_ALL for name, value in values.items()}
+        self.require(f"a probability, 0 to 1 (up to {ABOVE_ALL}: one that no image reaches)", **fits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, classes]`` of images ``[B, C, H, W]``."""
@@ -418,29 +430,52 @@ class FedMethod(L.LightningModule):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into registered tensors; numbers for integer tensors are truncated."""
+        """Copy values into registered tensors; numbers for integer tensors are truncated.
+
+        Raises:
+            RunError: a name is not that of a registered tensor, or a shape is not its shape.
+        """
         state = self.registered()
         for name, value in tensors.items():
+            if name not in state:
+                raise RunError(f"there is no registered tensor {name!r} to load a value into")
+            if value.shape != state[name].shape:
+                raise RunError(f"{name!r} has the shape {list(state[name].shape)}; the value has {list(value.shape)}")
             state[name].copy_(value)
         for name, layer in self._static_norms:
             if name in tensors:
                 layer.note(tensors[name])
 
     def tally(self, name: str, value: Tensor, weight: float = 1.0) -> None:
-        """Add ``value`` (any shape) to the visit's sums; ``tallied`` gives the mean so far."""
+        """Add ``value`` (any shape) to the visit's sums; ``tallied`` gives the mean so far.
+
+        Its mean over the round becomes the column ``name`` of the record, or ``logged/<name>`` where that name is the
+        framework's (``acc``, ``round``, ...).
+        """
         if self._tally is not None:
-            self._tally.add(name, value, weight)
+            self._tally.add(own_column(name, self.automatic_optimization), value, weight)
 
     def tallied(self, name: str) -> Tensor | None:
-        """Weighted mean of what the visit tallied under ``name``; ``None`` if nothing was."""
-        return None if self._tally is None else self._tally.mean(name)
+        """Weighted mean of what the visit tallied or logged under ``name``; ``None`` if nothing was.
+
+        With automatic optimisation ``loss`` is that of the steps so far.
+        """
+        if self._tally is None:
+            return None
+        own = self._tally.mean(own_column(name, self.automatic_optimization))
+        return self._tally.mean(name) if own is None else own
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Lightning's ``log``; in a federation it adds to the visit's means without reading the value back."""
+        """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back."""
         if self._tally is not None:
-            self._tally.add(name, torch.as_tensor(value), float(kwargs.get("batch_size") or 1.0))
+            self.tally(name, torch.as_tensor(value), float(kwargs.get("batch_size") or 1.0))
         elif self._trainer is not None:
             super().log(name, value, *args, **kwargs)
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Add the loss of a step that the framework has taken to the visit's sums."""
+        if self._tally is not None:
+            self._tally.add("loss", loss, 1.0)
 
 
 __all__ = ["SERVER", "Batch", "FedMethod", "LocalWork", "Pass", "Scope", "Site", "Stream", "Tally", "Upload", "Visit"]

@@ -100,6 +100,7 @@ class CBAFed(LabelledClients):
     ) -> None:
         super().__init__(model, res_client_alpha=res_client_alpha, min_batch=min_batch, **base)
         self.require("from 0 to 1", res_server_alpha=0 <= res_server_alpha <= 1)
+        self.require_thresholds("cba_tau", "cba_tau_h", "pl_threshold")
         self.require("weak, where pl_set is batch", pl_view=pl_view == "weak" or pl_set != "batch")
         read_mode(labelled_weight_mode)
         self.reference: nn.Module = copy.deepcopy(model).requires_grad_(False)

@@ -59,6 +59,7 @@ class FedConsist(FedMethod):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        self.require("from 0", lambda_u=lambda_u >= 0)
         self.require("above 0", temperature=temperature > 0)
         self.require("from 0 to 1", ema_decay=0 <= ema_decay <= 1)
         read_mode(labelled_weight_mode)

@@ -106,7 +106,8 @@ class FedDure(LocalSSL):
         h = self.hparams
         if creg_lr is None:
             h.creg_lr = h.lr
-        self.require("from 0", creg_wait=creg_wait >= 0)
+        self.require("from 0", creg_wait=creg_wait >= 0, creg_lr=h.creg_lr >= 0, freg_lr=freg_lr >= 0)
+        self.require("from 1", freg_hidden=freg_hidden >= 1)
         self.require("from 0, or null", creg_d_clip=creg_d_clip is None or creg_d_clip >= 0)
         self.automatic_optimization = False
         self.creg = copy.deepcopy(model) if creg_enabled else None

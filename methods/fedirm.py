@@ -58,6 +58,9 @@ class FedIRM(FedConsist):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        self.require("from 0", loss_weight=loss_weight >= 0)
+        self.require("from 0, or ln_scaled", entropy_gate=isinstance(entropy_gate, str) or entropy_gate >= 0)
+        self.require_thresholds("confidence_gate")
         if labelled_loss == "smoothed_two_view":
             self.views = {**FedConsist.views, "labelled": {"x": "weak", "x2": "weak"}}
         self.entropy_limit = entropy_threshold(entropy_gate, num_classes)

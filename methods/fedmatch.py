@@ -241,6 +241,7 @@ class FedMatch(LabelsAtServer):
         rules = ("helpers", "l1_threshold", "delta", "dpl_eps")
         self.require("0 or more", **{name: h[name] >= 0 for name in (*losses, *rules)})
         self.require("1 or more", helper_every=helper_every >= 1)
+        self.require_thresholds("threshold")
         self.require("1 or more, or null", patience=patience is None or patience >= 1)
         parts.decompose(self.model, h.decompose, h.psi_init, psi_scale, h.l1_threshold)
         self.velocity = resting_copy(self.model)

@@ -77,6 +77,7 @@ class FixMatch(LabelsAtServer):
         super().__init__(model, batch_size=batch_size, **base)
         self.require("from 0", lambda_u=lambda_u >= 0, dpl_eps=dpl_eps >= 0)
         self.require("from 1", pl_batch=pl_batch >= 1)
+        self.require_thresholds("threshold")
         self.require(
             "from 1, or null",
             labelled_batch_size=labelled_batch_size is None or labelled_batch_size >= 1,

@@ -91,7 +91,7 @@ class FL2(FixMatch):
     ) -> None:
         super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
         h = self.hparams
-        self.require("from 0", rho=rho >= 0, eta=eta >= 0)
+        self.require("from 0", rho=rho >= 0, eta=eta >= 0, w_cs=w_cs >= 0)
         self.require("round_start", pl_time=h.pl_time == "round_start")
         self.require("confident or null", unsup_norm=h.unsup_norm != "all")
         if cs_grad == "original" and (kl_target == "weak" or sam_mode):

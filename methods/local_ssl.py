@@ -101,7 +101,8 @@ class LocalSSL(FedMethod):
         for name, value in {**self.shared_preset, **self.presets[objective]}.items():
             if h[name] is None:
                 h[name] = value
-        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=h.unsup_ramp >= 0)
+        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=h.unsup_ramp >= 0, unsup_weight=h.unsup_weight >= 0)
+        self.require_thresholds("threshold")
         self.require("above 0", temperature=temperature > 0)
         self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
         if steps_per_visit is None:

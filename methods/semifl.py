@@ -48,6 +48,7 @@ class SemiFL(FixMatch):
         super().__init__(model, empty_client=empty_client, batch_size=batch_size, **base)
         h = self.hparams
         self.require("above 0", mix_alpha=mix_alpha > 0)
+        self.require("from 0", mix_weight=mix_weight >= 0)
         self.require("round_start, where mix is on", pl_time=not mix or h.pl_time == "round_start")
         self.require("confident or null, where mix is on", unsup_norm=not mix or h.unsup_norm != "all")
         self.register_buffer("lam", torch.ones(()), persistent=False)

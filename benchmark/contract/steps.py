@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import lightning as L
@@ -109,7 +109,7 @@ def of_the_reference(method: Method) -> tuple[list[dict[str, Any]], dict[str, to
 
 
 def _equals_the_reference(method: Method, slots: int, replay: bool) -> None:
-    rows, server = of_the_reference(method)
+    rows, server = of_the_reference(cast(Any, method))
     federation = make_federation(method, slots=slots, replay=replay, **flowing(method))
     assert run_rows(federation) == rows
     different = [k for k, v in federation.server.items() if not torch.equal(v, server[k])]

@@ -176,7 +176,7 @@ class Fit:
         method.configure_gradient_clipping(optimizer)
         optimizer.step()
         outputs["loss"] = loss.detach()
-        method.log("loss", outputs["loss"])
+        method.note_loss(outputs["loss"])
         return outputs
 
     def advance_schedules(self, interval: str) -> None:
@@ -243,6 +243,8 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
 def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
     """What of the optimisers' states a client keeps until its next visit, by ``optimizer_scopes``."""
     scopes = list(method.optimizer_scopes())
+    if wrong := [scope for scope in scopes if scope not in ("personal", "local")]:
+        raise RunError(f"optimizer_scopes names {wrong[0]!r}; an optimiser's state is personal or local")
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if len(scopes) != len(optimizers):
         raise RunError(

@@ -4,13 +4,16 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from math import inf
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
+from benchmark.federation import hooks
 from benchmark.federation.collectives import all_gather, from_first, moved
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
@@ -20,6 +23,7 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
+from methods.parts.declarations import check_declarations
 
 
 class RoundCallback(Protocol):
@@ -44,6 +48,8 @@ class Federation:
         callbacks: called on every rank after each round (``RoundCallback``), or during every visit (Lightning's).
         slots: clients that a process trains in turns (``SlotsEngine``); ``None``: one after the other.
         replay: whether the slots record their steps and replay them.
+        nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is
+            left out of the aggregate and counted (``skip``).
     """
 
     def __init__(
@@ -58,9 +64,11 @@ class Federation:
         callbacks: Sequence[RoundCallback | Callback] = (),
         slots: int | None = None,
         replay: bool = True,
+        nonfinite: Literal["stop", "skip"] = "stop",
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
+        check_declarations(method)
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
@@ -82,7 +90,8 @@ class Federation:
         self.clients: dict[int, ClientState] = {}
         self.server_state: ClientState | None = None
         self.round = 0
-        self.bytes_up = self.bytes_down = self.steps = 0
+        self.nonfinite = nonfinite
+        self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
 
     def run(self) -> None:
         """Run the remaining rounds."""
@@ -122,13 +131,14 @@ class Federation:
         if uploads:
             with self.engine.outside("aggregate", number):
                 self.method.aggregate(uploads)
-                self.memory.update(self.method.remember(uploads))
+                self.memory.update(hooks.remembered(self.method.remember(uploads)))
         sums |= self.server_phase(number)
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
         means = read_means(sums)
-        warmup = {"warmup": True} if self.method.is_warmup(number) else {}
+        with self.engine.outside("is_warmup", number):
+            warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
             "round": number,
             **warmup,
@@ -138,6 +148,7 @@ class Federation:
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
             "steps": self.steps,
+            **({"skipped": self.skipped} if self.skipped else {}),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
         }
@@ -146,14 +157,9 @@ class Federation:
         """The round's visits, cohort by cohort."""
         visits, seen = [], Counter[int]()
         with self.engine.outside("select_clients", number):
-            cohorts = self.method.select_clients(number, self.roster)
+            cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
         for cohort, clients in enumerate(cohorts):
             for client in clients:
-                if not 0 <= client < self.data.num_clients:
-                    raise RunError(
-                        f"{type(self.method).__name__}.select_clients, round {number}: there is no client {client}; "
-                        f"ids run from 0 to {self.data.num_clients - 1}"
-                    )
                 site = self.data.client(client)
                 visits.append(
                     Visit(
@@ -174,18 +180,27 @@ class Federation:
         """Run the visits, sharded over ranks by client; every rank ends up with all results.
 
         Uploads come back in (client id, repeat) order, sums are added in that order: the number of
-        processes changes no bit.
+        processes changes no bit. An upload with numbers that are not finite ends the run, or is left out and counted
+        (``nonfinite``); its client then keeps what it had before the round.
         """
         mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
         results, states = self.engine.visits(mine, self.server, self.clients)
-        check_losses(self.method, {v: results[v.client, v.repeat].sums for v in mine})
-        for their_results, their_states in all_gather(self.fabric, (results, states)):
+        skipped = []
+        for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
+            if self.nonfinite == "stop":
+                raise RunError(f"{place(self.method, visit)}: {found}")
+            skipped.append((visit.client, visit.repeat))
+            states.pop(visit.client, None)
+        left_out: set[tuple[int, int]] = set()
+        for their_results, their_states, their_skipped in all_gather(self.fabric, (results, states, skipped)):
             results |= their_results
             self.clients |= their_states
-        ordered = [results[key] for key in sorted(results)]
-        total = added(outcome.sums for outcome in ordered)
-        uploads = [outcome.upload for outcome in ordered if outcome.upload is not None]
-        return uploads, total, ordered
+            left_out |= set(their_skipped)
+        self.skipped += len(left_out)
+        self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
+        sound = [results[key] for key in sorted(results) if key not in left_out]
+        uploads = [outcome.upload for outcome in sound if outcome.upload is not None]
+        return uploads, added(outcome.sums for outcome in sound), list(results.values())
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
@@ -200,7 +215,8 @@ class Federation:
             self.become_server()
         state, own, steps = self.engine.server(number, self.server_state, first)
         self.steps += steps
-        check_losses(self.method, {Visit(number, SERVER): own})
+        for visit, found in unfinished({Visit(number, SERVER): Outcome(None, own, 0, steps)}).items():
+            raise RunError(f"{place(self.method, visit)}: {found}")
         held = self.method.tensors("shared", "server"), state, own
         server, self.server_state, own = from_first(self.fabric, held)
         if server is not held[0]:  # devices may round differently: all take over the first process's model
@@ -219,10 +235,14 @@ class Federation:
         self.method.eval()
         with self.engine.outside("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
-            probabilities = self.spread(lambda block: self.method.predict(block()), blocks)
+            probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.method.train()
         scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
         return {name: round(score, 4) for name, score in scores.items()}
+
+    def predicted(self, images: Tensor) -> Tensor:
+        """Class probabilities of images."""
+        return hooks.probabilities(self.method.predict(images), len(images))
 
     def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Results of all items, in order; every rank works on its share of them and gets the others' results."""
@@ -239,7 +259,9 @@ class Federation:
             "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
             "memory": self.memory,
             "server_state": self.server_state.optimizers if self.server_state else None,
-            "spent": (self.bytes_up, self.bytes_down, self.steps),
+            "bytes": (self.bytes_up, self.bytes_down),
+            "steps": self.steps,
+            "skipped": self.skipped,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -252,7 +274,8 @@ class Federation:
         self.memory.update(moved(state.get("memory", {}), device))
         optimizers = state["server_state"]
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
-        self.bytes_up, self.bytes_down, self.steps = state["spent"]
+        self.bytes_up, self.bytes_down = state["bytes"]
+        self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
 
 
 def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
@@ -280,22 +303,31 @@ def added(parts: Iterable[Sums]) -> Sums:
     return total
 
 
-def check_losses(method: FedMethod, sums: Mapping[Visit, Sums]) -> None:
-    """Look at all losses of a process at once.
-
-    Raises:
-        RunError: one is not finite; names method, client and round.
-    """
-    losses = {visit: own["loss"][0] for visit, own in sums.items() if "loss" in own}
-    if not losses:
-        return
-    finite = torch.stack([loss.isfinite() for loss in losses.values()]).tolist()
-    for visit, fine in zip(losses, finite, strict=True):
-        if not fine:
-            raise RunError(
-                f"{place(method, visit)}: the loss is not finite. The last checkpoint is intact; lower the learning "
-                "rate, or try --precision 32-true if this was mixed precision"
+def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
+    """What is not finite, by visit: a loss, a tensor that was uploaded, or its weight. All are looked at together."""
+    parts = {visit: _numbers(outcome) for visit, outcome in outcomes.items()}
+    flags = {visit: get_total_norm(list(own.values()), inf).isfinite() for visit, own in parts.items() if own}
+    if not flags:
+        return {}
+    found = {}
+    for visit, sound in zip(flags, torch.stack(list(flags.values())).tolist(), strict=True):
+        if not sound:
+            bad = next((name for name, value in parts[visit].items() if not bool(value.isfinite().all())), "")
+            found[visit] = (
+                f"{bad} is not finite. The last checkpoint is intact; lower the learning rate, or try --precision "
+                "32-true if this was mixed precision"
             )
+    return found
+
+
+def _numbers(outcome: Outcome) -> dict[str, Tensor]:
+    """The loss and the uploaded tensors of a visit that may be infinite, by what an error message calls them."""
+    numbers = {"the loss": outcome.sums["loss"][0]} if "loss" in outcome.sums else {}
+    if (upload := outcome.upload) is not None:
+        numbers |= {f"the uploaded {name}": value for name, value in (upload.tensors | upload.stats).items()}
+        device = next((value.device for value in numbers.values()), None)
+        numbers["the upload's weight"] = torch.tensor(upload.weight, device=device)
+    return {name: value for name, value in numbers.items() if value.is_floating_point() and value.numel()}
 
 
 def read_means(sums: Sums) -> dict[str, float | list[float] | None]:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
+from benchmark.federation import hooks
 from benchmark.federation.fit import Fit, OptimizerStates, configured, kept_states
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
@@ -76,35 +77,48 @@ class Surroundings:
 
 
 class LocalSite:
-    """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``)."""
+    """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``).
 
-    def __init__(self, method: FedMethod, around: Surroundings, data: SiteData, visit: Visit, states: OptimizerStates):
-        self.method, self.around, self.data, self.visit, self.optimizer_states = method, around, data, visit, states
+    What a hook has no business with (the whole data set, the hidden labels, what is measured with them) is private.
+    """
+
+    def __init__(
+        self,
+        method: FedMethod,
+        around: Surroundings,
+        data: SiteData,
+        visit: Visit,
+        states: OptimizerStates,
+        hidden: Tally | None = None,
+    ) -> None:
+        self.data, self.visit, self.optimizer_states = data, visit, states
+        self._method, self._around = method, around
+        self._hidden = Tally() if hidden is None else hidden  # hooks write there, only the engine reads
         self.passes = self.steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit; ``order/...`` lives on the CPU so that devices agree on it."""
         v = self.visit
-        device = "cpu" if purpose.startswith("order") else self.around.data.device
-        return random_streams.generator(self.around.seed, purpose, v.round, v.client, v.repeat, device=device)
+        device = "cpu" if purpose.startswith("order") else self._around.data.device
+        return random_streams.generator(self._around.seed, purpose, v.round, v.client, v.repeat, device=device)
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the training images at ``index`` in blocks of ``size``."""
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
-            yield self.around.data.take(view, index[start : start + size], generator)
+            yield self._around.data.take(view, index[start : start + size], generator)
 
     def batches(self, work: LocalWork, number: int) -> Iterator[Batch]:
         """The batches of the epoch ``number`` of ``work``, whose streams are made now."""
         entry = work[number]
-        made = entry() if callable(entry) else entry
+        made = hooks.one_pass(entry()) if callable(entry) else entry
         self.passes += 1
         count = self.passes
-        return epoch(made.streams, self.around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
+        return epoch(made.streams, self._around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
 
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands; optimiser state is taken up from, and left for, the site's other visits."""
-        fit = self.prepare_fit()
+        work, fit = hooks.local_work(work), self.prepare_fit()
         for _ in fit.run(len(work), lambda number: self.batches(work, number)):
             pass
         self.keep(fit)
@@ -112,33 +126,33 @@ class LocalSite:
 
     def prepare_fit(self) -> Fit:
         """A fit whose optimisers have taken up what the site has kept of theirs."""
-        around = self.around
-        return Fit(self.method, self.optimizer_states, around.callbacks, around.loggers, around.rank, around.ranks)
+        around = self._around
+        return Fit(self._method, self.optimizer_states, around.callbacks, around.loggers, around.rank, around.ranks)
 
     def keep(self, fit: Fit) -> None:
         """Keep the state of a fit's optimisers, by ``optimizer_scopes``, and count its steps."""
         self.steps += fit.global_step
-        self.optimizer_states = kept_states(self.method, fit.optimizers)
+        self.optimizer_states = kept_states(self._method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
         """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
-        data, count = self.around.data, len(index)
+        data, count = self._around.data, len(index)
         if not count:
             return
         right = data.oracle.correct(index, labels)
         classes = one_hot(labels, data.num_classes) if per_class else None
         for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
-            self.method.tally(f"pseudo/{name}", hits.float().mean(), count)
+            self._hidden.add(f"pseudo/{name}", hits.float().mean(), count)
             if classes is not None:
-                self.method.tally(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
+                self._hidden.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are true; see ``methods.base.Site``."""
-        if not self.method.uses_oracle:
+        if not self._method.uses_oracle:
             raise RunError(
                 "the method asked for hidden labels without being a declared oracle; set uses_oracle = True on it"
             )
-        return self.around.data.oracle.correct(index, labels)
+        return self._around.data.oracle.correct(index, labels)
 
 
 class ReferenceEngine:
@@ -151,11 +165,13 @@ class ReferenceEngine:
 
     def __init__(self, method: FedMethod, around: Surroundings) -> None:
         self.method, self.around = method, around
-        self.tally, self.generator = Tally(), torch.Generator(device=around.data.device)
+        self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what hidden labels say of its own
+        self.generator = torch.Generator(device=around.data.device)
         method.precision = around.autocast
         draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
+        self.shared = {name: self.initial[name] for name in method.names("shared")}
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
@@ -203,18 +219,19 @@ class ReferenceEngine:
     def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends for a visit."""
         with self.outside(f"broadcast to client {visit.client}", visit.round):
-            sent = self.method.broadcast(server, visit)
+            sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
             return Sent(sent, self.method.sent_bytes(sent, visit))
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The module becomes the client, takes up what it was sent and prepares what it will train on."""
         method, state = self.method, state or ClientState()
-        site = LocalSite(method, self.around, self.around.data.client(visit.client), visit, state.optimizers)
+        own = self.around.data.client(visit.client)
+        site = LocalSite(method, self.around, own, visit, state.optimizers, self.hidden)
         method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
         self.begin(visit)
         method.train()
         with self.presence(site):
-            work = method.local_work(site)
+            work = hooks.local_work(method.local_work(site))
         method.train()
         return site, work
 
@@ -222,6 +239,7 @@ class ReferenceEngine:
         """What the module knows of the visit before it starts."""
         method = self.method
         self.tally.clear()
+        self.hidden.clear()
         self.generator.manual_seed(self.torch_seed(visit))
         method.visit, method._tally, method.generator = visit, self.tally, self.generator
 
@@ -229,7 +247,7 @@ class ReferenceEngine:
         """What the trained client leaves behind."""
         method = self.method
         with self.presence(site):
-            upload = method.make_upload(site)
+            upload = hooks.upload(method.make_upload(site), site.visit, self.shared, method.registered())
         sums = self.end()
         outcome = Outcome(upload, sums, sent.bytes, site.steps)
         return outcome, ClientState(method.tensors("personal"), site.optimizer_states)
@@ -237,7 +255,7 @@ class ReferenceEngine:
     def end(self) -> Sums:
         """The visit is over; what it logged."""
         self.method._tally, self.method._trainer = None, None
-        return self.tally.taken()
+        return self.tally.taken() | self.hidden.taken()
 
     def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
         """Let the server train on its labelled data, before the first round (``first``) or after an aggregation.
@@ -255,7 +273,7 @@ class ReferenceEngine:
             first=state is None,
             rounds=self.around.rounds,
         )
-        site = LocalSite(self.method, self.around, data, visit, state.optimizers if state else [])
+        site = LocalSite(self.method, self.around, data, visit, state.optimizers if state else [], self.hidden)
         self.begin(visit)
         with self.random(visit), self.presence(site):
             self.method.train()
@@ -269,11 +287,9 @@ class ReferenceEngine:
             torch.manual_seed(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
             try:
                 yield
-            except RunError:
-                raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 where = f"{type(self.method).__name__}.{hook}, round {round}"
-                raise RunError(f"{where}: {type(error).__name__}: {error}") from error
+                raise RunError(f"{where}: {cause(error)}") from error
 
     @contextmanager
     def random(self, visit: Visit) -> Iterator[None]:
@@ -287,10 +303,9 @@ class ReferenceEngine:
         """Errors say where they were; an error ends the visit."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.end()
-            detail = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            raise RunError(f"{place(self.method, site.visit)}: {detail}") from error
+            raise RunError(f"{place(self.method, site.visit)}: {cause(error)}") from error
 
     def torch_seed(self, visit: Visit) -> int:
         """Seed of what a visit draws without naming a stream."""
@@ -309,9 +324,16 @@ def place(method: FedMethod, visit: Visit) -> str:
     return f"{type(method).__name__}, {who}, round {visit.round}"
 
 
+def cause(error: BaseException) -> str:
+    """What an error inside a hook says: those of ours as they are, others with their kind."""
+    if isinstance(error, SystemExit):
+        return f"the method ended the program (sys.exit({error.code!r})); a hook returns, or raises an error"
+    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+
+
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:
     """State that an optimiser keeps of a parameter in its shape: Adam two tensors, SGD with momentum one."""
     return ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
 
 
-__all__ = ["ClientState", "LocalSite", "Outcome", "ReferenceEngine", "Sums", "Surroundings", "place"]
+__all__ = ["ClientState", "LocalSite", "Outcome", "ReferenceEngine", "Sums", "Surroundings", "cause", "place"]

@@ -188,13 +188,16 @@ class RecordedStep:
 
     def __init__(self, step: Any, batch: Batch, engine: ReferenceEngine, stream: Any) -> None:
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
-        before = dict(engine.tally.touched)
-        engine.tally.touched.clear()
+        tallies = (engine.tally, engine.hidden)
+        before = [dict(tally.touched) for tally in tallies]
+        for tally in tallies:
+            tally.touched.clear()
         self.recording: Recording = record(
             lambda: step(self.inputs), engine.around.data.device, [engine.generator], stream
         )
-        self.logged = dict(engine.tally.touched)
-        engine.tally.touched.update(before)
+        self.logged = [dict(tally.touched) for tally in tallies]
+        for tally, names in zip(tallies, before, strict=True):
+            tally.touched.update(names)
 
     def replay(self, batch: Batch, engine: ReferenceEngine) -> None:
         """Take the step on another batch of the same form."""
@@ -202,7 +205,8 @@ class RecordedStep:
             for field, value in fields.items():
                 self.inputs[name][field].copy_(value)
         self.recording.replay()
-        engine.tally.touched.update(self.logged)
+        for tally, names in zip((engine.tally, engine.hidden), self.logged, strict=True):
+            tally.touched.update(names)
 
 
 def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:

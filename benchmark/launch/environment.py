@@ -126,11 +126,15 @@ def _cpuinfo(key: str, info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def code_version() -> str:
-    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version."""
-    described = _git("describe", "--always", "--tags", "--abbrev=12") if (ROOT / ".git").exists() else None
+    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version.
+
+    A checkout that git says nothing of is marked: its code may be anything.
+    """
+    checkout = (ROOT / ".git").exists()
+    described = _git("describe", "--always", "--tags", "--abbrev=12") if checkout else None
     if described:
         return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
-    return package_version()
+    return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
 
 
 def package_version() -> str:

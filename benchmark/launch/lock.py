@@ -79,14 +79,17 @@ def holder(folder: Path) -> dict[str, Any]:
 
 
 def alive_elsewhere(folder: Path) -> bool:
-    """Whether the last holder is on another machine, whose locks may not reach us, and has written lately."""
+    """Whether the last holder is on another machine, whose locks may not reach us, and has written lately.
+
+    A time in the future counts as little as one long ago: its clock is wrong, or ours.
+    """
     here = socket.gethostname()
     if holder(folder).get("host", here) == here:
         return False
     try:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         age = datetime.now(UTC) - datetime.fromisoformat(record["timing"]["updated"])
-        return bool(record["status"] == "running" and age.total_seconds() < FRESH_S)
+        return bool(record["status"] == "running" and abs(age.total_seconds()) < FRESH_S)
     except (OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
         return False
 

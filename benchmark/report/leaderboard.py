@@ -128,7 +128,7 @@ READ = (
     "reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the p-value of "
     "the paired t-test is below 0.05 after Holm's correction over the rows of the setting. Above: seeds in which the "
     "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank "
-    "test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than a method may. "
+    "test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than methods may. "
     "The learning rates are those of the papers or were tuned, with as many values for every row, on held-out "
     "labelled images; `tuned` says which rate was chosen."
 )

@@ -14,8 +14,9 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig, Runtime, identity, run_id
-from benchmark.registry import imported, one_line, unknown
+from benchmark.registry import one_line, unknown
 from datamodules.common.errors import ConfigError
+from datamodules.common.plugins import plugin
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
@@ -58,15 +59,12 @@ def callbacks(given: str | None) -> list[Callback]:
     """
     made = []
     for path in names(given):
-        try:
-            cls = imported(path)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"--callbacks {path}: {error}; give a dotted path such as my_package.mine.Mine") from None
+        cls = plugin(path, f"--callbacks {path}")
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(f"--callbacks {path}: this is no subclass of lightning.pytorch.Callback")
         try:
             made.append(cls())
-        except TypeError as error:
+        except Exception as error:
             raise ConfigError(f"--callbacks {path}: {error}; it has to work without arguments") from None
     return made
 

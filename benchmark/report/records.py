@@ -2,8 +2,13 @@
 
 Wall-clock values live under keys named ``timing``, hardware and versions under ``environment``; with these
 two removed, two runs of one configuration and one code version give the same bytes.
+
+The readings of a complete record follow from its rows and are checked against them whenever it is read. Since schema 2
+its ``digest`` also covers everything else in the record and in the rows but those two keys. That finds damage and
+slips; whoever wants to forge a record can compute a digest, too.
 """
 
+import hashlib
 import json
 import os
 import threading
@@ -20,10 +25,12 @@ from benchmark.config import RunConfig, identity, run_id
 from benchmark.files import dump_yaml, finite, write_atomic
 from benchmark.launch.background import repeatedly
 from benchmark.launch.environment import code_version, environment
+from benchmark.launch.lock import NAME as LOCK
 from benchmark.launch.lock import alive_elsewhere, locked, run_lock
 from datamodules.common.errors import RunError
+from datamodules.common.files import named
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
@@ -85,6 +92,18 @@ class RunFolder:
 
         with run_lock(self.path), repeatedly(live, self.heartbeat_s):
             yield
+
+    @property
+    def opened(self) -> bool:
+        """Whether the run has begun: its record is kept by ``open``."""
+        return bool(self._record)
+
+    def forget(self) -> None:
+        """Remove the folder of a run that never began: one that holds nothing but its lock."""
+        with suppress(OSError):
+            if {file.name for file in self.path.iterdir()} <= {LOCK}:
+                (self.path / LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -156,7 +175,8 @@ class RunFolder:
         """
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with named(path), open(path, "a", encoding="utf-8") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -220,9 +240,11 @@ class RunFolder:
             raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
         self._record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down")}
+        self._record["skipped"] = rows[-1].get("skipped", 0)
         self._record["rounds"]["done"] = total
         self._record["status"] = "complete"
         self._record["timing"].pop("saved_rounds", None)
+        self._record["digest"] = digest(self._record, rows)
         self._write()
         return self._record
 
@@ -311,22 +333,71 @@ def last_row(path: Path) -> Row | None:
 
 
 def read_record(path: Path) -> Record:
-    """The validated ``record.json`` in a run's folder.
+    """The validated ``record.json`` in a run's folder; a complete one is checked against its rows.
 
     Raises:
-        RunError: missing, not JSON, or not a record.
+        RunError: missing, not JSON, not a record, or not what the run has written.
     """
     file = path / "record.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
     validate(record, str(file))
+    if record.get("status") == "complete":
+        _check_rows(record, path)
     return dict(record)
 
 
+def digest(record: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """SHA-256 of a record and its rows as canonical JSON, without itself and what two equal runs may differ in.
+
+    Args:
+        record: the record.
+        rows: rows of ``metrics.jsonl``, as they are read.
+    """
+    bare = {key: value for key, value in record.items() if key != "digest"}
+    text = json.dumps([without_clock(bare), without_clock(list(rows))], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_rows(record: Record, path: Path) -> None:
+    """See that a complete record says what its rows say.
+
+    Raises:
+        RunError: a row is missing or was changed, or the record was.
+    """
+    remedy = "bring both files back as the run wrote them, or delete the folder to run it again"
+    rows = read_rows(path)
+    try:
+        last, found = record["rounds"]["total"] - 1, readings(rows, record["config"]["last_k"])
+        complete = rows[-1]["round"] == last
+    except (LookupError, TypeError, AttributeError):
+        complete, found = False, {}
+    if not complete:
+        raise RunError(f"{path / 'metrics.jsonl'}: rows are missing, or are no rows of this run; {remedy}")
+    for name, reading in found.items():
+        told = record[name]
+        if wrong := [key for key in {**reading, **told} if reading.get(key) != told.get(key)]:
+            raise RunError(
+                f"{path}: record.json has {name}.{wrong[0]} = {told.get(wrong[0])}, but the rows of metrics.jsonl give "
+                f"{reading.get(wrong[0])}; {remedy}"
+            )
+    if record["schema_version"] > 1 and record.get("digest") != digest(record, rows):
+        raise RunError(f"{path}: record.json or metrics.jsonl is not what the run wrote: the digest differs; {remedy}")
+
+
 def state(path: Path) -> str:
-    """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed`` or ``complete``."""
+    """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed``, ``complete``, or ``damaged`` (its
+    record cannot be read, or is not what its run wrote).
+    """
+    try:
+        return _state(path)
+    except RunError:
+        return "damaged"
+
+
+def _state(path: Path) -> str:
     known = (path / "record.json").exists()
     if known and read_record(path)["status"] == "complete":
         return "complete"

@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmark import ROOT
 from benchmark.config import folder
 from benchmark.files import write_atomic
-from benchmark.launch.environment import CODE, ROOT
+from benchmark.launch.environment import CODE
 from benchmark.registry import KINDS, find_class
 from benchmark.suites.suite import Plan
 

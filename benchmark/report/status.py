@@ -20,6 +20,7 @@ NAMES = {
     "running": ("RUNNING", "cyan"),
     "stale": ("STALE", "yellow"),
     "failed": ("FAILED", "red"),
+    "damaged": ("DAMAGED", "red"),
     "outdated": ("OUTDATED", "yellow"),
     "missing": ("MISSING", "dim"),
 }
@@ -45,6 +46,8 @@ def show(plan: Plan, console: Console | None = None) -> None:
         path, (name, style) = folder(run.config), NAMES[found[key].state]
         try:
             done, value = _progress(run)
+            if found[key].state == "damaged":
+                read_record(path)
         except BenchError as damage:
             done, value = "?", ""
             problems.append(str(damage))

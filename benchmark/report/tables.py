@@ -27,8 +27,8 @@ SAY = {
 NUMBERS = ("ours", "std", "ci95", "delta", *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = ("metric", "ours", "std", "ci95", "n", "published", "spread", "delta", "status", *READING, "runs")
-LACKS = ("failed", "outdated", "running", "stale", "missing")  # of a seed with several runs, the first that holds
-BROKEN = LACKS[:2]  # a row with such a seed is not judged
+LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a seed's runs, the first that holds
+BROKEN = LACKS[:3]  # a row with such a seed is not judged
 
 
 @dataclass(frozen=True)

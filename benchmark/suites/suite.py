@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
 from benchmark.registry import unknown
+from benchmark.suites.schema import check
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
@@ -144,6 +146,7 @@ class Suite:
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
+        check(spec, where)
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.bands: dict[str, float] = dict(spec.get("bands", {}))
         self.ranked = bool(spec.get("ranked", False))
@@ -529,25 +532,58 @@ def read_published(path: Path) -> dict[Any, str]:
     """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
 
     A column ``std``, the printed spread over seeds, is filed under the metric's name with `` std`` behind it.
+
+    Raises:
+        ConfigError: it cannot be read, a value is no number, or there twice.
     """
     values: dict[Any, str] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            named = {name: line.pop(name) for name in NAMED_COLUMNS}
-            spread = line.pop("std", "")
-            columns = {name: value for name, value in line.items() if value}
-            row = Row(named["table"], named["dataset"], named["method"], columns, {})
-            key = row.key(named["metric"])
-            if key in values:
-                raise ConfigError(f"{path}: two values for {row.name} {named['metric']} {columns}")
-            values[key] = named["value"]
-            if spread:
-                values[row.key(f"{named['metric']} std")] = spread
+    for line in _published_lines(path):
+        named = {name: line.pop(name) for name in NAMED_COLUMNS}
+        spread = line.pop("std", "")
+        columns = {name: value for name, value in line.items() if value}
+        row = Row(named["table"], named["dataset"], named["method"], columns, {})
+        key = row.key(named["metric"])
+        if key in values:
+            raise ConfigError(f"{path}: two values for {row.name} {named['metric']} {columns}")
+        values[key] = named["value"]
+        if spread:
+            values[row.key(f"{named['metric']} std")] = spread
     return values
 
 
 def _tuned_file(suite: Path, scale: str) -> Path:
     return suite.parent / "tuned" / f"{suite.stem}-{scale}{SUFFIX}"
+
+
+def _published_lines(path: Path) -> list[dict[str, str]]:
+    """Lines of a published file by column, looked at.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, or has a line of another length or a value that is no
+            number.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file, strict=True)
+            columns, lines = table.fieldnames or (), list(table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: the published values cannot be read: {error}") from None
+    if missing := [name for name in NAMED_COLUMNS if name not in columns]:
+        raise ConfigError(f"{path}: the column {missing[0]} is missing; there are {', '.join(columns) or 'none'}")
+    for number, line in enumerate(lines, start=2):
+        if None in line or None in line.values():
+            raise ConfigError(f"{path}, line {number}: it has not {len(columns)} values, as the header has columns")
+        for name in ("value", "std"):
+            if not _is_number(line.get(name) or "0") or (name == "value" and not line[name]):
+                raise ConfigError(f"{path}, line {number}: {name} is {line[name]!r}; print a number")
+    return lines
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _options(options: Options, method: str) -> Options:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.common.errors import DataError
+from datamodules.common.files import sweep
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
@@ -83,6 +84,9 @@ class Arrays:
                     f"{part} labels must lie in 0..{classes - 1}, the class names; "
                     f"they lie in {labels.min()}..{labels.max()}"
                 )
+            if vectors and not np.isfinite(images).all():
+                wrong = np.argwhere(~np.isfinite(images))[0].tolist()
+                raise DataError(f"{part} features must be finite; sample {wrong[0]} has {images[tuple(wrong)]}")
             object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
             object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
 
@@ -183,6 +187,7 @@ def _write(cache: Path, arrays: Arrays) -> None:
     """Write the cache so that it appears whole or not at all; equal arrays give equal bytes."""
     fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
     content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
+    sweep(cache)
     temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

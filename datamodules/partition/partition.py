@@ -14,6 +14,7 @@ from numpy.random import RandomState
 from numpy.typing import ArrayLike
 
 from datamodules.common.errors import ConfigError, DataError
+from datamodules.common.files import write_atomic
 from datamodules.partition.split import (
     Labels,
     Positions,
@@ -181,10 +182,7 @@ class Partition:
             "pool": self.pool.tolist(),
             **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
         }
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_atomic(Path(path), json.dumps(content, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], labels: ArrayLike) -> "Partition":

@@ -76,11 +76,21 @@ class Pass:
 
     Args:
         streams: what it walks through, by name; a step gets one batch of each.
-        steps: number of steps; ``None``: until the shortest stream that does not cycle ends.
+        steps: number of steps, 1 or more; ``None``: until the shortest stream that does not cycle ends.
+
+    Raises:
+        ConfigError: no streams by name, or no positive whole number of steps.
     """
 
     streams: Mapping[str, Stream]
     steps: int | None = None
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.streams, Mapping) and all(isinstance(s, Stream) for s in self.streams.values())
+        if not named:
+            raise ConfigError(f"a pass needs streams by name, and got {self.streams!r}")
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            raise ConfigError(f"a pass of {self.steps} steps trains nothing: take a whole number from 1, or None")
 
 
 LocalWork = Sequence[Pass | Callable[[], Pass]]

@@ -1,16 +1,17 @@
 """The networks of the papers, by name: plain modules with ``features``, ``head`` and ``feature_dim``."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.plugins import place, plugin
 from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
 from methods.models.conv6 import Conv6
@@ -56,8 +57,8 @@ def build(
         **options: further arguments of the network.
 
     Raises:
-        ConfigError: unknown name (the closest one is named), a path that cannot be imported, an unknown
-            option, feature vectors for a network that takes images.
+        ConfigError: unknown name (the closest one is named), a path that cannot be imported or is no network, an
+            unknown option, one that the network refuses, feature vectors for a network that takes images.
     """
     factory = MODELS[name] if name in MODELS else _imported(name)
     parameters = inspect.signature(factory).parameters
@@ -69,7 +70,19 @@ def build(
     if in_features is not None and name in MODELS and "in_features" not in known:
         raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
-    model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
+    if "num_classes" not in known and not takes_any:
+        raise ConfigError(f"model {name}: it takes no num_classes, so it is no network for a benchmark")
+    try:
+        model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
+    except BenchError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"model {name} cannot be made with {options or 'its defaults'}: {type(error).__name__}: {error} "
+            f"({place(error)})"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name}: it gave a {type(model).__name__}; it must give a torch.nn.Module")
     return cast(Backbone, model.to(memory_format=torch.channels_last))
 
 
@@ -80,7 +93,7 @@ def num_parameters(name: str, num_classes: int, **options: Any) -> int:
 
 
 def _imported(path: str) -> Callable[..., nn.Module]:
-    module, _, attribute = path.rpartition(".")
+    module = path.rpartition(".")[0]
     if not module:
         match = get_close_matches(path, MODELS, n=1, cutoff=0.4)
         raise ConfigError(
@@ -88,10 +101,11 @@ def _imported(path: str) -> Callable[..., nn.Module]:
             + (f"; did you mean {match[0]!r}?" if match else ".")
             + f" Known: {', '.join(MODELS)}; a dotted path such as my_package.nets.MyNet works too"
         )
-    try:
-        factory = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model {path}: {error}; name a class that Python can import") from error
-    if not callable(factory):
-        raise ConfigError(f"model {path}: this is a {type(factory).__name__}; name a class or a function")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"model {path}: Python's standard library has no networks, and nothing of it is called")
+    factory = plugin(path, f"model {path}")
+    own = inspect.isclass(factory) and issubclass(factory, nn.Module)
+    if not (own or inspect.isfunction(factory) or isinstance(factory, partial)):
+        kind = "a class" if inspect.isclass(factory) else f"a {type(factory).__name__}"
+        raise ConfigError(f"model {path}: this is {kind}; name a subclass of torch.nn.Module, or a function")
     return cast(Callable[..., nn.Module], factory)

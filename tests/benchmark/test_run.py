@@ -22,7 +22,16 @@ from benchmark import run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.federation import checkpoint
 from benchmark.launch.lock import RunLocked, locked, run_lock
-from benchmark.report.records import RunFolder, read_record, read_rows, saved_round, state, validate, without_clock
+from benchmark.report.records import (
+    RunFolder,
+    digest,
+    read_record,
+    read_rows,
+    saved_round,
+    state,
+    validate,
+    without_clock,
+)
 from benchmark.run import fit, placed
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
@@ -138,6 +147,7 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
     for status in ("complete", "running"):
         record["config"]["method"]["init_args"]["momentum"] = 0.5
         record["status"] = status
+        record["digest"] = digest(record, read_rows(path))
         (path / "record.json").write_text(json.dumps(record))
         with pytest.raises(ConfigError, match=r"momentum: recorded with 0\.5, now 0\.9\. Delete the folder"):
             fit(config)

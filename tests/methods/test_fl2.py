@@ -284,24 +284,24 @@ def warmed_up() -> dict[str, Tensor]:
 
 
 def prepared(mask: str = "high_conf", oracle: bool | None = None, **args: Any) -> tuple[Any, dict[str, Any], Any]:
-    """What client 0 would train on, its true labels, and the method, after pre-training at the server."""
+    """What client 0 would train on, the data, and what was measured, after pre-training at the server."""
     federation = make_federation("fl2", sacr_mask=mask, threshold=0.4, **args)
     method, data = federation.method, federation.data
     if oracle is not None:
         method.uses_oracle = oracle
     method.load_tensors(warmed_up())
-    method._tally = Tally()
-    return method.visit_streams(site_of(federation))["unlabelled"], data, method
+    site = site_of(federation)
+    return method.visit_streams(site)["unlabelled"], data, site._hidden
 
 
 def test_filter_then_batch() -> None:
     """A client trains on selected samples only; steps follow from them; diagnostics count all samples."""
-    stream, data, method = prepared()
+    stream, data, measured = prepared()
     client = data.client(0).unlabelled
     assert 0 < len(stream) < len(client)
-    assert float(method.tallied("pseudo/selected")) == pytest.approx(len(stream) / len(client))
+    assert float(measured.mean("pseudo/selected")) == pytest.approx(len(stream) / len(client))
     correct = (data._labels[stream.index] == stream.fields["y"]).float().sum()
-    assert float(method.tallied("pseudo/correct")) == pytest.approx(float(correct) / len(client))
+    assert float(measured.mean("pseudo/correct")) == pytest.approx(float(correct) / len(client))
     assert dict(stream.views) == {"strong": "strong"}
     whole, *_ = prepared(client_batches="masked")
     assert torch.equal(whole.index, client)

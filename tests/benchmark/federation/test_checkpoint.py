@@ -1,9 +1,13 @@
 """Checkpoints: whatever is killed or damaged, what is loaded was saved whole."""
 
 import errno
+import hashlib
+import io
 import os
+from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -193,3 +197,59 @@ def test_in_a_read_only_folder_checkpoints_stay(two, monkeypatch):
     monkeypatch.setattr(Path, "unlink", refuse)
     checkpoint.remove(two)
     assert equal(checkpoint.load(two), 1)
+
+
+class Runs:
+    """Unpickled, it runs code of whoever wrote the file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_prepared_file_runs_nothing(path, tmp_path):
+    """Its checksum is right, so that it is intact; it is refused for what it holds, and not replaced in silence."""
+    checkpoint.save(path, STATES[0])
+    checkpoint.save(path, STATES[1])
+    buffer = io.BytesIO()
+    torch.save({**STATES[2], "extra": Runs(tmp_path / "ran")}, buffer)
+    body = buffer.getvalue()
+    path.write_bytes(checkpoint.MAGIC + hashlib.sha256(body).digest() + body)
+    with pytest.raises(RunError, match=r"checkpoint\.pt: this checkpoint holds more than tensors and plain data"):
+        checkpoint.load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_of_an_older_version_is_read(path):
+    """Versions before wrote the same plain data, and did not check it."""
+    buffer = io.BytesIO()
+    torch.save(STATES[2], buffer)
+    body = buffer.getvalue()
+    path.write_bytes(checkpoint.MAGIC + hashlib.sha256(body).digest() + body)
+    assert equal(checkpoint.load(path), 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.float64(1), "numpy.float64"),
+        (np.zeros(2), "numpy.ndarray"),
+        (Path("x"), "Posix"),
+        ({1, 2}, "set"),
+        (len, "builtin"),
+    ],
+)
+def test_only_plain_data_is_saved(two, value, kind):
+    """What could not be read back is refused when it is written, and said where; the file before stays."""
+    with pytest.raises(RunError, match=rf"state\['clients'\]\[3\]\[0\] is a .*{kind}.*Keep it in a registered tensor"):
+        checkpoint.save(two, {"clients": {3: (value,)}})
+    assert equal(checkpoint.load(two), 1)
+
+
+def test_parameters_and_ordered_dicts_become_plain(path):
+    checkpoint.save(path, {"a": OrderedDict(w=torch.nn.Parameter(torch.ones(2))), "b": (None, True, 2, 0.5, "x", [1])})
+    found = checkpoint.load(path)
+    assert type(found["a"]) is dict and type(found["a"]["w"]) is torch.Tensor and not found["a"]["w"].requires_grad
+    assert found["b"] == (None, True, 2, 0.5, "x", [1])

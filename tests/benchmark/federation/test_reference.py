@@ -13,7 +13,7 @@ from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER, generator
 from federations import few_data, make_federation, run_rows, site_of, visited
 from methods import models
-from methods.base import FedMethod, Pass, Tally, Visit
+from methods.base import FedMethod, Pass, Visit
 
 ROUNDS = 2
 
@@ -476,10 +476,9 @@ def test_the_server_meets_other_numbers_before_the_first_round_than_in_it():
 
 
 def tallies(run, index, labels, selected, **options):
-    run.method._tally = tally = Tally()
-    site_of(run).report_pseudo_labels(index, labels, selected, **options)
-    run.method._tally = None
-    return {name: (total / weight).tolist() for name, (total, weight) in tally.taken().items()}
+    site = site_of(run)
+    site.report_pseudo_labels(index, labels, selected, **options)
+    return {name: (total / weight).tolist() for name, (total, weight) in site._hidden.taken().items()}
 
 
 def test_pseudo_labels_are_judged_by_the_hidden_labels():

@@ -297,7 +297,7 @@ def test_validate_names_everything_that_is_wrong(tmp_path):
         validate({**good, "status": "done"}, "here")
     with pytest.raises(RunError, match="error is empty"):
         validate({**good, "status": "failed"}, "here")
-    with pytest.raises(RunError, match="schema 9 is newer than 1; update fssl-bench"):
+    with pytest.raises(RunError, match="schema 9 is newer than 2; update fssl-bench"):
         validate({**good, "schema_version": 9}, "here")
 
 

@@ -1,0 +1,172 @@
+"""The shape of a suite file, checked once when it is loaded, so that a slip in it is told with its place."""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from benchmark.config import READINGS
+from benchmark.registry import unknown
+from datamodules.common.errors import ConfigError
+
+METRICS = ("acc", "auc", "precision", "recall", "loss")
+TOLD = 3  # problems that one message names
+
+SCALARS = (str, int, float, bool, type(None))
+Band = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def _one_value(value: Any) -> Any:
+    if not isinstance(value, SCALARS):
+        raise ValueError("a column is a word or a number")
+    return value
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Layer(_Part):
+    set: dict[str, Any] = {}
+    methods: dict[str, dict[str, Any]] = {}
+
+
+class _Dataset(_Layer):
+    bands: dict[str, Band] = {}
+    pending: str = ""
+
+
+class _Label(_Part):
+    model_config = ConfigDict(extra="allow")
+    method: str = ""
+    minus: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
+    band: str | None = None
+    pending: str = ""
+
+
+class _Row(_Part):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_one_value)]]
+    method: str
+    set: dict[str, Any] = {}
+    judged_by: str | int = ""
+
+
+class _Table(_Part):
+    title: str
+    datasets: Annotated[list[str], Field(min_length=1)]
+    metrics: Annotated[list[str], Field(min_length=1)]
+    rows: Annotated[list[_Row], Field(min_length=1)]
+    set: dict[str, Any] = {}
+    unpublished: str = "none"
+
+
+class _Scale(_Layer):
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    compare: bool = False
+    note: str = ""
+    datasets: dict[str, _Layer] = {}
+    without: dict[str, str] = {}
+
+
+class _Suite(_Part):
+    model_config = ConfigDict(extra="allow")
+    paper: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    title: str
+    published: str | None
+    report: str
+    base: _Layer
+    datasets: dict[str, _Dataset | None]
+    labels: dict[str, _Label | None]
+    tables: Annotated[dict[str | int, _Table], Field(min_length=1)]
+    scales: Annotated[dict[str, _Scale], Field(min_length=1)]
+    bands: dict[str, Band] = {}
+    band_note: str = ""
+    band_spreads: Band = 0.0
+    ranked: bool = False
+    replaced: list[str] = []
+
+
+def check(spec: Mapping[str, Any], where: str) -> None:
+    """Check the content of a suite file: keys, types, ranges, and that names mean something in the same file.
+
+    Args:
+        spec: the content. Keys of the file itself that are unlike all known ones may hold YAML anchors.
+        where: the file, for the message.
+
+    Raises:
+        ConfigError: names the first places that are wrong, and the nearest right names.
+    """
+    for key in spec:
+        if key not in _Suite.model_fields and get_close_matches(str(key), _Suite.model_fields, n=1, cutoff=0.75):
+            raise unknown("key", key, _Suite.model_fields, f" ({where})")
+    try:
+        suite = _Suite.model_validate(dict(spec))
+    except ValidationError as error:
+        problems = [_told(problem, spec) for problem in error.errors()]
+        more = f"; and {len(problems) - TOLD} more" if len(problems) > TOLD else ""
+        raise ConfigError(f"{where}: {'; '.join(problems[:TOLD])}{more}") from None
+    _check_names(suite, where)
+
+
+def _check_names(suite: _Suite, where: str) -> None:
+    """See that names of methods, labels, data sets, tables and metrics exist."""
+    methods = {label.method for label in suite.labels.values() if label and label.method}
+    layers: dict[str, _Layer] = {"base": suite.base}
+    layers |= {f"datasets.{name}": layer for name, layer in suite.datasets.items() if layer}
+    for name, scale in suite.scales.items():
+        layers[f"scales.{name}"] = scale
+        layers |= {f"scales.{name}.datasets.{data}": layer for data, layer in scale.datasets.items()}
+        _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
+        if len(set(scale.seeds)) < len(scale.seeds):
+            raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
+    for place, layer in layers.items():
+        if suite.labels:
+            _known("method", layer.methods, methods, f"{where}, {place}.methods")
+    for name, label in suite.labels.items():
+        if label and label.minus:
+            _known("method label", label.minus, suite.labels, f"{where}, labels.{name}.minus")
+        elif label and not label.method and not label.pending:
+            raise ConfigError(f"{where}: labels.{name} needs a method, or minus, or pending")
+    for number, table in suite.tables.items():
+        judges = [str(row.judged_by) for row in table.rows if row.judged_by != ""]
+        _known("table", judges, [str(one) for one in suite.tables], f"{where}, table {number}, judged_by")
+        plain = [metric for metric in table.metrics if "/" not in metric]
+        _known("metric", plain, METRICS, f"{where}, table {number}")
+    _known("report", [suite.report], READINGS, where)
+
+
+def _known(what: str, names: Iterable[str], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known, f" ({where})")
+
+
+def _told(problem: Any, spec: Mapping[str, Any]) -> str:
+    """One problem that pydantic found: its place in the file, what is wrong, and what is there."""
+    place, value = ".".join(str(part) for part in problem["loc"]), problem["input"]
+    if problem["type"] == "extra_forbidden":
+        model = _model_at(problem["loc"][:-1])
+        close = get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1, cutoff=0.5)
+        hint = f"; did you mean '{close[0]}'?" if close else "."
+        return f"{place} is unknown{hint} Known: {', '.join(model.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    shown = f"{value!r}" if isinstance(value, SCALARS) or not value else f"a {type(value).__name__}"
+    message = re.sub(r" or instance of _\w+| after validation|^Value error, ", "", problem["msg"])
+    return f"{place}: {message[0].lower()}{message[1:].replace('dictionary', 'mapping')} (it is {shown})"
+
+
+def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
+    """The part of the schema that a place in the file belongs to."""
+    parts: dict[str, type[BaseModel]] = {"datasets": _Dataset, "labels": _Label, "tables": _Table, "scales": _Scale}
+    if place[0] == "base" or (place[0] == "scales" and len(place) > 2):
+        return _Layer
+    return parts.get(str(place[0]), _Suite)
+
+
+__all__ = ["check"]

@@ -1,0 +1,48 @@
+"""Other people's code by its dotted path: imported, or refused with one error that says where it is broken."""
+
+import importlib
+import traceback
+from difflib import get_close_matches
+from typing import Any
+
+from datamodules.common.errors import ConfigError
+
+
+def plugin(path: str, what: str) -> Any:
+    """What a dotted path names.
+
+    Args:
+        path: module and name, such as ``my_package.mine.Mine``.
+        what: begins the message, such as ``method 'my_package.mine.Mine'``.
+
+    Raises:
+        ConfigError: there is no such module or name, or the module cannot be imported: file and line of its error.
+    """
+    module, _, name = path.rpartition(".")
+    if not all(part.isidentifier() for part in path.split(".")) or not module:
+        raise ConfigError(f"{what} is no dotted path such as my_package.mine.Mine")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        absent = path.startswith(f"{error.name}.")
+        hint = "; the folder it lies in must be on PYTHONPATH" if absent else f" ({place(error)})"
+        raise ConfigError(f"{what} cannot be imported: {error}{hint}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{what} cannot be imported: {error.msg} ({error.filename}:{error.lineno})") from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error} ({place(error)})") from error
+    if not hasattr(found, name):
+        close = get_close_matches(name, vars(found), n=1, cutoff=0.6)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ConfigError(f"{what} cannot be imported: module '{module}' has no attribute '{name}'{hint}")
+    return getattr(found, name)
+
+
+def place(error: BaseException) -> str:
+    """File and line where an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<")]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "no line"
+
+
+__all__ = ["place", "plugin"]

@@ -1,0 +1,95 @@
+"""What a method declares is checked before it runs: a misspelt name would train something else without a word."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, get_args
+
+import lightning as L
+from torch import nn
+
+from datamodules.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from methods.base import FedMethod
+
+STREAMS = ("labelled", "unlabelled")
+ALIKE = 0.88  # how alike a name must be to one of the hooks to count as a misspelling of it
+
+
+def check_declarations(method: "FedMethod") -> None:
+    """Look at ``scopes``, ``views`` and the names of the hooks of a method.
+
+    Raises:
+        ConfigError: a scope or stream that does not exist, a prefix of ``scopes`` that no registered tensor has, views
+            that are no names, or a function of the class that is named almost like a hook; with the nearest right name.
+    """
+    name = type(method).__name__
+    _check_scopes(method, name)
+    _check_views(method.views, name)
+    _check_hooks(type(method), name)
+
+
+def _check_scopes(method: "FedMethod", name: str) -> None:
+    from methods.base import Scope
+
+    known, registered = get_args(Scope), list(method.registered())
+    if not isinstance(method.scopes, Mapping):
+        raise ConfigError(f"{name}.scopes is {_kind(method.scopes)}; map prefixes of tensor names to scopes")
+    for prefix, scope in method.scopes.items():
+        if scope not in known:
+            raise ConfigError(f"{name}.scopes: {prefix!r} has the scope {scope!r}{_nearest(scope, known)}")
+        if any(one == prefix or one.startswith(f"{prefix}.") for one in registered) or _is_empty(method, prefix):
+            continue
+        parts = {".".join(one.split(".")[:depth]) for one in registered for depth in range(1, one.count(".") + 2)}
+        raise ConfigError(
+            f"{name}.scopes: no registered tensor is called {prefix!r}, or begins with it{_nearest(prefix, parts)}. A "
+            "tensor is registered as a parameter, a buffer (register_buffer), or part of a module"
+        )
+
+
+def _is_empty(method: "FedMethod", prefix: str) -> bool:
+    """Whether the method has something of this name that holds no tensors: ``None``, or a module without any."""
+    held: Any = method
+    for part in prefix.split("."):
+        if not hasattr(held, part):
+            return False
+        held = getattr(held, part)
+    return held is None or (isinstance(held, nn.Module) and not held.state_dict())
+
+
+def _check_views(views: Any, name: str) -> None:
+    if not isinstance(views, Mapping):
+        raise ConfigError(f"{name}.views is {_kind(views)}; map streams to fields to views")
+    for stream, fields in views.items():
+        if stream not in STREAMS:
+            raise ConfigError(f"{name}.views has a stream {stream!r}{_nearest(stream, STREAMS)}")
+        if not isinstance(fields, Mapping) or not all(isinstance(view, str) for view in fields.values()):
+            raise ConfigError(f"{name}.views: {stream!r} is {fields!r}; map batch fields to names of views")
+
+
+def _check_hooks(cls: type, name: str) -> None:
+    """Refuse what the class defines under a name that is almost a hook's: nobody would call it."""
+    from methods.base import FedMethod
+
+    declared = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
+    hooks = [*declared, *(hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_")))]
+    own = {one for base in cls.__mro__ if base not in FedMethod.__mro__ for one in vars(base)}
+    for one in sorted(own):
+        if one.startswith("_") or hasattr(FedMethod, one):
+            continue
+        if close := get_close_matches(one, hooks, n=1, cutoff=ALIKE):
+            raise ConfigError(
+                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is something of its own, give it a "
+                "name that is less like the hook's"
+            )
+
+
+def _nearest(given: Any, known: Iterable[str]) -> str:
+    known = list(known)
+    close = get_close_matches(str(given), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} There are {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}"
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

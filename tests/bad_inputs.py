@@ -1,0 +1,415 @@
+"""Bad inputs of every kind, what is said about each, and the page that lists them.
+
+``python tests/bad_inputs.py`` writes the tables into ``docs/reliability.md``; a test checks that they are up to date.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+FIT = (
+    "fit --method fedavg --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
+    "--threads 1 --accelerator cpu --wandb off"
+)
+TABLE = "table --paper toy.yaml --scale quick --jobs 1 --accelerator cpu --wandb off"
+
+
+class Case(NamedTuple):
+    """One bad input.
+
+    Args:
+        area: heading of the table that it stands in.
+        given: what is given, as the page shows it.
+        says: part of the message.
+        command: the command line.
+        files: files in the current folder, by name.
+        starts: whether the run has begun when the error comes: it leaves a failed record, and otherwise nothing.
+    """
+
+    area: str
+    given: str
+    says: str
+    command: str
+    files: dict[str, str]
+    starts: bool = False
+
+
+# --- command line
+
+COMMANDS = {
+    "fitt": 'invalid choice: "fitt"',
+    "fit": "--method is missing; it is one of cbafed, ",
+    "fit --method fedavg": "--data is missing; it is one of ag_news, ",
+    "fit --suite rscfed": "--suite and --row go together",
+    "fit --suite rscfed --row 9/SVHN/rscfed": "unknown row '9/SVHN/rscfed'; did you mean ",
+    "fit --suite rscfed --row 1/SVHN/rscfed --config a.yaml": "both say where to start; give one of them",
+    "fit --config missing.yaml": "--config missing.yaml: No such file or directory",
+    "table --paper rscfet": "unknown paper 'rscfet'; did you mean 'rscfed'?",
+    "table --paper missing.yaml": "suite missing.yaml: No such file or directory",
+    "table --paper rscfed --scale papr": "unknown scale 'papr'; did you mean 'paper'?",
+    "table --paper rscfed --seeds a,b": "--seeds a,b: write numbers separated by commas",
+    "table --paper rscfed --seeds=-1": "seed is -1; it must be 0 to 2^32 - 1",
+    "table --paper rscfed --jobs many": "--jobs many: expected int or auto",
+    "table --paper rscfed --tables 99": "unknown table '99'",
+    "table --paper rscfed --methods mine": "unknown method of this suite 'mine'",
+    "table --paper rscfed --only 9/*": "no run passes the filters",
+    "table --paper rscfed --method.lr 1": "table takes no --method.lr: what a table runs is in its suite file",
+    "status --paper nothing": "unknown paper 'nothing'",
+    "plot nowhere": "there is no run at nowhere",
+    "describe": "--data is missing",
+}
+OPTIONS = {
+    "--method fedavgg": "unknown method 'fedavgg'; did you mean 'fedavg'?",
+    "--method .": "method '.' is no dotted path such as my_package.mine.Mine",
+    "--method os.path.join": "method 'os.path.join' is not a subclass of methods.base.FedMethod",
+    "--data digit": "unknown data set 'digit'; did you mean 'digits'?",
+    "--data methods.fedavg.FedAvg": "is not a subclass of datamodules.base.FSSLDataModule",
+    "--model os.system": "Python's standard library has no networks, and nothing of it is called",
+    "--model os.system --model_args.command ls": "nothing of it is called",
+    "--model resnet99": "unknown model 'resnet99'",
+    "--model torch.nn.ReLU": "it takes no num_classes",
+    "--model torch.pi": "this is a float; name a subclass of torch.nn.Module",
+    "--model_args.depth 3": "unknown option depth",
+    "--model_args.width .inf": "--model_args.width is inf; give a finite number",
+    "--lr 0.1": "did you mean --method.lr?",
+    "--beta 0.1": "did you mean --data.beta?",
+    "--method.lrr 0.1": "unknown method argument 'lrr'; did you mean 'lr'?",
+    "--method.lr": "--method.lr needs a value",
+    "--method.lr fast": "--method.lr fast: expected float",
+    "--method.lr .nan": "--method.lr is nan; give a finite number",
+    "--method.lr -0.1": "lr=-0.1 is out of range: from 0",
+    "--method.momentum 1": "momentum=1.0 is out of range: 0 or more and below 1",
+    "--method.clip_norm 0": "clip_norm=0.0 is out of range: above 0, or null",
+    "--method.batch_size 0": "batch_size=0 is out of range: from 1",
+    "--method.min_batch 0": "min_batch=0 is out of range: from 1 to batch_size",
+    "--method.local_epochs -1": "local_epochs=-1 is out of range",
+    "--method fixmatch --method.threshold 7.5": "threshold=7.5 is out of range: a probability, 0 to 1",
+    "--method fixmatch --method.threshold -0.1": "threshold=-0.1 is out of range: a probability, 0 to 1",
+    "--method fixmatch --method.lambda_u -1": "lambda_u=-1.0 is out of range: from 0",
+    "--method fed_consist --method.lambda_u -1": "lambda_u=-1.0 is out of range: from 0",
+    "--method fed_consist --method.temperature 0": "temperature=0.0 is out of range: above 0",
+    "--method cbafed --method.cba_tau 2": "cba_tau=2.0 is out of range: a probability, 0 to 1",
+    "--method cbafed --method.agg_counts all": "--method.agg_counts all: expected {selected,size}",
+    "--method fedirm --method.loss_weight -1": "loss_weight=-1.0 is out of range: from 0",
+    "--rounds 1.5": "--rounds 1.5: expected int",
+    "--rounds 0": "rounds is 0; it must be at least 1",
+    "--rounds -3": "rounds is -3; it must be at least 1",
+    "--eval_every 0": "eval_every is 0; it must be at least 1",
+    "--last_k 0": "last_k is 0; it must be at least 1",
+    "--seed -1": "seed is -1; it must be 0 to 2^32 - 1",
+    "--seed 4294967296": "seed is 4294967296; it must be 0 to 2^32 - 1",
+    "--precision 16-mixed": "its loss scaling needs the optimiser",
+    "--precision 8": "it is not one of 32-true, 64-true, bf16-mixed",
+    "--report first": "unknown report 'first'",
+    "--scale papr": "unknown scale 'papr'; did you mean 'paper'?",
+    "--nonfinite ignore": "--nonfinite ignore: expected {stop,skip}",
+    "--devices 0": "devices is 0; it must be at least 1",
+    "--threads -1": "threads is -1; it must be at least 1",
+    "--num_nodes 0": "num_nodes is 0; it must be at least 1",
+    "--num_nodes 2": "nothing has started this process on each of them",
+    "--slots 0": "slots is 0; it must be at least 1",
+    "--checkpoint_every_s .nan": "checkpoint_every_s is nan; give a finite number",
+    "--checkpoint_every_s -1": "checkpoint_every_s is -1.0; it must be at least 0",
+    "--accelerator gpux": "invalid accelerator name",
+    "--engine fast": "--engine fast: expected {reference,slots}",
+    "--logger comet": "unknown logger 'comet'",
+    "--callbacks nowhere.Mine": "--callbacks nowhere.Mine cannot be imported: No module named 'nowhere'",
+    "--callbacks collections.OrderedDict": "this is no subclass of lightning.pytorch.Callback",
+    "--roster.participants 0": "0 participants per round from 3 clients",
+    "--roster.participants 99": "99 participants per round from 3 clients; choose 1..3 or null for all",
+    "--roster.participant 3": "unknown roster argument 'participant'; did you mean 'participants'?",
+    "--roster.rule first": "unknown rule 'first'; choose one of uniform, numpy_round",
+}
+
+# --- configuration files, given with --config
+
+CONFIGS = {
+    "method: [a": "config.yaml: not valid YAML",
+    "- method": "config.yaml: expected a mapping of names to values",
+    "rounds: 3\nrounds: 4": "the key 'rounds' is there twice",
+    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' is there twice",
+    "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]; give a mapping of names to values",
+    "method: {class_path: fedavg, args: {}}": "method: give a name or class_path and init_args",
+    "method: {class_path: fedavg, init_args: {lr: .nan}}": "--method.lr is nan; give a finite number",
+    "method: {class_path: fedavg, init_args: {1: 2}}": "method.init_args: 1 is no name of an option",
+    "method: 5": "method: 5 is no name of a class",
+    "method: [fedavg]": "method: ['fedavg'] is no name of a class",
+    "data: {class_path: digits, init_args: {data_dir: x}}": "unknown data argument 'data_dir': give --data_dir instead",
+    "data: {class_path: digits, init_args: {num_clients: two}}": "--data.num_clients two: expected int",
+    "model: null": "--model None: expected str",
+    "model: ''": "model is empty; give the name of a network",
+    "rounds: null": "--rounds None: expected int",
+    "rounds: true": "--rounds True: expected int",
+    "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
+    "roster: [1]": "roster is [1]; give a mapping of names to values",
+    "roster: {participants: .inf}": "--roster.participants is inf; give a finite number",
+    "model_args: 3": "model_args is 3; give a mapping of names to values",
+    "runtime: 3": "runtime is 3; give a mapping of names to values",
+    "runtime: {device: 2}": "unknown runtime argument 'device'; did you mean 'devices'?",
+}
+
+# --- data: options, and classes of one's own
+
+DATA = {
+    "--data.side 0": "data.side is 0; it must be at least 1",
+    "--data.side -3": "data.side is -3; it must be at least 1",
+    "--data.zoom 8": "a window of 32 does not fit into 8",
+    "--data.border -1": "data.border is -1; it must be at least 0",
+    "--data.channels 2": "--data.channels 2: expected {1,3}",
+    "--data.std [-1,1,1]": "data.std is [-1.0, 1.0, 1.0]; give finite numbers above 0",
+    "--data.std [0]": "data.std is [0.0]; give finite numbers above 0",
+    "--data.std [1,1]": "data.std is [1.0, 1.0]; give one number, or one for each of 3 channels",
+    "--data.mean [.nan]": "--data.mean is nan; give a finite number",
+    "--data.mean dark": "--data.mean dark: expected list[float] or null",
+    "--data.flip 1.5": "data.flip is 1.5; it is a probability, 0 to 1",
+    "--data.pipeline none": "unknown pipeline 'none'",
+    "--data.split half": "--data.split half: expected {official,random80}",
+    "--data.validation 5000": "data.validation=5000: give a number of the 250 training images",
+    "--data ag_news --data_dir empty": "ag_news is not in ",
+    "--data cifar10 --data_dir damaged": "cifar10.npz (file 1 of 1) is damaged or not the published data set",
+    "--data cifar10 --data_dir pickled": "Object arrays cannot be loaded when allow_pickle=False",
+    "--data bad_data.Returns": "Returns.read returned a NoneType; return datamodules.io.sources.Arrays",
+    "--data bad_data.Raises": "Raises.read: KeyError: 'no such column'",
+    "--data bad_data.Beyond": "Beyond.read: a training label is 9, but num_classes is 5",
+    "--data bad_data.Features": "train features must be finite; sample 3 has nan",
+    "--data bad_data.Floats": "train images must be uint8 [N, H, W, 1 or 3]",
+    "--data bad_data.Short": "train labels must be one integer per image",
+    "--data bad_data.Nothing": "train images must be uint8 [N, H, W, 1 or 3]",
+    "--data bad_data.NoClasses": "NoClasses must set the class attribute num_classes",
+    "--data bad_data.NoRead": "NoRead must define read() -> Arrays",
+}
+PARTITIONS = {
+    "--data.num_clients 0": "cannot spread 250 samples over 0 clients: take at least one client",
+    "--data.num_clients 5000": "cannot spread 250 samples over 5000 clients",
+    "--data.partition dirichlet --data.beta 0": "the Dirichlet concentration beta must be positive and finite, got 0.0",
+    "--data.partition dirichlet --data.beta .nan": "--data.beta is nan; give a finite number",
+    "--data.min_size -1": "data.min_size is -1; it must be at least 0",
+    "--data.partition dirichlet --data.min_size 200": "cannot give each of 3 clients min_size=200 or more",
+    "--data.iid_permutations 0": "data.iid_permutations is 0; it must be at least 1",
+    "--data.split_classes 0": "data.split_classes is 0; it must be at least 1",
+    "--data.labelled_clients 0": "labelled_clients must be 1 to 3 (all clients), got 0",
+    "--data.labelled_clients 4": "labelled_clients must be 1 to 3 (all clients), got 4",
+    "--data.picked 0": "data.picked is 0; it must be at least 1",
+    "--data.picked 9": "cannot pick 9 labelled clients out of 3",
+    "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
+    "--data.num_labels 20": "data.num_labels says nothing about data.scenario=partial_clients",
+    "--data.scenario server": "which needs num_labels",
+    "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: take 10 or 20",
+    "--data.scenario all_clients": "labels at all clients need either num_labels",
+    "--data.scenario all_clients --data.label_fraction 1.5": "labelled fraction of a client must be in (0, 1], got 1.5",
+    "--data.scenario all_clients --data.label_fraction 0": "labelled fraction of a client must be in (0, 1], got 0.0",
+    "--data.scenario all_clients --data.labels_per_class -1": "data.labels_per_class is -1; it must be at least 0",
+    "--data.labelled_repeats second_class": "data.labelled_repeats=second_class belongs to data.labels_per_class",
+    "--data.union_mode code_index": "this partition has no labelled pool in a stored order",
+    "--data.partition_seed -1": "partition_seed is -1; NumPy takes 0 to 2^32 - 1",
+    "--data.partition_file missing.json": "cannot use the partition file missing.json: FileNotFoundError",
+    "--data.partition_file torn.json": "cannot use the partition file torn.json: JSONDecodeError",
+    "--data.partition_file changed.json": "its content does not match its hash",
+    "--data.partition_file two.json": "two.json has 2 clients; give --data.num_clients 2",
+    "--data.partition_file beyond.json": "the partition was made for another data set",
+    "--data.partition_file twice.json": "the partition gives sample 1 twice: to client 0 (labelled) and client 1",
+}
+
+# --- methods of one's own: before the run begins, and in its first round
+
+PLUGINS = {
+    "bad_syntax.Mine": "method 'bad_syntax.Mine' cannot be imported: '(' was never closed (",
+    "bad_import.Mine": "cannot be imported: No module named 'no_such_package' (",
+    "bad_raise.Mine": "cannot be imported: ZeroDivisionError: division by zero (",
+    "bad_exit.Mine": "cannot be imported: SystemExit: 0 (",
+    "bad_methods.Mini": "module 'bad_methods' has no attribute 'Mini'; did you mean 'Mine'?",
+    "bad_methods.Plain": "method 'bad_methods.Plain' is not a subclass of methods.base.FedMethod",
+    "bad_methods.Constructor": "the method Constructor cannot be made: KeyError: 'width' (",
+    "bad_methods.Required": "method argument 'mu' of Required has no default: give --method.mu",
+    "bad_methods.ScopeValue": "ScopeValue.scopes: 'model' has the scope 'share'; did you mean 'shared'?",
+    "bad_methods.ScopePrefix": "no registered tensor is called 'modle', or begins with it; did you mean 'model'?",
+    "bad_methods.ScopeUnregistered": "no registered tensor is called 'anchor', or begins with it",
+    "bad_methods.ViewsStream": "ViewsStream.views has a stream 'labeled'; did you mean 'labelled'?",
+    "bad_methods.ViewsField": "ViewsField.views: 'labelled' is 'weak'; map batch fields to names of views",
+    "bad_methods.ViewsName": "ViewsName needs the view 'wek', and the data's pipeline has only weak, test",
+    "bad_methods.HookName": "HookName.agregate is never called: did you mean 'aggregate'?",
+}
+HOOKS = {
+    "bad_methods.StepsZero": "a pass of 0 steps trains nothing: take a whole number from 1, or None",
+    "bad_methods.OptimizerScope": "optimizer_scopes names 'personnal'; an optimiser's state is personal or local",
+    "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
+    "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",
+    "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned a int; return a list of cohorts",
+    "bad_methods.SelectsFloat": "it returned a float for a client id; return whole numbers",
+    "bad_methods.SelectsUnknown": "there is no client 77; ids run from 0 to 2",
+    "bad_methods.SendsNone": "broadcast returned a NoneType; return a dict of tensors by name",
+    "bad_methods.SendsUnknown": "broadcast gives a tensor 'teacher', which the method has not registered",
+    "bad_methods.SendsShape": "broadcast gives a tensor of shape [1] for 'model.conv1.weight', which has the shape [",
+    "bad_methods.WorkNone": "local_work returned a NoneType; return a list with a Pass for every local epoch",
+    "bad_methods.StepVector": "training_step returned a tensor of shape [2]",
+    "bad_methods.StepRaises": "StepRaises, client 0 (84 images), round 0: KeyError: 'strong'",
+    "bad_methods.UploadDict": "make_upload returned a dict; return an Upload, or None to leave the client out",
+    "bad_methods.UploadShape": "make_upload gives a tensor of shape [1] for 'model.conv1.weight', which has the",
+    "bad_methods.UploadLacks": "make_upload leaves out 'model.conv1.weight'; upload all shared tensors",
+    "bad_methods.UploadMore": "make_upload gives a tensor 'model.more', which the method has not registered",
+    "bad_methods.UploadWeight": "make_upload gives the weight -1.0; give a number from 0",
+    "bad_methods.UploadNaN": "the uploaded model.conv1.weight is not finite",
+    "bad_methods.AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias' has the shape [",
+    "bad_methods.RemembersNone": "RemembersNone.aggregate, round 0: remember returned a NoneType; return tensors",
+    "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
+    "bad_methods.PredictsLogits": "class probabilities run from ",
+    "bad_methods.Exits": "the method ended the program (sys.exit(0)); a hook returns, or raises an error",
+}
+
+# --- suites and published values
+
+SUITE: dict[str, object] = {
+    "paper": "toy",
+    "title": "Toy",
+    "published": None,
+    "report": "last",
+    "bands": {"acc": 2.0},
+    "base": {"set": {"rounds": 1, "data": "federations.FewDigits"}},
+    "datasets": {"A": {}},
+    "labels": {"low": {"method": "fedavg"}},
+    "tables": {"1": {"title": "One", "datasets": ["A"], "metrics": ["acc"], "rows": [{"method": "low"}]}},
+    "scales": {"quick": {"seeds": [1]}},
+}
+ROW = {"title": "One", "datasets": ["A"], "metrics": ["acc"], "rows": [{"method": "low"}]}
+SUITES: dict[str, dict[str, object]] = {
+    "base is missing": {"base": ...},
+    "unknown key 'titel'; did you mean 'title'?": {"titel": "T"},
+    "toy.yaml: title: input should be a valid string (it is 3)": {"title": 3},
+    "toy.yaml: paper: string should match pattern": {"paper": "a/b"},
+    "unknown report 'first'": {"report": "first"},
+    "toy.yaml: bands.acc: input should be greater than or equal to 0 (it is -1)": {"bands": {"acc": -1}},
+    "toy.yaml: base: input should be a valid mapping (it is None)": {"base": None},
+    "toy.yaml: base.sett is unknown; did you mean 'set'?": {"base": {"sett": {}}},
+    "toy.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'?": {
+        "labels": {"low": {"method": "fedavg", "method.lrr": 1}}
+    },
+    "toy.yaml, 1/A/low: rounds is 0; it must be at least 1": {"base": {"set": {"rounds": 0, "data": "digits"}}},
+    "unknown method 'fedavgg'; did you mean 'fedavg'?": {"labels": {"low": {"method": "fedavgg"}}},
+    "toy.yaml: labels.low needs a method, or minus, or pending": {"labels": {"low": {"band": "none"}}},
+    "unknown method label 'lo'; did you mean 'low'?": {
+        "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low", "lo"]}}
+    },
+    "labels.gain.minus: list should have at least 2 items, not 1": {
+        "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low"]}}
+    },
+    "unknown data set label 'B'": {"tables": {"1": {**ROW, "datasets": ["B"]}}},
+    "toy.yaml: tables.1.datasets: input should be a valid list (it is 'A')": {
+        "tables": {"1": {**ROW, "datasets": "A"}}
+    },
+    "unknown method label 'mine'": {"tables": {"1": {**ROW, "rows": [{"method": "mine"}]}}},
+    "toy.yaml: tables.1.rows.0.method is missing": {"tables": {"1": {**ROW, "rows": [{"methd": "low"}]}}},
+    "toy.yaml: tables.1.rows.0.M: a column is a word or a number": {
+        "tables": {"1": {**ROW, "rows": [{"method": "low", "M": [1]}]}}
+    },
+    "toy.yaml: tables.1.row is unknown; did you mean 'rows'?": {"tables": {"1": {**ROW, "row": []}}},
+    "unknown metric 'accuracy'; did you mean 'acc'?": {"tables": {"1": {**ROW, "metrics": ["accuracy"]}}},
+    "unknown table '7'": {"tables": {"1": {**ROW, "rows": [{"method": "low", "judged_by": 7}]}}},
+    "toy.yaml: tables: mapping should have at least 1 item": {"tables": {}},
+    "toy.yaml: scales.quick.seeds: list should have at least 1 item": {"scales": {"quick": {"seeds": []}}},
+    "toy.yaml: scales.quick.seeds.0: input should be a valid integer (it is 'one')": {
+        "scales": {"quick": {"seeds": ["one"]}}
+    },
+    "scales.quick.seeds has a seed twice: [1, 1]": {"scales": {"quick": {"seeds": [1, 1]}}},
+    "unknown method 'fedavgg'; did you mean 'fedavg'? Known: fedavg (toy.yaml, scales.quick.methods)": {
+        "scales": {"quick": {"seeds": [1], "methods": {"fedavgg": {}}}}
+    },
+    "unknown data set label 'B'. Known: A (toy.yaml, scale quick)": {
+        "scales": {"quick": {"seeds": [1], "datasets": {"B": {}}}}
+    },
+    "unknown method label 'lo'; did you mean 'low'? Known: low (toy.yaml, scale quick, without)": {
+        "scales": {"quick": {"seeds": [1], "without": {"lo": "why"}}}
+    },
+}
+HEAD = "table,dataset,method,metric,value,std\n"
+PUBLISHED = {
+    "(no file)": "are missing; restore the file",
+    "(empty)": "the column table is missing; there are none",
+    "table,dataset,method,metric\n1,A,low,acc\n": "the column value is missing",
+    HEAD + "1,A,low,acc\n": "line 2: it has not 6 values, as the header has columns",
+    HEAD + "1,A,low,acc,5,1,2\n": "line 2: it has not 6 values, as the header has columns",
+    HEAD + "1,A,low,acc,high,\n": "line 2: value is 'high'; print a number",
+    HEAD + "1,A,low,acc,,\n": "line 2: value is ''; print a number",
+    HEAD + "1,A,low,acc,nan,\n": "line 2: value is 'nan'; print a number",
+    HEAD + "1,A,low,acc,50,wide\n": "line 2: std is 'wide'; print a number",
+    HEAD + "1,A,low,acc,50,\n1,A,low,acc,51,\n": "two values for 1/A/low acc",
+}
+
+# --- records of complete runs: what was done to the folder of one
+
+RECORDS = {
+    "a digit of `final.acc` in `record.json` is changed": "record.json has final.acc = 99.87, but the rows of",
+    "a digit of `acc` in `metrics.jsonl` is changed": "but the rows of metrics.jsonl give 99.87",
+    "both are changed alike": "is not what the run wrote: the digest differs",
+    "`bytes_up` is changed": "is not what the run wrote: the digest differs",
+    "the digest is deleted": "is not what the run wrote: the digest differs",
+    "a row is deleted": "is not what the run wrote: the digest differs",
+    "the last row is deleted": "rows are missing, or are no rows of this run",
+    "`metrics.jsonl` is deleted": "rows are missing, or are no rows of this run",
+    "a line of `metrics.jsonl` is torn": "line 1 is damaged",
+    "`record.json` is cut short": "record.json: cannot be read",
+    "`record.json` is empty": "record.json: cannot be read",
+    "`record.json` is a list": "record.json: not a record",
+    "`config` is missing in `record.json`": "not a valid record: config is missing",
+    "`record.json` is of a newer version": "schema 9 is newer than 2; update fssl-bench",
+}
+
+
+def toy(changes: dict[str, object]) -> str:
+    """The toy suite with other entries; ``...`` leaves one out."""
+    entries = {name: value for name, value in {**SUITE, **changes}.items() if value is not ...}
+    return json.dumps(entries)
+
+
+def shown(changes: dict[str, object]) -> str:
+    """What a suite says otherwise, for the page."""
+    (name, value), *_ = changes.items()
+    return f"no `{name}`" if value is ... else f"`{name}: {json.dumps(value)}`"
+
+
+def cases() -> list[Case]:
+    """All cases, in the order of the page."""
+    found = [Case("Commands", f"`{given}`", says, given, {}) for given, says in COMMANDS.items()]
+    found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]
+    for text, says in CONFIGS.items():
+        command = f"fit --config config.yaml --wandb off {'' if 'method' in text else '--method fedavg'} "
+        command += "" if "data:" in text else "--data digits"
+        found.append(Case("Configuration files", f"`{text}`", says, command, {"config.yaml": text}))
+    found += [Case("Data", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in DATA.items()]
+    found += [Case("Partitions", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in PARTITIONS.items()]
+    for area, table, starts in (("Methods: declarations", PLUGINS, False), ("Methods: hooks", HOOKS, True)):
+        found += [Case(area, f"`{name}`", says, f"{FIT} --method {name}", {}, starts) for name, says in table.items()]
+    for says, changes in SUITES.items():
+        found.append(Case("Suites", shown(changes), says, TABLE, {"toy.yaml": toy(changes)}))
+    for text, says in PUBLISHED.items():
+        files = {"toy.yaml": toy({"published": "toy.csv"})}
+        if text != "(no file)":
+            files["results/paper/toy.csv"] = "" if text == "(empty)" else text
+        found.append(Case("Published values", f"`{text}`", says, TABLE, files))
+    found += [Case("Records", given, says, "plot runs/toy", {}) for given, says in RECORDS.items()]
+    return found
+
+
+def page() -> str:
+    """The tables of the page."""
+    parts, areas = [], dict.fromkeys(case.area for case in cases())
+    for area in areas:
+        lines = [f"### {area}", "", "| given | the error says |", "|---|---|"]
+        for case in cases():
+            if case.area == area:
+                cells = [cell.replace("|", "\\|").replace("\n", " ⏎ ") for cell in (case.given, case.says)]
+                lines.append(f"| {cells[0]} | {cells[1]} |")
+        parts.append("\n".join(lines))
+    return f"{len(cases())} inputs.\n\n" + "\n\n".join(parts)
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    from benchmark.report.tables import replace_block
+
+    PAGE.write_text(replace_block(PAGE.read_text(encoding="utf-8"), "bad inputs", page()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

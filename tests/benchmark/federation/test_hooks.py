@@ -1,0 +1,231 @@
+"""What hooks hand over: logged names, hidden labels, uploads, and numbers that are not finite."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules.common.errors import RunError
+from federations import few_data, make_federation, run_rows, site_of
+from methods.base import FedMethod, Upload
+from methods.parts.columns import FRAMEWORK, own_column
+from methods.parts.declarations import check_declarations
+
+ENGINES = [{}, {"slots": 2}]
+
+
+class Everybody(FedMethod):
+    """Cross-entropy on images that are not augmented."""
+
+    views = {"labelled": {"x": "test"}}
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def federation(cls, clients=3, labelled=None, rounds=2, **args):
+    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+
+
+# --- names of columns
+
+
+class Logs(Everybody):
+    """Logs under the framework's names, as one does with Lightning, and under its own."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for name in ("acc", "loss", "round", "bytes_up", "pseudo/selected", "server/loss", "logged/acc", "mine"):
+            self.log(name, 77.0)
+        self.log_dict({"recall": 55.0, "visits": 55.0}, batch_size=5)
+        return loss
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_logged_values_replace_nothing(engine):
+    """A row is that of a method that logs nothing, and has the logged values under names of their own."""
+    plain, logged = (run_rows(federation(cls, **engine)) for cls in (Everybody, Logs))
+    for bare, full in zip(plain, logged, strict=True):
+        assert {name: full[name] for name in bare} == bare
+        more = {name: value for name, value in full.items() if name not in bare}
+        assert more == {
+            **{f"logged/{name}": 77.0 for name in ("acc", "loss", "round", "bytes_up", "logged/acc")},
+            **{"logged/pseudo/selected": 77.0, "logged/server/loss": 77.0, "mine": 77.0},
+            **{"logged/recall": 55.0, "logged/visits": 55.0},
+        }
+
+
+def test_every_column_that_the_framework_fills_is_reserved():
+    """Rows of a method with pseudo-labels: what is not reserved is what the method logs."""
+    row = run_rows(make_federation("fixmatch", rounds=1, threshold=0.0))[0]
+    assert {name for name in row if name not in FRAMEWORK} == {"loss", "loss_labelled", "loss_unlabelled"}
+    assert {"pseudo/selected_by_class", "pseudo/wrong", "pseudo/balance"} <= set(row)
+
+
+def test_no_two_names_share_a_column():
+    names = ["loss", "acc", "logged/acc", "logged/logged/acc", "server/x", "x", "pseudo/certain", "pseudo/right"]
+    for automatic in (True, False):
+        assert len({own_column(name, automatic) for name in names}) == len(names)
+    assert own_column("loss", automatic=False) == "loss" and own_column("pseudo/certain", True) == "pseudo/certain"
+
+
+# --- hidden labels
+
+
+class Peeps(Everybody):
+    """Reports its labels one by one and looks for the answers wherever a method can read."""
+
+    def local_work(self, client):
+        self.found = []
+        for position in client.data.unlabelled[:5]:
+            one = position[None]
+            client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool), per_class=True)
+            self.found += [self.tallied(f"pseudo/{name}") for name in ("correct", "right", "right_by_class")]
+            self.found += [value for value in self._tally.sums if value.startswith("pseudo")]
+        return super().local_work(client)
+
+
+def test_what_hidden_labels_say_cannot_be_read_back():
+    run = federation(Peeps, 2, 1, rounds=1)
+    row = run_rows(run)[0]
+    assert row["pseudo/selected"] == 1.0 and 0 <= row["pseudo/correct"] <= 1
+    assert set(run.method.found) <= {None} and run.method.found
+    site = site_of(run)
+    assert not [name for name in vars(site) if not name.startswith("_") and name in ("around", "method", "hidden")]
+
+
+# --- uploads
+
+
+class Aliases(Everybody):
+    """Uploads its live tensors: the next client writes into them."""
+
+    def make_upload(self, client):
+        return Upload(client.visit, dict(self.registered()), float(client.visit.size))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_uploads_are_tensors_of_their_own(engine):
+    plain, aliased = federation(Everybody, **engine), federation(Aliases, **engine)
+    assert run_rows(aliased) == run_rows(plain)
+    assert all(torch.equal(value, aliased.server[name]) for name, value in plain.server.items())
+
+
+def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
+    method = federation(Everybody).method
+    with pytest.raises(RunError, match=r"'model\.conv1\.bias' has the shape \[\d+\]; the value has \[1\]"):
+        method.load_tensors({"model.conv1.bias": torch.zeros(1)})
+    with pytest.raises(RunError, match="no registered tensor 'teacher'"):
+        method.load_tensors({"teacher": torch.zeros(1)})
+
+
+# --- numbers that are not finite
+
+
+class Broken(Everybody):
+    """Client 1 breaks in round 1: what it uploads, its loss, or a statistic is not finite. It keeps a count."""
+
+    scopes = {"visited": "personal"}
+    where = "tensor"
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.register_buffer("visited", torch.zeros(()))
+
+    def broken(self):
+        return self.visit.client == 1 and self.visit.round == 1
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.inf if self.broken() and self.where == "loss" else loss
+
+    def make_upload(self, client):
+        self.visited += 1
+        upload = super().make_upload(client)
+        if self.broken() and self.where == "tensor":
+            upload.tensors["model.conv1.weight"].view(-1)[3] = torch.nan
+        upload.stats["s"] = torch.tensor([1.0, -torch.inf if self.broken() and self.where == "stats" else 2.0])
+        if self.broken() and self.where == "weight":
+            upload.weight = float("nan")
+        return upload
+
+
+class Absent(Broken):
+    """The same federation, where client 1 is not asked in round 1."""
+
+    where = "nowhere"
+
+    def select_clients(self, round, roster):
+        return [[0, 2]] if round == 1 else [[0, 1, 2]]
+
+
+def broken(place):
+    return type("Broken", (Broken,), {"where": place})
+
+
+NAMES = {
+    "tensor": r"the uploaded model\.conv1\.weight",
+    "loss": "the loss",
+    "stats": "the uploaded s",
+    "weight": "the upload's weight",
+}
+
+
+@pytest.mark.parametrize("place", NAMES)
+def test_an_update_that_is_not_finite_ends_the_run(place):
+    """With method, client, round, and what it is."""
+    with pytest.raises(
+        RunError, match=rf"^Broken, client 1 \(83 images\), round 1: {NAMES[place]} is not finite\. The"
+    ):
+        federation(broken(place), rounds=3).run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("place", NAMES)
+def test_or_is_left_out_and_counted(place, engine):
+    """As if the client had not been asked: the same models, means and states; but its visit and bytes count."""
+    skips, absent = federation(broken(place), rounds=3, **engine), federation(Absent, rounds=3, **engine)
+    skips.nonfinite = "skip"
+    rows, expected = run_rows(skips), run_rows(absent)
+    assert [row.get("skipped") for row in rows] == [None, 1, 1]
+    counts = ("skipped", "visits", "participants", "bytes_up", "bytes_down")
+    for row, other in zip(rows, expected, strict=True):
+        assert {k: v for k, v in row.items() if k not in counts} == {k: v for k, v in other.items() if k not in counts}
+    assert rows[1]["visits"] == 3 and rows[1]["bytes_up"] == 2 * rows[0]["bytes_up"]
+    assert all(torch.equal(value, absent.server[name]) for name, value in skips.server.items())
+    assert [float(skips.clients[k].tensors["visited"]) for k in range(3)] == [3, 2, 3]
+
+
+def test_the_count_survives_a_checkpoint():
+    run = federation(Broken, rounds=3)
+    run.nonfinite = "skip"
+    run.server_phase(0, first=True)
+    for number in range(2):
+        run.run_round(number)
+        run.round += 1
+    buffer = io.BytesIO()
+    torch.save(run.state_dict(), buffer)
+    buffer.seek(0)
+    rest = federation(Broken, rounds=3)
+    state = torch.load(buffer, weights_only=True)
+    rest.load_state_dict(state)
+    assert run_rows(rest)[-1]["skipped"] == 1
+    rest.load_state_dict({key: value for key, value in state.items() if key != "skipped"})
+    assert rest.skipped == 0
+
+
+# --- declarations
+
+
+def test_what_is_there_but_empty_may_be_declared():
+    """A part that a switch turns off has no tensors, and its scope stays declared."""
+
+    class Switched(Everybody):
+        scopes = {"teacher": "personal", "list": "local", "model.head": "server"}
+
+        def __init__(self, model, **base):
+            super().__init__(model, **base)
+            self.teacher, self.list = None, nn.ParameterList()
+
+    check_declarations(federation(Switched).method)
