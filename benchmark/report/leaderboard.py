@@ -43,9 +43,9 @@ class Setting:
 
 
 def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
-    """All settings of a suite of which some row was run, in the order of its tables."""
+    """All settings of a suite's tables with a reference of which some row was run, in the order of the tables."""
     found = []
-    for table in suite.tables:
+    for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             rows = [row for row in table.rows if row.dataset == dataset and id(row) in plan.of_row]
             scores = pd.DataFrame(

@@ -62,13 +62,23 @@ class _Table(_Part):
     rows: Annotated[list[_Row], Field(min_length=1)]
     set: dict[str, Any] = {}
     unpublished: str = "none"
+    reference: str = ""
+    bounds: list[str] = []
+
+
+class _Tuning(_Layer):
+    factors: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]], Field(min_length=1)]
+    rates: Annotated[list[str], Field(min_length=1)]
+    share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
 
 
 class _Scale(_Layer):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     compare: bool = False
     note: str = ""
+    tables: dict[str | int, _Layer] = {}
     datasets: dict[str, _Layer] = {}
+    tuning: _Tuning | None = None
     without: dict[str, str] = {}
 
 
@@ -120,7 +130,10 @@ def _check_names(suite: _Suite, where: str) -> None:
     for name, scale in suite.scales.items():
         layers[f"scales.{name}"] = scale
         layers |= {f"scales.{name}.datasets.{data}": layer for data, layer in scale.datasets.items()}
+        layers |= {f"scales.{name}.tables.{table}": layer for table, layer in scale.tables.items()}
+        layers |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
         _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
+        _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
         if len(set(scale.seeds)) < len(scale.seeds):
             raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
     for place, layer in layers.items():

@@ -417,7 +417,7 @@ class Suite:
             tuple(spec.get("bounds", ())),
         )
         labels = [row.method for row in rows]
-        for label in (*made.bounds, *([made.reference] if made.reference or self.ranked else [])):
+        for label in (*made.bounds, *filter(None, [made.reference])):
             if label not in labels:
                 raise unknown("row that others are compared with", label, labels, f" ({self.where}, table {number})")
         return made

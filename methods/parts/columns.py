@@ -16,6 +16,7 @@ FRAMEWORK = frozenset(
         "recall",
         "participants",
         "visits",
+        "steps",
         "skipped",
         "bytes_up",
         "bytes_down",

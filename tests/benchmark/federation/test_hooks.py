@@ -59,7 +59,8 @@ def test_logged_values_replace_nothing(engine):
 def test_every_column_that_the_framework_fills_is_reserved():
     """Rows of a method with pseudo-labels: what is not reserved is what the method logs."""
     row = run_rows(make_federation("fixmatch", rounds=1, threshold=0.0))[0]
-    assert {name for name in row if name not in FRAMEWORK} == {"loss", "loss_labelled", "loss_unlabelled"}
+    own = {name for name in row if name not in FRAMEWORK}
+    assert own == {"loss", "loss_unlabelled", "server/loss", "server/loss_labelled"}
     assert {"pseudo/selected_by_class", "pseudo/wrong", "pseudo/balance"} <= set(row)
 
 
@@ -126,25 +127,29 @@ def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
 class Broken(Everybody):
     """Client 1 breaks in round 1: what it uploads, its loss, or a statistic is not finite. It keeps a count."""
 
-    scopes = {"visited": "personal"}
+    scopes = {"visited": "personal", "factor": "local"}
     where = "tensor"
 
     def __init__(self, model, **base):
         super().__init__(model, **base)
         self.register_buffer("visited", torch.zeros(()))
+        self.register_buffer("factor", torch.ones(()))
 
     def broken(self):
         return self.visit.client == 1 and self.visit.round == 1
 
+    def local_work(self, client):
+        self.factor.fill_(torch.inf if self.broken() and self.where == "loss" else 1.0)
+        return super().local_work(client)
+
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss * torch.inf if self.broken() and self.where == "loss" else loss
+        return super().training_step(batch, batch_idx) * self.factor
 
     def make_upload(self, client):
         self.visited += 1
         upload = super().make_upload(client)
         if self.broken() and self.where == "tensor":
-            upload.tensors["model.conv1.weight"].view(-1)[3] = torch.nan
+            upload.tensors["model.conv1.weight"][0, 0, 0, 3] = torch.nan
         upload.stats["s"] = torch.tensor([1.0, -torch.inf if self.broken() and self.where == "stats" else 2.0])
         if self.broken() and self.where == "weight":
             upload.weight = float("nan")
@@ -189,7 +194,7 @@ def test_or_is_left_out_and_counted(place, engine):
     skips.nonfinite = "skip"
     rows, expected = run_rows(skips), run_rows(absent)
     assert [row.get("skipped") for row in rows] == [None, 1, 1]
-    counts = ("skipped", "visits", "participants", "bytes_up", "bytes_down")
+    counts = ("skipped", "visits", "participants", "steps", "bytes_up", "bytes_down")
     for row, other in zip(rows, expected, strict=True):
         assert {k: v for k, v in row.items() if k not in counts} == {k: v for k, v in other.items() if k not in counts}
     assert rows[1]["visits"] == 3 and rows[1]["bytes_up"] == 2 * rows[0]["bytes_up"]

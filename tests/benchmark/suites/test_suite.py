@@ -165,7 +165,7 @@ scales: {quick: {seeds: [7, 8]}}
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
-        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "table 3: title, datasets, metrics is missing"),
+        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "tables.3.title is missing; tables.3.datasets is missing"),
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
     ):
         (tmp_path / "own.yaml").write_text(text)
@@ -192,12 +192,12 @@ def test_errors_name_the_place():
 
 def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
-    assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
-    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 156
+    assert list(Suite(spec(), "toy.yaml", [tmp_path / "toy.yaml"]).published().values()) == ["50.1"]
+    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", [tmp_path / "toy.yaml"]).published()) == 156
 
 
 def test_pending_rows_have_no_run_and_say_why():
-    labels = {**spec()["labels"], "high": {"pending": "later"}}
+    labels = {**spec()["labels"], "high": {"method": "rscfed", "pending": "later"}}
     toy = Suite(spec(labels=labels))
     assert {row.method: row.pending for row in toy.rows} == {"low": "", "high": "later", "gain": "later"}
     assert toy.names() == ["1/A/low", "1/B/low", "2/A/low"]
