@@ -1,5 +1,6 @@
 """``--dry-run`` of ``fit`` and ``table``: what a command would run, for how long, and what that takes."""
 
+import gc
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
                 measured.append(Measured(identity(config), config.rounds, trial.seconds(), trial=True))
         except BenchError as error:
             problems.append(f"{part.runs[0].cells[0]}: {error}")
+        gc.collect()  # a federation and its data set refer to each other
     found = parts(runs, states, measured)
     console.print(_table(found))
     for line in summary(found, jobs):
