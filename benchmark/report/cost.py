@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmark.config import RunConfig, differences, folder, identity
 from benchmark.launch.environment import machine
-from benchmark.report.records import read_record, saved_round
+from benchmark.report.records import read_record, saved_rounds
 from benchmark.suites.suite import PlannedRun
 from datamodules.common.errors import RunError
 
@@ -128,7 +128,7 @@ def rounds_left(run: PlannedRun, state: str) -> int:
     if state == "running":
         with suppress(RunError):
             return total - int(read_record(path)["rounds"]["done"])
-    return total - saved_round(path)
+    return total - (saved_rounds(path) or 0)
 
 
 def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:

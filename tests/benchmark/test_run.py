@@ -22,7 +22,7 @@ from benchmark import run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.federation import checkpoint
 from benchmark.launch.lock import RunLocked, locked, run_lock
-from benchmark.report.records import RunFolder, read_record, read_rows, saved_round, state, validate, without_clock
+from benchmark.report.records import RunFolder, read_record, read_rows, saved_rounds, state, validate, without_clock
 from benchmark.run import fit, placed
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
@@ -538,9 +538,9 @@ def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_c
 
 def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
     config = configuration(tmp_path, **SHORT)
-    assert saved_round(folder(config)) == 0
+    assert saved_rounds(folder(config)) == 0
     path = interrupted(config, 1)
-    assert saved_round(path) == 1 == checkpoint.load(path / run.CHECKPOINT)["round"]
+    assert saved_rounds(path) == 1 == checkpoint.load(path / run.CHECKPOINT)["round"]
     assert "saved_rounds" not in read_record(fit(config))["timing"]
 
 
