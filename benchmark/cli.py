@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import describe, fit, names, plot, status, table, verify
+from benchmark.commands import describe, fit, names, plot, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.environment import code_version, package_version
@@ -18,6 +18,7 @@ from datamodules.common.errors import BenchError, ConfigError
 ROOMS: dict[str, Any] = {
     "fit": fit,
     "table": table,
+    "tune": tune,
     "status": status,
     "plot": plot,
     "describe": describe,

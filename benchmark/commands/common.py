@@ -4,7 +4,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -24,12 +24,27 @@ DOTTED = (
 
 def add_suite_arguments(parser: ArgumentParser) -> None:
     """Options of the commands on a suite."""
-    text = str | None
     parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
     parser.add_argument(
         "--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it"
     )
+
+
+def add_seeds_argument(parser: ArgumentParser) -> None:
+    """Option of the commands on the runs of a suite."""
+    text = str | None
     parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
+
+
+def add_jobs_argument(parser: ArgumentParser) -> None:
+    """Option of the commands that make many runs."""
+    parser.add_argument(
+        "--jobs",
+        type=int | Literal["auto"],
+        default="auto",
+        help="runs at once (default: one per GPU, or core); "
+        "on the CPU they share the cores' threads, and other numbers of threads round differently",
+    )
 
 
 def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:

@@ -4,11 +4,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_suite_arguments, listed, planned, refuse, warn_of_slow_precision
+from benchmark.commands.common import (
+    add_jobs_argument,
+    add_seeds_argument,
+    add_suite_arguments,
+    listed,
+    planned,
+    refuse,
+    warn_of_slow_precision,
+)
 from benchmark.config import PRECISIONS, Runtime, folder
 from benchmark.suites.suite import Suite, load
 
@@ -24,13 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
     text = str | None
     add_suite_arguments(parser)
-    parser.add_argument(
-        "--jobs",
-        type=int | Literal["auto"],
-        default="auto",
-        help="runs at once (default: one per GPU, or core); "
-        "on the CPU they share the cores' threads, and other numbers of threads round differently",
-    )
+    add_seeds_argument(parser)
+    add_jobs_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     parser.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
@@ -69,9 +72,8 @@ def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None)
 
     names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
     asked = {name: options[name] for name in names} | {"page": str(readme)}
-    published = [suite.published_path] if suite.published_path else []
     path = results / "tables" / f".{suite.paper}-{_name(options)}.json"
-    return Stamp(path, asked, [*suite.files, *published])
+    return Stamp(path, asked, suite.files(options.scale))
 
 
 def _name(options: Namespace) -> str:

@@ -4,11 +4,10 @@ Equal runs of several tables have the same ``run_id`` and are run once.
 """
 
 import csv
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmark.registry import unknown
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
+SUITES = Path(__file__).parent
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
@@ -75,13 +75,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper; ``unpublished`` stands where a value is not in the published file."""
+    """One table of the paper.
+
+    Args:
+        number: its number, or its name.
+        title: what it shows.
+        metrics: keys of the metrics that it has.
+        rows: its lines.
+        unpublished: what stands where a value is not in the published file.
+        reference: label that the others are compared with, in a suite that ranks methods.
+        bounds: labels that know more than a method may, and are not ranked.
+    """
 
     number: str
     title: str
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
     unpublished: str = "none"
+    reference: str = ""
+    bounds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -120,14 +132,21 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        files: the files that it was read from.
+        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it.
+        extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Raises:
         ConfigError: an entry is missing or not understood.
     """
 
-    def __init__(self, spec: Mapping[str, Any], where: str = "suite", files: Sequence[Path] = ()) -> None:
-        self.spec, self.where, self.files = spec, where, tuple(files)
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        where: str = "suite",
+        folder: Path = SUITES,
+        extended: "Suite | None" = None,
+    ) -> None:
+        self.spec, self.where, self.folder, self.extended = spec, where, folder, extended
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
@@ -135,6 +154,7 @@ class Suite:
         self.bands: dict[str, float] = dict(spec.get("bands", {}))
         self.ranked = bool(spec.get("ranked", False))
         self.band_spreads = float(spec.get("band_spreads", 0.0))
+        self._tuned: dict[str, dict[str, Any]] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -218,8 +238,33 @@ class Suite:
         except BenchError as error:
             raise ConfigError(f"{self.where}, {row.name}: {error}") from None
 
-    def values(self, row: Row, scale: str) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite spells it, without defaults."""
+    def tuned_file(self, scale: str) -> Path:
+        """The file that holds the options that tuning has chosen for rows at a scale."""
+        return self.folder / "tuned" / f"{self.paper}-{scale}{SUFFIX}"
+
+    def tuned(self, scale: str) -> dict[str, Any]:
+        """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
+        path = self.tuned_file(scale)
+        if scale not in self._tuned:
+            own = load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+            self._tuned[scale] = {**(self.extended.tuned(scale) if self.extended else {}), **own}
+        return self._tuned[scale]
+
+    def files(self, scale: str) -> list[Path]:
+        """All files that say what is run and shown at a scale, whether or not they are there."""
+        own = [self.folder / Path(self.where).name, self.tuned_file(scale)]
+        own += [self.published_path] if self.published_path else []
+        return own + (self.extended.files(scale) if self.extended else [])
+
+    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
+        """The configuration of a row at a scale as the suite spells it, without defaults.
+
+        Args:
+            row: of this suite.
+            scale: one of its scales.
+            tuned: whether what tuning has chosen counts.
+            last: a layer on top of all.
+        """
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
         layers: list[Mapping[str, Any]] = [
@@ -228,13 +273,16 @@ class Suite:
             {"set": {k: v for k, v in label.items() if k != "band"}},
             {"set": row.options},
             at,
+            at.get("tables", {}).get(row.table, {}),
             at.get("datasets", {}).get(row.dataset, {}),
+            {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
+            last or {},
         ]
         values: dict[str, Any] = {}
         for layer in layers:
             values = apply(values, _options(layer.get("set", {}), name))
             values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
-        return values | {"scale": scale, "report": self.report, "seed": at["seeds"][0]}
+        return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
     def plan(
         self,
@@ -313,6 +361,21 @@ class Suite:
             raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
         return list(chosen.values())
 
+    def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
+        """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.
+
+        Raises:
+            ConfigError: no such row.
+        """
+        without = self.left_out(scale)
+        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        found = [row for row in own if not patterns or any(fnmatch(row.full_name, p) for p in patterns)]
+        if not found:
+            raise ConfigError(
+                f"{self.where}: no row matches {', '.join(patterns)}; there are {', '.join(self.names())}"
+            )
+        return found
+
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""
         return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
@@ -340,9 +403,20 @@ class Suite:
         if missing := [key for key in ("title", "datasets", "metrics", "rows") if key not in spec]:
             raise ConfigError(f"{self.where}, table {number}: {', '.join(missing)} is missing")
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        return Table(
-            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "none"))
+        made = Table(
+            number,
+            str(spec["title"]),
+            tuple(spec["metrics"]),
+            tuple(rows),
+            str(spec.get("unpublished", "none")),
+            str(spec.get("reference", "")),
+            tuple(spec.get("bounds", ())),
         )
+        labels = [row.method for row in rows]
+        for label in (*made.bounds, *([made.reference] if made.reference or self.ranked else [])):
+            if label not in labels:
+                raise unknown("row that others are compared with", label, labels, f" ({self.where}, table {number})")
+        return made
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))
@@ -364,60 +438,51 @@ class Suite:
 
 def available() -> list[str]:
     """Papers that have a suite file."""
-    folder = resources.files("benchmark") / "suites"
-    return sorted(f.name.removesuffix(SUFFIX) for f in folder.iterdir() if f.name.endswith(SUFFIX))
+    return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
 
 
 def load(paper: str) -> Suite:
-    """The suite of a paper, by its key or by the path of a YAML file, with what it extends.
+    """The suite of a paper, by its key or by the path of a YAML file, on top of the suite that it extends, if any.
 
     Raises:
         ConfigError: no such suite, or one that extends itself.
     """
-    spec, files = _read(paper, ())
-    own = paper if paper.endswith(SUFFIX) else paper + SUFFIX
-    return Suite(spec, own, files)
+    return _load(paper, ())
 
 
-def _read(paper: str, within: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """A suite's entries on top of those of the suite that it extends, and all files that they come from.
-
-    Args:
-        paper: key, or path of a YAML file.
-        within: the files that extend it.
-    """
+def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
+    """A suite; ``extending`` are the files on the way to it."""
     if paper.endswith(SUFFIX):
-        file = Path(paper)
+        file, where = Path(paper), paper
     elif paper in available():
-        file = Path(str(resources.files("benchmark") / "suites" / (paper + SUFFIX)))
+        file, where = SUITES / (paper + SUFFIX), paper + SUFFIX
     else:
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
-    if file.resolve() in within:
+    if file.resolve() in extending:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
     try:
-        spec = load_yaml(file.read_text(encoding="utf-8"), paper)
+        spec = load_yaml(file.read_text(encoding="utf-8"), where)
     except OSError as error:
         raise ConfigError(f"suite {paper}: {error.strerror}") from None
     if "extends" not in spec:
-        return spec, (file,)
-    extended = str(spec.pop("extends"))
-    beside = str(file.parent / extended) if extended.endswith(SUFFIX) else extended
-    base, files = _read(beside, (*within, file.resolve()))
-    if spec.get("paper", base.get("paper")) == base.get("paper"):
+        return Suite(spec, where, file.parent)
+    name = str(spec.pop("extends"))
+    extended = _load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
+    if str(spec.get("paper", extended.paper)) == extended.paper:
         raise ConfigError(
-            f"suite {paper}: give it a name of its own under `paper:`; under that of {extended} it would overwrite "
-            "its tables"
+            f"suite {paper}: give it a name of its own under `paper:`; "
+            f"under that of {name} it would overwrite its tables"
         )
-    return _extended(base, spec), (file, *files)
+    return Suite(_on_top(extended.spec, spec), where, file.parent, extended)
 
 
-def _extended(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """``own`` on top of ``base``: mappings are joined entry by entry, rows of a table added, other values replaced."""
     result = {str(key): value for key, value in base.items()}
     for key, value in ((str(key), value) for key, value in own.items()):
         before = result.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = _extended(before, value)
+            result[key] = _on_top(before, value)
         elif key == "rows" and isinstance(before, list):
             result[key] = [*before, *value]
         else:

@@ -157,7 +157,8 @@ scales: {quick: {seeds: [7, 8]}}
 """
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
-    assert [file.name for file in mine.files] == ["mine.yaml", "toy.yaml"] and mine.title == "Toy"
+    names = ["mine.yaml", "mine-quick.yaml", "toy.csv", "toy.yaml", "toy-quick.yaml", "toy.csv"]
+    assert [file.name for file in mine.files("quick")] == names and mine.title == "Toy"
     added = set(mine.names()) - set(toy.names())
     assert added == {"2/A/mine", "own/B/mine"}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]

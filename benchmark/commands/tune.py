@@ -1,0 +1,39 @@
+"""``tune``: learning rates for the rows of a suite."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import add_jobs_argument, add_suite_arguments, listed, refuse
+from benchmark.config import Runtime
+from benchmark.suites.suite import load
+
+ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out labelled images."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    text = str | None
+    add_suite_arguments(parser)
+    add_jobs_argument(parser)
+    parser.add_argument("--row", type=text, help="tune only patterns of table/dataset/method, separated by commas")
+    parser.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "tune")
+    from benchmark import tuning
+    from benchmark.launch import pool
+
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    suite = load(options.paper)
+    rows = suite.matching(listed(options.row), options.scale)
+    jobs = pool.default_jobs(runtime)[0] if options.jobs == "auto" else options.jobs
+    for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
+        chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
+        print(f"{name}: {chosen} of {len(made['tried'])} tried")
+    print(f"wrote {suite.tuned_file(options.scale)}")
+    return 0
