@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; nothing has been lost that was on disk", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 

@@ -30,7 +30,7 @@ from benchmark.launch.orphan import die_with_parent
 from benchmark.registry import KINDS, build, find_class, imported, one_line, parameters
 from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
-from benchmark.report.records import RunFolder, saved_round, state
+from benchmark.report.records import RunFolder, saved_rounds, state
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition.partition import stored_hash
@@ -193,7 +193,7 @@ def _threads(config: RunConfig, devices: int) -> int:
     if devices > 1:
         return max(1, cores() // devices)
     path = folder(config)
-    if saved_round(path):  # another number of threads would round differently
+    if saved_rounds(path) != 0 and (path / "record.json").exists():  # another number would round differently
         before = RunFolder(path).record()["environment"].get("threads")
         if isinstance(before, int):
             return before

@@ -24,16 +24,20 @@ DOTTED = (
 
 def add_suite_arguments(parser: ArgumentParser) -> None:
     """Options of the commands on a suite."""
-    text = str | None
     parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
     parser.add_argument(
         "--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it"
     )
+
+
+def add_seeds_argument(parser: ArgumentParser) -> None:
+    """Option of the commands on the runs of a suite."""
+    text = str | None
     parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
 
 
-def add_jobs(parser: ArgumentParser) -> None:
-    """The option of the commands that run much at once."""
+def add_jobs_argument(parser: ArgumentParser) -> None:
+    """Option of the commands that make many runs."""
     parser.add_argument(
         "--jobs",
         type=int | Literal["auto"],

@@ -1,5 +1,6 @@
 """``--dry-run`` of ``fit`` and ``table``: what a command would run, for how long, and what that takes."""
 
+import gc
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import identity
+from benchmark.launch.calibration import Calibration, Sizes
 from benchmark.launch.environment import gpu_name
-from benchmark.launch.trial import Sizes, Trial
 from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
 from benchmark.suites.suite import PlannedRun
 from datamodules.common.errors import BenchError
@@ -41,13 +42,14 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
             continue
         config = part.runs[0].config
         try:
-            trial = Trial(config)
-            states_of[number] = trial.sizes()
+            calibration = Calibration(config)
+            states_of[number] = calibration.sizes()
             if not parts(part.runs, states, measured)[0].estimate:
                 print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
-                measured.append(Measured(identity(config), config.rounds, trial.seconds(), trial=True))
+                measured.append(Measured(identity(config), config.rounds, calibration.seconds(), calibration=True))
         except BenchError as error:
             problems.append(f"{part.runs[0].cells[0]}: {error}")
+        gc.collect()  # a federation and its data set refer to each other
     found = parts(runs, states, measured)
     console.print(_table(found))
     for line in summary(found, jobs):

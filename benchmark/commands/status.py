@@ -5,7 +5,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_suite_arguments, planned, refuse
+from benchmark.commands.common import add_seeds_argument, add_suite_arguments, planned, refuse
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
@@ -15,6 +15,7 @@ ABOUT = "Show the state of all runs of a paper's tables."
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
     add_suite_arguments(parser)
+    add_seeds_argument(parser)
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs, add_suite_arguments, listed, planned, refuse, warn_of_slow_precision
+from benchmark.commands.common import (
+    add_jobs_argument,
+    add_seeds_argument,
+    add_suite_arguments,
+    listed,
+    planned,
+    refuse,
+    warn_of_slow_precision,
+)
 from benchmark.config import PRECISIONS, Runtime, folder
 from benchmark.suites.suite import Suite, load
 
@@ -24,7 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
     text = str | None
     add_suite_arguments(parser)
-    add_jobs(parser)
+    add_seeds_argument(parser)
+    add_jobs_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     parser.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
@@ -47,28 +56,24 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "table")
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     results = Path(runtime.results_dir)
-    readme = Path(options.readme or "README.md")
-    if not options.readme and runtime.results_dir != Runtime.results_dir:
-        readme = results / "README.md"
+    named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
+    readme = Path(named) if named and Path(named).exists() else None
     suite = load(options.paper)
     stamp = _stamp(suite, options, results, readme)
     mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
     if not (options.dry_run or mirrored) and (left := stamp.holds()):
         print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
         return 0
-    if options.precision:
-        warn_of_slow_precision(options.precision, runtime.accelerator)
     return _run(suite, options, runtime, stamp, readme)
 
 
-def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path) -> "Stamp":
+def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None) -> "Stamp":
     from benchmark.report.stamp import Stamp
 
     names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
-    asked = {name: options[name] for name in names} | {"file": str(readme)}
-    published = [suite.published_path] if suite.published_path else []
+    asked = {name: options[name] for name in names} | {"page": str(readme)}
     path = results / "tables" / f".{suite.paper}-{_name(options)}.json"
-    return Stamp(path, asked, [*suite.files, *published])
+    return Stamp(path, asked, suite.files(options.scale))
 
 
 def _name(options: Namespace) -> str:
@@ -76,7 +81,7 @@ def _name(options: Namespace) -> str:
     return f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
 
 
-def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", readme: Path) -> int:
+def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", readme: Path | None) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
     from benchmark.report import excerpt, leaderboard, tables
@@ -94,6 +99,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
         show(pool.pinned(wanted, jobs, gpus), {run.id: before[run.id].state for run in wanted}, jobs)
         return 0
+    for precision in dict.fromkeys(run.config.precision for run in missing):
+        warn_of_slow_precision(precision, runtime.accelerator)
     outcomes: list[pool.Outcome] = []
     if missing:
         display = Display(len(missing))
@@ -112,7 +119,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     written = tables.write(suite, name, pages, results, readme)
     if suite.ranked:
         written += leaderboard.write(suite, shown, tables.collect(shown), results, f"{suite.paper}-{name}", readme)
-    if readme.exists() and excerpt.update(readme, f"{suite.paper}-{name}", pages) and readme not in written:
+    if readme and excerpt.update(readme, f"{suite.paper}-{name}", pages) and readme not in written:
         written.append(readme)
     for path in written:
         print(f"wrote {path}")
@@ -120,10 +127,12 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         mirror_tables(runtime, suite.paper, name, {page.number: page.frame for page in pages})
     page = results / "tables" / f"{suite.paper}-{name}.md"
     _show(pages, listed(options.tables), page)
+    if not missing:
+        print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     _complain(bad)
     if not bad:
-        files = [*sorted(page.parent.glob(f"{page.stem}.*")), readme]
+        files = [*sorted(page.parent.glob(f"{page.stem}.*")), *([readme] if readme else [])]
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
     return 1 if bad else 0
 

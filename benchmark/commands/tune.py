@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs, listed, refuse
+from benchmark.commands.common import add_jobs_argument, add_suite_arguments, listed, refuse
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
@@ -15,12 +15,11 @@ ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
-    parser.add_argument("--scale", type=str, default="laptop", help="a scale that has an entry `tuning`")
+    add_suite_arguments(parser)
+    add_jobs_argument(parser)
     parser.add_argument(
         "--row", type=str | None, help="tune only patterns of table/dataset/method, separated by commas"
     )
-    add_jobs(parser)
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 
 

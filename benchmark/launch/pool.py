@@ -61,9 +61,8 @@ def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]
     if jobs <= 1 and not gpus:
         return list(runs)
     placed = []
-    share = asked_threads() or max(
-        1, cores() // max(1, jobs)
-    )  # however few are left: another number rounds differently
+    # However few runs are left: another number of threads would round differently.
+    share = asked_threads() or max(1, cores() // max(1, jobs))
     for run in runs:
         threads = share if run.config.runtime.threads == "auto" else run.config.runtime.threads
         runtime = replace(run.config.runtime, devices=1, threads=threads)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmark.config import folder
 from benchmark.launch.background import repeatedly
 from benchmark.report.cost import duration
-from benchmark.report.records import last_row, read_record, saved_round, state
+from benchmark.report.records import last_row, read_record, saved_rounds, state
 from benchmark.suites.suite import PlannedRun
 from datamodules.common.errors import RunError
 
@@ -167,7 +167,10 @@ def continuation(run: PlannedRun) -> str:
     path, rounds = folder(run.config), run.config.rounds
     if state(path) == "complete":
         return f"finds {path.name} complete"
-    if saved := saved_round(path):
+    saved = saved_rounds(path)
+    if saved is None:
+        return f"continues {path.name} from its last checkpoint"
+    if saved:
         return f"continues {path.name} from round {saved + 1} of {rounds}, after its last checkpoint"
     return f"starts {path.name} from its first round: there is no checkpoint yet"
 

@@ -1,4 +1,4 @@
-"""What runs cost: seconds per round, from records of this machine or from trials, and what is left to do."""
+"""What runs cost: seconds per round, from records of this machine or from calibrations, and what is left to do."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmark.config import RunConfig, differences, folder, identity
 from benchmark.launch.environment import machine
-from benchmark.report.records import read_record, saved_round
+from benchmark.report.records import read_record, saved_rounds
 from benchmark.suites.suite import PlannedRun
 from datamodules.common.errors import RunError
 
@@ -26,13 +26,13 @@ class Measured:
         config: identity of the run, as plain data.
         rounds: how many rounds.
         seconds: what they took together.
-        trial: whether they were run for the purpose; else they are from a record.
+        calibration: whether they were run for the purpose; else they are from a record.
     """
 
     config: Mapping[str, Any]
     rounds: int
     seconds: float
-    trial: bool = False
+    calibration: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None
     found = same or alike
     if not found:
         return None
-    trials = sum(one.trial for one in found)
-    counts = [("record", len(found) - trials), ("trial", trials)]
+    calibrations = sum(one.calibration for one in found)
+    counts = [("record", len(found) - calibrations), ("calibration", calibrations)]
     source = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts if n)
     others = "" if same else " with other options of the method"
     return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source + others)
@@ -128,7 +128,7 @@ def rounds_left(run: PlannedRun, state: str) -> int:
     if state == "running":
         with suppress(RunError):
             return total - int(read_record(path)["rounds"]["done"])
-    return total - saved_round(path)
+    return total - (saved_rounds(path) or 0)
 
 
 def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:

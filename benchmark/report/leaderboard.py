@@ -95,7 +95,9 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
-def write(suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path) -> list[Path]:
+def write(
+    suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path | None
+) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, and the readme's block.
 
     The block ``leaderboard:<name>`` (see ``replace_block``) receives the comparisons without ranks and costs. Returns
@@ -110,7 +112,7 @@ def write(suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name
         tables / f"{name}-leaderboard.csv": _csv(frame(found)),
         tables / f"{name}-pairs.csv": _csv(pairs(found)),
     }
-    if readme.exists():
+    if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(found, table))]
         block = "\n\n".join([*parts, _provenance(suite, plan, runs)])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)

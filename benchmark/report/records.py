@@ -409,14 +409,17 @@ def _state(path: Path) -> str:
     return "stale" if status == "running" and not alive_elsewhere(path) else status
 
 
-def saved_round(path: Path) -> int:
-    """Rounds that an unfinished run has in its checkpoint and need not do again; 0 without a checkpoint."""
+def saved_rounds(path: Path) -> int | None:
+    """Rounds that an unfinished run has in its checkpoint and need not do again; 0 without a checkpoint, ``None`` where
+    the record does not say.
+    """
     if not any((path / name).exists() for name in CHECKPOINTS):
         return 0
     try:
-        return int(read_record(path)["timing"].get("saved_rounds", 0))
+        known = read_record(path)["timing"].get("saved_rounds")
     except RunError:  # the run itself will say what is wrong with its record
-        return 0
+        return None
+    return None if known is None else int(known)
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:

@@ -4,7 +4,7 @@ Equal runs of several tables have the same ``run_id`` and are run once.
 """
 
 import csv
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -134,15 +134,21 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        files: the files that it was read from: its own, then those that it extends. Beside each, in the folder
-            ``tuned``, may lie what tuning has chosen for its rows.
+        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it.
+        extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Raises:
         ConfigError: an entry is missing or not understood.
     """
 
-    def __init__(self, spec: Mapping[str, Any], where: str = "suite", files: Sequence[Path] = ()) -> None:
-        self.spec, self.where, self.files = spec, where, tuple(files)
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        where: str = "suite",
+        folder: Path = SUITES,
+        extended: "Suite | None" = None,
+    ) -> None:
+        self.spec, self.where, self.folder, self.extended = spec, where, folder, extended
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
@@ -237,15 +243,21 @@ class Suite:
 
     def tuned_file(self, scale: str) -> Path:
         """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
-        return _tuned_file(self.files[0], scale)
+        return self.folder / "tuned" / f"{self.paper}-{scale}{SUFFIX}"
 
     def tuned(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
+        path = self.tuned_file(scale)
         if scale not in self._tuned:
-            paths = [path for file in reversed(self.files) if (path := _tuned_file(file, scale)).exists()]
-            chosen = [load_yaml(path.read_text(encoding="utf-8"), str(path)) for path in paths]
-            self._tuned[scale] = {row: options for made in chosen for row, options in made.items()}
+            own = load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+            self._tuned[scale] = {**(self.extended.tuned(scale) if self.extended else {}), **own}
         return self._tuned[scale]
+
+    def files(self, scale: str) -> list[Path]:
+        """All files that say what is run and shown at a scale, whether or not they are there."""
+        own = [self.folder / Path(self.where).name, self.tuned_file(scale)]
+        own += [self.published_path] if self.published_path else []
+        return own + (self.extended.files(scale) if self.extended else [])
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
         """The configuration of a row at a scale as the suite spells it, without defaults.
@@ -394,7 +406,8 @@ class Suite:
         if self.spec["published"] is None:
             return None
         name = str(self.spec["published"])
-        places = [*(file.parent / name for file in self.files), PUBLISHED / name]
+        beside = [suite.folder / name for suite in (self, self.extended) if suite]
+        places = [*beside, PUBLISHED / name]
         found = [path for path in places if path.exists()]
         if not found:
             looked = " or ".join(map(str, dict.fromkeys(places)))
@@ -446,55 +459,47 @@ def available() -> list[str]:
 
 
 def load(paper: str) -> Suite:
-    """The suite of a paper, by its key or by the path of a YAML file, with what it extends.
+    """The suite of a paper, by its key or by the path of a YAML file, on top of the suite that it extends, if any.
 
     Raises:
         ConfigError: no such suite, or one that extends itself.
     """
-    spec, files = _read(paper, ())
-    own = paper if paper.endswith(SUFFIX) else paper + SUFFIX
-    return Suite(spec, own, files)
+    return _load(paper, ())
 
 
-def _read(paper: str, within: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """A suite's entries on top of those of the suite that it extends, and all files that they come from.
-
-    Args:
-        paper: key, or path of a YAML file.
-        within: the files that extend it.
-    """
+def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
+    """A suite; ``extending`` are the files on the way to it."""
     if paper.endswith(SUFFIX):
-        file = Path(paper)
+        file, where = Path(paper), paper
     elif paper in available():
-        file = SUITES / (paper + SUFFIX)
+        file, where = SUITES / (paper + SUFFIX), paper + SUFFIX
     else:
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
-    if file.resolve() in within:
+    if file.resolve() in extending:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
     try:
-        spec = load_yaml(file.read_text(encoding="utf-8"), paper)
+        spec = load_yaml(file.read_text(encoding="utf-8"), where)
     except OSError as error:
         raise ConfigError(f"suite {paper}: {error.strerror}") from None
     if "extends" not in spec:
-        return spec, (file,)
-    extended = str(spec.pop("extends"))
-    beside = str(file.parent / extended) if extended.endswith(SUFFIX) else extended
-    base, files = _read(beside, (*within, file.resolve()))
-    if spec.get("paper", base.get("paper")) == base.get("paper"):
+        return Suite(spec, where, file.parent)
+    name = str(spec.pop("extends"))
+    extended = _load(str(file.parent / name) if name.endswith(SUFFIX) else name, (*extending, file.resolve()))
+    if str(spec.get("paper", extended.paper)) == extended.paper:
         raise ConfigError(
-            f"suite {paper}: give it a name of its own under `paper:`; under that of {extended} it would overwrite "
-            "its tables"
+            f"suite {paper}: give it a name of its own under `paper:`; "
+            f"under that of {name} it would overwrite its tables"
         )
-    return _extended(base, spec), (file, *files)
+    return Suite(_on_top(extended.spec, spec), where, file.parent, extended)
 
 
-def _extended(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """``own`` on top of ``base``: mappings are joined entry by entry, rows of a table added, other values replaced."""
     result = {str(key): value for key, value in base.items()}
     for key, value in ((str(key), value) for key, value in own.items()):
         before = result.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = _extended(before, value)
+            result[key] = _on_top(before, value)
         elif key == "rows" and isinstance(before, list):
             result[key] = [*before, *value]
         else:
@@ -549,10 +554,6 @@ def read_published(path: Path) -> dict[Any, str]:
         if spread:
             values[row.key(f"{named['metric']} std")] = spread
     return values
-
-
-def _tuned_file(suite: Path, scale: str) -> Path:
-    return suite.parent / "tuned" / f"{suite.stem}-{scale}{SUFFIX}"
 
 
 def _published_lines(path: Path) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import hashlib
+import importlib.util
 import logging
 import os
 import random
@@ -11,7 +12,6 @@ import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -226,17 +226,24 @@ def digits() -> Arrays:
     Grey levels 0..16 become 0..255, 8x8 pixels become 32x32 (Pillow, bilinear). In the list sorted stably by
     class, every fifth image is a test image: a fixed, stratified split, in original order within both parts.
     """
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    small = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    file = _digits_file()
+    table = np.loadtxt(file, delimiter=",")
+    pixels, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
+    small = np.rint(pixels * (255 / 16)).astype(np.uint8)
     images = np.stack([_square(Image.fromarray(image), 32) for image in small])
-    by_class = np.argsort(data.target, kind="stable")
+    by_class = np.argsort(target, kind="stable")
     test = np.zeros(len(images), dtype=bool)
     test[by_class[np.arange(360) * len(images) // 360]] = True
-    raw = resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").read_bytes()
-    digest = {"digits.csv.gz": hashlib.sha256(raw).hexdigest()}
-    return Arrays(images[~test], data.target[~test], images[test], data.target[test], tuple("0123456789"), digest)
+    digest = {file.name: sha256_of(file)}
+    return Arrays(images[~test], target[~test], images[test], target[test], tuple("0123456789"), digest)
+
+
+def _digits_file() -> Path:
+    """The file that ``sklearn.datasets.load_digits`` reads; to import scikit-learn would take as long as a round."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise DataError("digits: scikit-learn, which brings these images, is not installed; install it")
+    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def cifar10(data_dir: Folder, download: bool = True) -> Arrays:

@@ -360,6 +360,7 @@ def test_options_are_frozen():
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--precision", "--threads", "--dry_run"}
         | suite
         | where,
+        "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir"} | where,
         "status": suite,
         "plot": {"--columns", "--labels", "--out"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
@@ -440,7 +441,7 @@ def test_an_excerpt_in_the_readme(here, fitted):
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):
     assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "4 runs, 8 rounds; 8 rounds are left about " in out and out.count("1 trial") == 2
+    assert "4 runs, 8 rounds; 8 rounds are left about " in out and out.count("1 calibration") == 2
     assert "what clients keep between visits takes up to" in out and "are free)" in out
     assert fitted == [] and not list(here.glob("results/**/*"))
 

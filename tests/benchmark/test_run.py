@@ -27,7 +27,7 @@ from benchmark.report.records import (
     digest,
     read_record,
     read_rows,
-    saved_round,
+    saved_rounds,
     state,
     validate,
     without_clock,
@@ -548,9 +548,9 @@ def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_c
 
 def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
     config = configuration(tmp_path, **SHORT)
-    assert saved_round(folder(config)) == 0
+    assert saved_rounds(folder(config)) == 0
     path = interrupted(config, 1)
-    assert saved_round(path) == 1 == checkpoint.load(path / run.CHECKPOINT)["round"]
+    assert saved_rounds(path) == 1 == checkpoint.load(path / run.CHECKPOINT)["round"]
     assert "saved_rounds" not in read_record(fit(config))["timing"]
 
 

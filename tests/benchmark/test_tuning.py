@@ -42,7 +42,7 @@ SPEC = {
 
 
 def toy(tmp_path):
-    return Suite(SPEC, "toy.yaml", [tmp_path / "suites" / "toy.yaml"])
+    return Suite(SPEC, "toy.yaml", tmp_path / "suites")
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ def test_what_the_same_command_does_with_an_interrupted_run(run):
     files.append({"round": 99, "acc": 10.0})
     assert "from its first round" in continuation(run)
     (files.path / "checkpoint.pt").write_bytes(b"")
+    assert continuation(run) == f"continues {name} from its last checkpoint"  # of a version that did not note the round
     files.saved(60)
     assert continuation(run) == f"continues {name} from round 61 of 100, after its last checkpoint"
     files.finish()

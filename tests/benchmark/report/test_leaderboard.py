@@ -54,7 +54,7 @@ def record(accuracy):
 @pytest.fixture
 def made(monkeypatch, tmp_path):
     """Suite, plan and settings; seed 3 of ``bad`` on B is missing. Every run gets there in its second row, or never."""
-    suite = Suite(SPEC, "toy.yaml", [tmp_path / "toy.yaml"])
+    suite = Suite(SPEC, "toy.yaml", tmp_path)
     plan = suite.plan("quick")
     runs, curves = {}, {}
     for row in suite.rows:

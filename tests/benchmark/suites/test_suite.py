@@ -156,7 +156,8 @@ scales: {quick: {seeds: [7, 8]}}
 """
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
-    assert [file.name for file in mine.files] == ["mine.yaml", "toy.yaml"] and mine.title == "Toy"
+    names = ["mine.yaml", "mine-quick.yaml", "toy.csv", "toy.yaml", "toy-quick.yaml", "toy.csv"]
+    assert [file.name for file in mine.files("quick")] == names and mine.title == "Toy"
     added = set(mine.names()) - set(toy.names())
     assert added == {"2/A/mine", "own/B/mine"}
     assert [table.number for table in mine.tables] == ["1", "2", "own"]
@@ -165,7 +166,10 @@ scales: {quick: {seeds: [7, 8]}}
     for text, message in (
         ("extends: own.yaml\npaper: own", "it extends itself"),
         ("extends: toy.yaml\n", "give it a name of its own under `paper:`"),
-        ("extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}", "tables.3.title is missing; tables.3.datasets is missing"),
+        (
+            "extends: toy.yaml\npaper: own\ntables: {3: {rows: []}}",
+            "tables.3.title is missing; tables.3.datasets is missing",
+        ),
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
     ):
         (tmp_path / "own.yaml").write_text(text)
@@ -192,8 +196,8 @@ def test_errors_name_the_place():
 
 def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
-    assert list(Suite(spec(), "toy.yaml", [tmp_path / "toy.yaml"]).published().values()) == ["50.1"]
-    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", [tmp_path / "toy.yaml"]).published()) == 156
+    assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
+    assert len(Suite(spec(published="rscfed.csv"), "toy.yaml", tmp_path).published()) == 156
 
 
 def test_pending_rows_have_no_run_and_say_why():

@@ -1,4 +1,4 @@
-"""A short trial of a configuration: what its rounds take on this machine, and how large its states are."""
+"""A short calibration of a configuration: what its rounds take on this machine, and how large its states are."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Sizes:
         return 2 * (self.clients + self.server)
 
 
-class Trial:
+class Calibration:
     """A run that leaves nothing behind.
 
     Args:

@@ -1,12 +1,12 @@
-"""Trials: what a run's rounds take and its states weigh, without a trace."""
+"""Calibrations: what a run's rounds take and its states weigh, without a trace."""
 
 from pathlib import Path
 
 import torch
 
 from benchmark.config import Runtime, apply, from_dict, resolve
-from benchmark.launch import trial
-from benchmark.launch.trial import Trial
+from benchmark.launch import calibration
+from benchmark.launch.calibration import Calibration
 
 OPTIONS = {
     "method": "fed_consist",
@@ -22,10 +22,10 @@ OPTIONS = {
 FEDAVG = {name: value for name, value in OPTIONS.items() if name != "method.warmup_rounds"} | {"method": "fedavg"}
 
 
-def test_a_trial_runs_rounds_of_the_warm_up_and_of_what_follows(tmp_path, monkeypatch):
+def test_a_calibration_runs_rounds_of_the_warm_up_and_of_what_follows(tmp_path, monkeypatch):
     """Each of them counts as often as there are rounds of its kind; nothing is written."""
     monkeypatch.chdir(tmp_path)
-    made = Trial(resolve(from_dict(apply({}, OPTIONS))))
+    made = Calibration(resolve(from_dict(apply({}, OPTIONS))))
     rounds = []
     monkeypatch.setattr(made, "_round", lambda number: rounds.append(number) or 100.0)
     assert 2000.0 < made.seconds() < 2060.0
@@ -34,30 +34,30 @@ def test_a_trial_runs_rounds_of_the_warm_up_and_of_what_follows(tmp_path, monkey
 
 
 def test_evaluations_count_by_how_often_they_happen(monkeypatch):
-    made = Trial(resolve(from_dict(apply({}, {**OPTIONS, "eval_every": 4}))))
+    made = Calibration(resolve(from_dict(apply({}, {**OPTIONS, "eval_every": 4}))))
     done = []
     monkeypatch.setattr(made.federation, "run_round", lambda number: done.append(number))
     monkeypatch.setattr(made.federation, "evaluate", lambda: done.append("evaluated"))
     monkeypatch.setattr(made, "_timed", lambda work: work() or 8.0)
     assert made._round(11) == 8.0 + 8.0 / 4
     assert done == [10, "evaluated"]
-    monkeypatch.setattr(trial, "SHORT_S", 9.0)
+    monkeypatch.setattr(calibration, "SHORT_S", 9.0)
     made._round(5)
     assert done[2:] == [5, 5, "evaluated"]
 
 
 def test_sizes_are_those_of_the_states():
     """Each client keeps its momentum, which is as large as the network."""
-    made = Trial(resolve(from_dict(apply({}, FEDAVG))))
+    made = Calibration(resolve(from_dict(apply({}, FEDAVG))))
     network = sum(p.numel() * 4 for p in made.federation.method.model.parameters())
     sizes = made.sizes()
     assert (sizes.clients, sizes.server) == (4 * network, 2 * network)  # the server keeps a velocity, too
     assert sizes.checkpoints == 2 * (sizes.clients + sizes.server)
 
 
-def test_a_trial_of_several_processes_has_the_threads_of_all(monkeypatch):
-    monkeypatch.setattr(trial, "placed", lambda config: Runtime(devices=3, threads=2, accelerator="cpu"))
+def test_a_calibration_of_several_processes_has_the_threads_of_all(monkeypatch):
+    monkeypatch.setattr(calibration, "placed", lambda config: Runtime(devices=3, threads=2, accelerator="cpu"))
     before = torch.get_num_threads()
-    made = Trial(resolve(from_dict(apply({}, OPTIONS))))
+    made = Calibration(resolve(from_dict(apply({}, OPTIONS))))
     assert (made.runtime.devices, made.runtime.threads) == (1, 6)
     assert torch.get_num_threads() == before
