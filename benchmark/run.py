@@ -274,8 +274,9 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
             if main:
                 run.open(config, facts(data))
-            more = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
-            federation = assemble(config, method, data, fabric, more)
+            federation = assemble(
+                config, method, data, fabric, [*recorders, *loggers.callbacks(config.runtime.callbacks)]
+            )
             if main:
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
             saved = fabric.broadcast(_saved(run) if main else None)
