@@ -110,12 +110,13 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     about = {
         "fit": f"Run one configuration, or finish it. {DOTTED}",
         "table": "Run what the tables of a paper need and is missing, then write the tables.",
+        "tune": "Choose the learning rates of a suite's rows by a few short runs on held-out labelled images.",
         "status": "Show the state of all runs of a paper's tables.",
         "plot": "Draw columns of the records of runs against the round.",
         "describe": f"Print and draw how a data set is split over clients. {DOTTED}",
     }
     commands = {name: ArgumentParser(description=text, exit_on_error=False) for name, text in about.items()}
-    fit, table, status, plot, describe = commands.values()
+    fit, table, tune, status, plot, describe = commands.values()
 
     text = str | None
     fit.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
@@ -130,26 +131,29 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     fit.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "runtime"})
     fit.add_class_arguments(Runtime)
 
-    for suite in (table, status):
+    for suite in (table, tune, status):
         suite.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
         suite.add_argument(
             "--scale", type=str, default="quick", help="quick, small, lite or paper, as far as the paper has it"
         )
+    for suite in (table, status):
         suite.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
-    table.add_argument(
-        "--jobs",
-        type=int | Literal["auto"],
-        default="auto",
-        help="runs at once (default: one per GPU, or core); "
-        "on the CPU they share the cores' threads, and other numbers of threads round differently",
-    )
+    for runs in (table, tune):
+        runs.add_argument(
+            "--jobs",
+            type=int | Literal["auto"],
+            default="auto",
+            help="runs at once (default: one per GPU, or core); "
+            "on the CPU they share the cores' threads, and other numbers of threads round differently",
+        )
+        runs.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
+    tune.add_argument("--row", type=text, help="tune only patterns of table/dataset/method, separated by commas")
     table.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     table.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     table.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
     table.add_argument(
         "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
     )
-    table.add_class_arguments(Runtime, skip={"devices", "threads", "num_nodes"})
     status.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
     plot.add_argument("runs", nargs="+", help="folders below results/runs")
@@ -271,6 +275,22 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
     return 1 if bad else 0
 
 
+def _tune(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    _refuse(dotted, "tune")
+    from benchmark import tuning
+    from benchmark.launch import pool
+
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    suite = load(options.paper)
+    rows = suite.matching(_listed(options.row), options.scale)
+    jobs = pool.default_jobs(runtime)[0] if options.jobs == "auto" else options.jobs
+    for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
+        chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
+        print(f"{name}: {chosen} of {len(made['tried'])} tried")
+    print(f"wrote {suite.tuned_file(options.scale)}")
+    return 0
+
+
 def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "status")
     from benchmark.report.status import show
@@ -342,6 +362,7 @@ def _asked_help(dotted: Mapping[str, Any]) -> bool:
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {
     "fit": _fit,
     "table": _table,
+    "tune": _tune,
     "status": _status,
     "plot": _plot,
     "describe": _describe,

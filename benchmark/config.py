@@ -16,7 +16,7 @@ from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
 from datamodules.common.errors import ConfigError
 
-SCALES = ("quick", "small", "lite", "paper", "custom")
+SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.partition.roster.Roster"
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")

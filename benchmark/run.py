@@ -272,12 +272,11 @@ def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
         try:
             method, data = make(config, fabric.device)
             recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
-            if main:
-                run.open(config, facts(data))
             federation = assemble(
                 config, method, data, fabric, [*recorders, *loggers.callbacks(config.runtime.callbacks)]
             )
             if main:
+                run.open(config, {**facts(data), "client_state_bytes": client_state_bytes(federation)})
                 print(f"{path}: {placement(config, federation)}", file=sys.stderr)
             saved = fabric.broadcast(_saved(run) if main else None)
             if saved is not None:
@@ -321,8 +320,7 @@ def placement(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place, the memory that its clients' own states may grow to in every process, and a warning
     where it never leaves its warm-up.
     """
-    rt, clients = config.runtime, federation.data.num_clients
-    kept = federation.engine.kept_bytes() * clients / 1e9
+    rt, clients, kept = config.runtime, federation.data.num_clients, client_state_bytes(federation) / 1e9
     engine = f", {rt.slots} slots" if rt.engine == "slots" else ""
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
@@ -332,12 +330,22 @@ def placement(config: RunConfig, federation: Federation) -> str:
     )
 
 
+def client_state_bytes(federation: Federation) -> int:
+    """What all clients together may keep between their visits, in bytes."""
+    return federation.engine.kept_bytes() * federation.data.num_clients
+
+
 def facts(data: FSSLDataModule) -> Mapping[str, Any]:
-    """What a record says about the data: hashes of what was read and of the partition, labelled class counts, and
-    what the data set adds (``provenance``).
+    """What a record says about the data: hashes of what was read and of the partition, labelled class counts, the
+    number of images that are tested on, and what the data set adds (``provenance``).
     """
     held = [row for row in data.class_counts("labelled").tolist() if any(row)]
-    known = {"partition_hash": data.partition.hash, "data_sha256": data.sha256, "labelled_histogram": held}
+    known = {
+        "partition_hash": data.partition.hash,
+        "data_sha256": data.sha256,
+        "labelled_histogram": held,
+        "test_images": len(data.test_labels),
+    }
     return {**known, **data.provenance}
 
 

@@ -108,6 +108,8 @@ class FSSLDataModule(L.LightningDataModule):
             the labelled pool as stored (``code_index``: FedDB's released code; most of them belong to other clients).
         validation: training images, drawn at random, that go to nobody: the server may look at their labels to steer a
             learning rate.
+        labelled_holdout: share of all labelled images that nobody trains on and that the test set is replaced by, to
+            tune hyperparameters without a look at test images. Every site keeps one labelled image at least.
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
@@ -161,6 +163,7 @@ class FSSLDataModule(L.LightningDataModule):
         hidden_labels: Literal["hidden", "revealed", "pooled"] = "hidden",
         union_mode: P.Union = "none",
         validation: int = 0,
+        labelled_holdout: float = 0.0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
         side: int | None = None,
@@ -189,6 +192,8 @@ class FSSLDataModule(L.LightningDataModule):
                 f"data.labelled_repeats={labelled_repeats} belongs to data.labels_per_class: give that too, "
                 "or leave it out"
             )
+        if not 0 <= labelled_holdout < 1:
+            raise ConfigError(f"data.labelled_holdout is {labelled_holdout}; it is a share, 0 to below 1")
         if not 0 <= flip <= 1:
             raise ConfigError(f"data.flip is {flip}; it is a probability, 0 to 1")
         self.device = torch.device("cpu")
@@ -217,10 +222,13 @@ class FSSLDataModule(L.LightningDataModule):
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
-        self.test_labels = torch.from_numpy(arrays.test_labels)
+        self._labels, self.test_labels = torch.from_numpy(arrays.train_labels), torch.from_numpy(arrays.test_labels)
         self.partition = self._partition_without(self._held_out(len(arrays.train_labels)), arrays.train_labels)
         self.partition.validate(len(arrays.train_labels))
-        self._labels = torch.from_numpy(arrays.train_labels)
+        if self.hparams["labelled_holdout"]:
+            held = self._labelled_holdout()
+            self.partition = self.partition.without_labelled(held)
+            self._test, self.test_labels = self._train[held], self._labels[held]
         self._ready = True
         self._place()
 
@@ -323,6 +331,25 @@ class FSSLDataModule(L.LightningDataModule):
             )
         generator = random_streams.generator(self.partition_seed, "validation")
         return torch.randperm(images, generator=generator)[:count].sort().values.numpy()
+
+    def _labelled_holdout(self) -> np.ndarray:
+        """Ascending positions of the labelled images that are tested on, drawn at random from all but one per site."""
+        share, generator = self.hparams["labelled_holdout"], random_streams.generator(self.partition_seed, "holdout")
+
+        def shuffled(part: np.ndarray) -> np.ndarray:
+            order: np.ndarray = torch.randperm(len(part), generator=generator).numpy()
+            return np.take(part, order)
+
+        parts = [shuffled(part) for part in (*self.partition.labelled, self.partition.server)]
+        count = round(share * sum(map(len, parts)))
+        spare = shuffled(np.concatenate([part[1:] for part in parts]))
+        if not 0 < count <= len(spare):
+            raise ConfigError(
+                f"data.labelled_holdout={share} of the labelled images is {count}; there must be some, and each of the "
+                f"sites must keep one, so that {len(spare)} can be held out: change it, or give more labels"
+            )
+        held: np.ndarray = np.sort(spare[:count])
+        return held
 
     def _partition_without(self, held: np.ndarray, labels: np.ndarray) -> Partition:
         """The partition of all images but the ``held`` ones."""

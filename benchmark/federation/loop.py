@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from benchmark.federation.collectives import all_gather, from_first, moved
-from benchmark.federation.reference import ClientState, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
 from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
@@ -82,7 +82,7 @@ class Federation:
         self.clients: dict[int, ClientState] = {}
         self.server_state: ClientState | None = None
         self.round = 0
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.steps = 0
 
     def run(self) -> None:
         """Run the remaining rounds."""
@@ -114,8 +114,9 @@ class Federation:
     def run_round(self, number: int) -> dict[str, Any] | None:
         """One round; returns the line of the record if it was evaluated."""
         visits = self.visits(number)
-        uploads, sums, down = self.run_visits(visits)
-        self.bytes_down += down
+        uploads, sums, outcomes = self.run_visits(visits)
+        self.steps += sum(outcome.steps for outcome in outcomes)
+        self.bytes_down += sum(outcome.bytes_down for outcome in outcomes)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
         self.become_server()
         if uploads:
@@ -136,6 +137,7 @@ class Federation:
             **_shares(means),
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
+            "steps": self.steps,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
         }
@@ -168,7 +170,7 @@ class Federation:
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], Sums, int]:
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], Sums, list[Outcome]]:
         """Run the visits, sharded over ranks by client; every rank ends up with all results.
 
         Uploads come back in (client id, repeat) order, sums are added in that order: the number of
@@ -183,7 +185,7 @@ class Federation:
         ordered = [results[key] for key in sorted(results)]
         total = added(outcome.sums for outcome in ordered)
         uploads = [outcome.upload for outcome in ordered if outcome.upload is not None]
-        return uploads, total, sum(outcome.bytes_down for outcome in ordered)
+        return uploads, total, ordered
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
@@ -196,7 +198,8 @@ class Federation:
         """
         if first:
             self.become_server()
-        state, own = self.engine.server(number, self.server_state, first)
+        state, own, steps = self.engine.server(number, self.server_state, first)
+        self.steps += steps
         check_losses(self.method, {Visit(number, SERVER): own})
         held = self.method.tensors("shared", "server"), state, own
         server, self.server_state, own = from_first(self.fabric, held)
@@ -236,7 +239,7 @@ class Federation:
             "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
             "memory": self.memory,
             "server_state": self.server_state.optimizers if self.server_state else None,
-            "bytes": (self.bytes_up, self.bytes_down),
+            "spent": (self.bytes_up, self.bytes_down, self.steps),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,7 +252,7 @@ class Federation:
         self.memory.update(moved(state.get("memory", {}), device))
         optimizers = state["server_state"]
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
-        self.bytes_up, self.bytes_down = state["bytes"]
+        self.bytes_up, self.bytes_down, self.steps = state["spent"]
 
 
 def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:

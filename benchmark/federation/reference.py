@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
     upload: Upload | None
     sums: Sums
     bytes_down: int
+    steps: int
 
 
 @dataclass
@@ -79,7 +80,7 @@ class LocalSite:
 
     def __init__(self, method: FedMethod, around: Surroundings, data: SiteData, visit: Visit, states: OptimizerStates):
         self.method, self.around, self.data, self.visit, self.optimizer_states = method, around, data, visit, states
-        self.passes = 0
+        self.passes = self.steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit; ``order/...`` lives on the CPU so that devices agree on it."""
@@ -115,7 +116,8 @@ class LocalSite:
         return Fit(self.method, self.optimizer_states, around.callbacks, around.loggers, around.rank, around.ranks)
 
     def keep(self, fit: Fit) -> None:
-        """Keep the state of a fit's optimisers, by ``optimizer_scopes``."""
+        """Keep the state of a fit's optimisers, by ``optimizer_scopes``, and count its steps."""
+        self.steps += fit.global_step
         self.optimizer_states = kept_states(self.method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
@@ -229,15 +231,20 @@ class ReferenceEngine:
         with self.presence(site):
             upload = method.make_upload(site)
         sums = self.end()
-        return Outcome(upload, sums, sent.bytes), ClientState(method.tensors("personal"), site.optimizer_states)
+        outcome = Outcome(upload, sums, sent.bytes, site.steps)
+        return outcome, ClientState(method.tensors("personal"), site.optimizer_states)
 
     def end(self) -> Sums:
         """The visit is over; what it logged."""
         self.method._tally, self.method._trainer = None, None
         return self.tally.taken()
 
-    def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums]:
-        """Let the server train on its labelled data, before the first round (``first``) or after an aggregation."""
+    def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
+        """Let the server train on its labelled data, before the first round (``first``) or after an aggregation.
+
+        Returns:
+            what the server keeps, what it logged, and its steps.
+        """
         data = self.around.data.server
         visit = Visit(
             round,
@@ -253,7 +260,7 @@ class ReferenceEngine:
         with self.random(visit), self.presence(site):
             self.method.train()
             self.method.server_step(site)
-        return ClientState({}, site.optimizer_states), self.end()
+        return ClientState({}, site.optimizer_states), self.end(), site.steps
 
     @contextmanager
     def outside(self, hook: str, round: int) -> Iterator[None]:

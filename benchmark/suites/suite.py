@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from benchmark.registry import unknown
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
-PUBLISHED = Path(__file__).parent / "published"
+SUITES = Path(__file__).parent
+PUBLISHED = SUITES / "published"
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
@@ -75,13 +75,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper; ``unpublished`` stands where a value is not in the published file."""
+    """One table of the paper.
+
+    Args:
+        number: its number, or its name.
+        title: what it shows.
+        metrics: keys of the metrics that it has.
+        rows: its lines.
+        unpublished: what stands where a value is not in the published file.
+        reference: label that the others are compared with, in a suite that ranks methods.
+        bounds: labels that know more than a method may, and are not ranked.
+    """
 
     number: str
     title: str
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
     unpublished: str = "none"
+    reference: str = ""
+    bounds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -120,13 +132,13 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where a suite of one's own lies.
+        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it.
 
     Raises:
         ConfigError: an entry is missing or not understood.
     """
 
-    def __init__(self, spec: Mapping[str, Any], where: str = "suite", folder: Path | None = None) -> None:
+    def __init__(self, spec: Mapping[str, Any], where: str = "suite", folder: Path = SUITES) -> None:
         self.spec, self.where, self.folder = spec, where, folder
         missing = [key for key in REQUIRED if key not in spec]
         if missing:
@@ -135,6 +147,7 @@ class Suite:
         self.bands: dict[str, float] = dict(spec.get("bands", {}))
         self.ranked = bool(spec.get("ranked", False))
         self.band_spreads = float(spec.get("band_spreads", 0.0))
+        self._tuned: dict[str, dict[str, Any]] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -218,8 +231,26 @@ class Suite:
         except BenchError as error:
             raise ConfigError(f"{self.where}, {row.name}: {error}") from None
 
-    def values(self, row: Row, scale: str) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite spells it, without defaults."""
+    def tuned_file(self, scale: str) -> Path:
+        """The file that holds the options that tuning has chosen for rows at a scale."""
+        return self.folder / "tuned" / f"{self.paper}-{scale}{SUFFIX}"
+
+    def tuned(self, scale: str) -> dict[str, Any]:
+        """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
+        path = self.tuned_file(scale)
+        if scale not in self._tuned:
+            self._tuned[scale] = load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+        return self._tuned[scale]
+
+    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
+        """The configuration of a row at a scale as the suite spells it, without defaults.
+
+        Args:
+            row: of this suite.
+            scale: one of its scales.
+            tuned: whether what tuning has chosen counts.
+            last: a layer on top of all.
+        """
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
         layers: list[Mapping[str, Any]] = [
@@ -228,13 +259,16 @@ class Suite:
             {"set": {k: v for k, v in label.items() if k != "band"}},
             {"set": row.options},
             at,
+            at.get("tables", {}).get(row.table, {}),
             at.get("datasets", {}).get(row.dataset, {}),
+            {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
+            last or {},
         ]
         values: dict[str, Any] = {}
         for layer in layers:
             values = apply(values, _options(layer.get("set", {}), name))
             values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
-        return values | {"scale": scale, "report": self.report, "seed": at["seeds"][0]}
+        return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
     def plan(self, scale: str, seeds: Collection[int] | None = None, runtime: Runtime | None = None) -> Plan:
         """All runs of the suite at a scale, each once."""
@@ -298,6 +332,21 @@ class Suite:
             raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
         return list(chosen.values())
 
+    def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
+        """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.
+
+        Raises:
+            ConfigError: no such row.
+        """
+        without = self.left_out(scale)
+        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        found = [row for row in own if not patterns or any(fnmatch(row.full_name, p) for p in patterns)]
+        if not found:
+            raise ConfigError(
+                f"{self.where}: no row matches {', '.join(patterns)}; there are {', '.join(self.names())}"
+            )
+        return found
+
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""
         return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
@@ -313,20 +362,31 @@ class Suite:
         if self.spec["published"] is None:
             return {}
         name = str(self.spec["published"])
-        places = [folder / name for folder in (self.folder, PUBLISHED) if folder is not None]
+        places = [self.folder / name, PUBLISHED / name]
         found = [path for path in places if path.exists()]
         if not found:
             looked = " or ".join(map(str, places))
             raise ConfigError(
-                f"{self.where}: published values are missing: there is no {looked}; `published: null` is none"
+                f"{self.where}: published values are missing: there is no {looked}; without any, write `published: null`"
             )
         return read_published(found[0])
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
         rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        return Table(
-            number, str(spec["title"]), tuple(spec["metrics"]), tuple(rows), str(spec.get("unpublished", "none"))
+        made = Table(
+            number,
+            str(spec["title"]),
+            tuple(spec["metrics"]),
+            tuple(rows),
+            str(spec.get("unpublished", "none")),
+            str(spec.get("reference", "")),
+            tuple(spec.get("bounds", ())),
         )
+        labels = [row.method for row in rows]
+        for label in (*made.bounds, *([made.reference] if made.reference or self.ranked else [])):
+            if label not in labels:
+                raise unknown("row that others are compared with", label, labels, f" ({self.where}, table {number})")
+        return made
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
         method = str(spec.pop("method"))
@@ -348,8 +408,7 @@ class Suite:
 
 def available() -> list[str]:
     """Papers that have a suite file."""
-    folder = resources.files("benchmark") / "suites"
-    return sorted(f.name.removesuffix(SUFFIX) for f in folder.iterdir() if f.name.endswith(SUFFIX))
+    return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
 
 
 def load(paper: str) -> Suite:
@@ -367,8 +426,7 @@ def load(paper: str) -> Suite:
     if paper not in available():
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
     name = paper + SUFFIX
-    text = (resources.files("benchmark") / "suites" / name).read_text(encoding="utf-8")
-    return Suite(load_yaml(text, name), name)
+    return Suite(load_yaml((SUITES / name).read_text(encoding="utf-8"), name), name)
 
 
 def rows_of_papers(config: RunConfig) -> list[str]:

@@ -152,6 +152,20 @@ class Partition:
                 counts[k] += np.bincount(labels[unlabelled], minlength=num_classes)
         return counts
 
+    def without_labelled(self, held: ArrayLike) -> "Partition":
+        """The same partition, but nobody has the labelled samples at the positions ``held``."""
+
+        def rest(part: Positions) -> Positions:
+            return part[~np.isin(part, held)]
+
+        return Partition(
+            tuple(rest(part) for part in self.labelled),
+            self.unlabelled,
+            rest(self.server),
+            self.pool,
+            None if self.labelled_pool is None else rest(self.labelled_pool),
+        )
+
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
         """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not.
 

@@ -174,6 +174,40 @@ def test_validation_images_go_to_nobody(scenario, digits):
         make_data(scenario, validation=5000)
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_labelled_images_can_be_tested_on_instead(scenario, digits):
+    """Tuning must not see test images: held-out labelled images take their place, and nobody trains on them."""
+    whole, data = make_data(scenario), make_data(scenario, labelled_holdout=0.25)
+    assert data.test_labels.shape == (round(0.25 * labelled_images(whole)),)
+    assert labelled_images(data) == labelled_images(whole) - len(data.test_labels)
+    for old, new in zip(sites(whole), sites(data), strict=True):
+        assert set(new.labelled.tolist()) <= set(old.labelled.tolist())
+        assert len(new.labelled) >= min(1, len(old.labelled))
+        assert torch.equal(new.unlabelled, old.unlabelled)
+        assert torch.equal(new.labels, torch.from_numpy(digits.train_labels)[new.labelled])
+    gone = sorted(
+        {i for s in sites(whole) for i in s.labelled.tolist()} - {i for s in sites(data) for i in s.labelled.tolist()}
+    )
+    assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[gone])
+    [(_, block)] = data.test_blocks(10_000)
+    shown = data.views["test"](data.views["test"].geometry.prepare(data._train), torch.tensor(gone), None)
+    torch.testing.assert_close(block(), shown)
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
+def test_a_holdout_leaves_every_site_a_label(share):
+    with pytest.raises(ConfigError, match="labelled_holdout"):
+        make_data("all_clients", labelled_holdout=share)
+
+
+def sites(data):
+    return [data.server, *(data.client(k) for k in range(data.num_clients))]
+
+
+def labelled_images(data):
+    return sum(len(site.labelled) for site in sites(data))
+
+
 def test_labelled_images_can_join_the_unlabelled_ones():
     plain, joined, released = (make_data("all_clients", union_mode=m) for m in ("none", "labelled", "code_index"))
     assert plain.partition.hash == joined.partition.hash == released.partition.hash

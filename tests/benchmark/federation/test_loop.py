@@ -87,6 +87,18 @@ def test_bytes_are_those_of_the_tensors():
     assert second["bytes_up"] == second["bytes_down"] == 2 * first["bytes_up"]
 
 
+def test_steps_of_clients_and_of_the_server_are_counted():
+    """Since the first round, the server's pre-training included."""
+    data = few_data(3, 1)
+    step_counts = [sum(-(-data.client(k).size // 64) for k in range(3)) * n for n in (1, 2)]
+    rows = run_rows(make_federation("fedavg", few_data(3, 3), rounds=2, batch_size=64))
+    assert [row["steps"] for row in rows] == step_counts
+    server = make_data("server")
+    made = make_federation("server_only", server, rounds=2, server_epochs=3, server_pretrain=4, server_batch_size=10)
+    epochs = -(-len(server.server.labelled) // 10) * 3
+    assert [row["steps"] for row in run_rows(made)] == [(4 + 1) * epochs, (4 + 2) * epochs]
+
+
 def test_statistics_count_as_bytes():
     """A relation matrix goes down to everybody, and up from clients with labels."""
     data = few_data(3, 1)
@@ -99,7 +111,7 @@ def test_a_row():
     row = run_rows(federation())[0]
     assert set(row) == {
         *("round", "acc", "auc", "precision", "recall", "loss"),
-        *("participants", "visits", "bytes_up", "bytes_down"),
+        *("participants", "visits", "steps", "bytes_up", "bytes_down"),
     }
     assert (row["round"], row["participants"], row["visits"]) == (0, 4, 4)
 

@@ -1,0 +1,247 @@
+"""The leaderboard of a ranked suite: per setting how far rows are apart, how they rank, and what they cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+from benchmark.config import folder
+from benchmark.launch.environment import hardware
+from benchmark.report.records import RunFolder
+from benchmark.report.statistics import SPENT, Ranking, compare, cost, rank, superiority
+from benchmark.report.tables import READING, Run, network
+from benchmark.suites.suite import Plan, Row, Suite, Table
+
+SIGNIFICANT = 0.05
+METRIC = "acc"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A table of a ranked suite on one of its data sets.
+
+    Args:
+        table: the table.
+        dataset: label of the data set.
+        scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN.
+        reference: the label that the others are compared with.
+        bounds: labels that know more than a method may; they are not ranked.
+        lines: by method label: what ``compare`` gives, ``rank`` (mean over the seeds that all methods have), the costs
+            to reach the reference's mean accuracy and the tuned options.
+    """
+
+    table: Table
+    dataset: str
+    scores: pd.DataFrame
+    reference: str
+    bounds: tuple[str, ...]
+    lines: pd.DataFrame
+
+
+def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
+    """All settings of a suite of which some row was run, in the order of its tables."""
+    found = []
+    for table in suite.tables:
+        for dataset in dict.fromkeys(row.dataset for row in table.rows):
+            rows = [row for row in table.rows if row.dataset == dataset and id(row) in plan.of_row]
+            scores = pd.DataFrame(
+                {row.method: _scores(plan, runs, row, suite.report) for row in rows}, index=plan.seeds
+            )
+            if scores.notna().any(axis=None):
+                found.append(_setting(suite, plan, runs, table, dataset, rows, scores))
+    return found
+
+
+def frame(found: Sequence[Setting]) -> pd.DataFrame:
+    """All settings' lines, one under the other: ``setting``, ``dataset``, ``method`` and the columns of ``lines``."""
+    parts = [
+        one.lines.rename_axis("method").reset_index().assign(setting=one.table.number, dataset=one.dataset)
+        for one in found
+    ]
+    whole = pd.concat(parts, ignore_index=True)
+    first = ["setting", "dataset", "method"]
+    return whole[[*first, *(name for name in whole if name not in first)]]
+
+
+def pairs(found: Sequence[Setting]) -> pd.DataFrame:
+    """For every pair of methods of a setting the share of seeds in which the first is above the second."""
+    parts = []
+    for one in found:
+        shares = (
+            superiority(one.scores).rename_axis(index="a", columns="b").stack().dropna().rename("probability_a_above_b")
+        )
+        parts.append(shares.reset_index().assign(setting=one.table.number, dataset=one.dataset))
+    return pd.concat(parts, ignore_index=True)[["setting", "dataset", "a", "b", "probability_a_above_b"]]
+
+
+def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
+    """How the methods of a table rank over all its data sets and seeds; ``None`` where there is too little."""
+    parts = [one.scores.drop(columns=list(one.bounds)) for one in found if one.table is table]
+    return rank(pd.concat(parts, ignore_index=True)) if parts else None
+
+
+def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
+    """The page: one table per setting table with its data sets side by side, the ranking, and the costs."""
+    parts = [f"# {suite.title}", _provenance(suite, plan, runs), READ]
+    for table in suite.tables:
+        own = [one for one in found if one.table is table]
+        if not own:
+            continue
+        parts += [f"## {table.title}", _comparison(own), _ranking(ranking(found, table)), "What it costs", _costs(own)]
+    return "\n\n".join(parts) + "\n"
+
+
+READ = (
+    "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the "
+    "reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the p-value of "
+    "the paired t-test is below 0.05 after Holm's correction over the rows of the setting. Above: seeds in which the "
+    "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank test "
+    "cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than a method may. The "
+    "learning rates are those of the papers or were tuned, with as many values for every row, on held-out labelled "
+    "images; `tuned` says which rate was chosen."
+)
+
+
+def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
+    records = {seed: runs[key].record for seed, key in plan.of_row[id(row)].items()}
+    return pd.Series(
+        {seed: r[READING[report]][METRIC] for seed, r in records.items() if r is not None}, dtype="float64"
+    )
+
+
+def _setting(
+    suite: Suite,
+    plan: Plan,
+    runs: Mapping[str, Run],
+    table: Table,
+    dataset: str,
+    rows: Sequence[Row],
+    scores: pd.DataFrame,
+) -> Setting:
+    reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
+    lines = compare(scores, reference)
+    whole = scores.drop(columns=list(bounds)).dropna()
+    lines["rank"] = whole.rank(axis=1, ascending=False).mean()
+    goal = scores[reference].mean()
+    extra: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        line: dict[str, Any] = {"bound": row.method in bounds, "goal": goal}
+        complete = {key: run for key in plan.of_row[id(row)].values() if (run := runs[key]).record is not None}
+        spent = [
+            found
+            for key, run in complete.items()
+            if run.record
+            and (found := cost(run.record, RunFolder(folder(plan.runs[key].config)).rows(), goal)) is not None
+        ]
+        line["reached"] = len(spent)
+        for name in ("rounds", *SPENT, "seconds"):
+            values = [one[name] for one in spent if name in one]
+            line[name] = sum(values) / len(values) if values else None
+        kept = [r["client_state_bytes"] for run in complete.values() if (r := run.record) and "client_state_bytes" in r]
+        line["client_state_bytes"] = max(kept, default=None)
+        chosen = suite.tuned(plan.scale).get(row.full_name, {})
+        line["tuned"] = ", ".join(f"{k.partition('.')[2]} {v:g}" for k, v in chosen.get("options", {}).items())
+        extra[row.method] = line
+    return Setting(table, dataset, scores, reference, bounds, lines.join(pd.DataFrame.from_dict(extra, orient="index")))
+
+
+def _comparison(own: Sequence[Setting]) -> str:
+    methods = list(dict.fromkeys(m for one in own for m in one.lines.sort_values("mean", ascending=False).index))
+    head, body = ["method"], []
+    for one in own:
+        head += [one.dataset, f"Δ to {one.reference}", "p (Holm)", "above", "rank", "tuned"]
+    for method in methods:
+        cells = [method]
+        for one in own:
+            line = one.lines.loc[method]
+            if not line["n"]:
+                cells += ["not run", "", "", "", "", ""]
+                continue
+            delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
+            clear = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
+            told = f"{delta} ± {half}" if half else delta
+            cells += [
+                f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
+                f"**{told}**" if clear else told,
+                _number(line["p_holm"], ".3f"),
+                _number(100 * line["above"], ".0f %"),
+                "bound" if line["bound"] else _number(line["rank"], ".1f"),
+                line["tuned"],
+            ]
+        body.append(cells)
+    return str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+
+
+def _ranking(found: Ranking | None) -> str:
+    if found is None:
+        return "Too few runs to rank."
+    ranks = ", ".join(f"{name} {value:.2f}" for name, value in found.mean_ranks.items())
+    return (
+        f"Mean ranks over {found.blocks} blocks (data sets × seeds): {ranks}. Friedman's test that all are alike: "
+        f"p = {found.p:.2g}; ranks that differ by less than {found.critical_difference:.2f} (Nemenyi's critical "
+        "difference) are not told apart. Seeds of one data set are not independent data sets: this ranks methods on "
+        "these data, not in general."
+    )
+
+
+def _costs(own: Sequence[Setting]) -> str:
+    head = [
+        "data set",
+        "method",
+        "seeds that reach it",
+        "rounds",
+        "MB up",
+        "MB down",
+        "steps",
+        "seconds",
+        "client state, MB",
+    ]
+    body = []
+    for one in own:
+        goal = f"{one.dataset}, {one.lines['goal'].iloc[0]:.1f} %"
+        for method, line in one.lines.iterrows():
+            if line["n"]:
+                body.append(
+                    [
+                        goal,
+                        method,
+                        f"{line['reached']:.0f} of {line['n']:.0f}",
+                        _number(line["rounds"], ".0f"),
+                        _number(line["bytes_up"] / 1e6, ".1f"),
+                        _number(line["bytes_down"] / 1e6, ".1f"),
+                        _number(line["steps"], ".0f"),
+                        _number(line["seconds"], ".0f"),
+                        _number(line["client_state_bytes"] / 1e6, ".1f"),
+                    ]
+                )
+                goal = ""
+    told = "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it."
+    return told + "\n\n" + str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+
+
+def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> str:
+    records = [run.record for run in runs.values() if run.record is not None]
+    configs = [plan.runs[key].config for key, run in runs.items() if run.record is not None]
+    hours = sum(record["timing"]["seconds"] for record in records) / 3600
+    parts = {
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
+        "network": ", ".join(sorted({network(config) for config in configs})),
+        "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
+        "runs": f"{len(records)} of {len(runs)} complete, {hours:.1f} hours",
+        "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
+        "code": ", ".join(sorted({record["code_version"] for record in records})),
+    }
+    return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
+
+
+def _half(value: Any) -> str:
+    return f" ± {_number(value)}" if _number(value) else ""
+
+
+def _number(value: Any, form: str = ".2f") -> str:
+    if value is None or pd.isna(value):
+        return ""
+    suffix = " %" if form.endswith(" %") else ""
+    return format(value, form.removesuffix(" %")) + suffix

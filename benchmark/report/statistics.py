@@ -1,0 +1,121 @@
+"""What the seeds of a setting support: intervals, paired differences, ranks, and what an accuracy costs.
+
+Rows of a setting meet the same partition, clients and initial weights under a seed, so that they are compared within
+seeds. All tests are two-sided.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import scikit_posthocs
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from benchmark.report.records import Record, Row
+
+LEVEL = 0.95
+SPENT = ("bytes_up", "bytes_down", "steps")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How rows rank over blocks (the seeds of all data sets), and which of them the blocks tell apart.
+
+    Args:
+        mean_ranks: by row; 1 is the best of every block.
+        blocks: number of blocks.
+        p: of Friedman's test that all rows rank alike.
+        pairs: p-values of Nemenyi's test for every pair of rows.
+        critical_difference: least difference of two mean ranks that is significant (Nemenyi; Demšar, JMLR 2006).
+    """
+
+    mean_ranks: pd.Series
+    blocks: int
+    p: float
+    pairs: pd.DataFrame
+    critical_difference: float
+
+
+def interval(values: Sequence[float] | pd.Series) -> float | None:
+    """Half-width of the 95 % t interval of the mean; ``None`` for fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    return float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(values))
+
+
+def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Every row's mean and its difference to the reference row, paired by seed.
+
+    Args:
+        scores: one line per seed, one column per row of the table; a missing run is NaN.
+        reference: the column that the others are held against.
+
+    Returns:
+        By row, in the order of the columns: ``mean``, ``ci95`` (half-width), ``n``; over the seeds that the reference
+        has as well ``difference``, ``difference_ci95``, ``p`` (paired t-test), ``p_holm`` (Holm's correction over the
+        rows), and ``above``: the share of seeds in which the row is above the reference (a tie counts half).
+    """
+    lines: dict[str, dict[str, Any]] = {}
+    for name in scores:
+        own = scores[name].dropna()
+        line: dict[str, Any] = {"mean": own.mean(), "ci95": interval(own), "n": len(own)}
+        paired = (scores[name] - scores[reference]).dropna()
+        if name != reference and len(paired):
+            line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(paired)}
+            if paired.std() > 0:
+                line["p"] = stats.ttest_1samp(paired, 0.0).pvalue
+        lines[str(name)] = line
+    columns = ["mean", "ci95", "n", "difference", "difference_ci95", "p", "p_holm", "above"]
+    frame = pd.DataFrame.from_dict(lines, orient="index").reindex(columns=columns).astype("float64")
+    tested = frame["p"].notna()
+    if tested.any():
+        frame.loc[tested, "p_holm"] = multipletests(frame.loc[tested, "p"], method="holm")[1]
+    return frame
+
+
+def above(differences: pd.Series) -> float:
+    """Share of positive differences; a tie counts half."""
+    return float(((differences > 0) + 0.5 * (differences == 0)).mean())
+
+
+def superiority(scores: pd.DataFrame) -> pd.DataFrame:
+    """Probability that the row of a line beats the row of a column: the share of seeds in which it does."""
+    names = list(scores)
+    values = {b: {a: above((scores[a] - scores[b]).dropna()) for a in names if a != b} for b in names}
+    return pd.DataFrame(values).reindex(index=names, columns=names)
+
+
+def rank(scores: pd.DataFrame) -> Ranking | None:
+    """Mean ranks over the blocks (lines) that all rows (columns) have; ``None`` for fewer than three rows or blocks."""
+    whole = scores.dropna()
+    blocks, rows = whole.shape
+    if rows < 3 or blocks < 3:
+        return None
+    range_ = stats.studentized_range.ppf(LEVEL, rows, float("inf"))
+    pairs = scikit_posthocs.posthoc_nemenyi_friedman(whole.to_numpy())
+    pairs.index = pairs.columns = whole.columns
+    return Ranking(
+        whole.rank(axis=1, ascending=False).mean().sort_values(),
+        blocks,
+        float(stats.friedmanchisquare(*(whole[name] for name in whole)).pvalue),
+        pairs,
+        float(range_ * (rows * (rows + 1) / (12 * blocks)) ** 0.5),
+    )
+
+
+def cost(record: Record, rows: Sequence[Row], accuracy: float) -> Mapping[str, float] | None:
+    """What a run spends until an evaluated round first reaches ``accuracy`` (in percent); ``None`` if none does.
+
+    Returns:
+        ``rounds``, ``bytes_up``, ``bytes_down`` and, where the record has them, ``steps`` up to and with that round;
+        ``seconds``: this share of the rounds of the whole run's seconds.
+    """
+    reached = next((row for row in rows if row["acc"] >= accuracy), None)
+    if reached is None:
+        return None
+    rounds = reached["round"] + 1
+    spent: dict[str, float] = {name: float(reached[name]) for name in SPENT if name in reached}
+    return {"rounds": rounds, **spent, "seconds": record["timing"]["seconds"] * rounds / record["rounds"]["total"]}

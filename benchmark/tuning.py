@@ -1,0 +1,178 @@
+"""Tune the learning rates of a suite's rows: equally few values for every row, scored on held-out labelled images.
+
+Optuna keeps the study. Neither a test image nor a seed that is reported takes part.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+
+from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, resolve, run_id
+from benchmark.files import dump_yaml, write_atomic
+from benchmark.launch import pool
+from benchmark.launch.progress import Display
+from benchmark.report.records import read_record, state
+from benchmark.suites.suite import PlannedRun, Row, Suite
+from datamodules.common.errors import ConfigError
+
+FOLDER = "tuning"
+FACTOR = "factor"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One value of a row's learning rates.
+
+    Args:
+        row: which row is tuned.
+        factor: what its learning rates are multiplied by; 1 is the paper's choice.
+        options: the rates that this gives, ``{"method.lr": 0.03}``.
+        run: the run that scores it.
+    """
+
+    row: Row
+    factor: float
+    options: Mapping[str, float]
+    run: PlannedRun
+
+
+def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Trial]:
+    """All trials of some rows, as the entry ``tuning`` of the suite's scale describes them.
+
+    That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
+    ``share_of_rounds``, and a layer of options (``set``, ``methods``): a seed of its own, held-out labels, and lengths
+    in rounds that fit the shorter run.
+
+    Raises:
+        ConfigError: the scale has no such entry, or a row has no learning rate to multiply.
+    """
+    spec = suite.scale(scale).get(FOLDER)
+    if spec is None:
+        raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so nothing is tuned there")
+    runtime = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    found = []
+    for row in rows:
+        values = suite.values(row, scale, tuned=False, last=spec)
+        values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
+        config = resolve(from_dict(values))
+        arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
+        rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
+        if not rates:
+            raise ConfigError(
+                f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; give it one "
+                f"in scale {scale}"
+            )
+        for factor in spec["factors"]:
+            options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
+            tried: RunConfig = replace(resolve(from_dict(apply(values, options))), runtime=runtime)
+            run = PlannedRun(run_id(tried), tried, [f"tune {row.name} x {factor:g}"])
+            found.append(Trial(row, float(factor), options, run))
+    return found
+
+
+def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
+    """Run what is missing of the rows' trials, choose, and write the choices beside the suite.
+
+    Every trial is kept in Optuna's journal ``<results_dir>/tuning/<suite>-<scale>.journal``; trials that are there
+    are not run again.
+
+    Returns:
+        what was written, by row: the chosen ``options``, and all that was ``tried`` with its score.
+    """
+    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+    factors = [float(factor) for factor in suite.scale(scale)[FOLDER]["factors"]]
+    studies = {
+        row.full_name: optuna.create_study(
+            study_name=row.full_name,
+            storage=storage,
+            sampler=optuna.samplers.GridSampler({FACTOR: factors}),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        for row in rows
+    }
+    planned = trials(suite, scale, rows, runtime)
+    missing = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
+    runs = {trial.run.id: trial.run for trial in missing}
+    if runs:
+        _, gpus = pool.default_jobs(runtime)
+        pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
+    for trial in missing:
+        _tell(studies[trial.row.full_name], trial, factors)
+    made = {}
+    for row in rows:
+        known = scores(studies[row.full_name])
+        own = [(trial, known[trial.run.id]) for trial in planned if trial.row is row and trial.run.id in known]
+        if own:
+            made[row.full_name] = choice(own)
+    path = suite.tuned_file(scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, HEAD + dump_yaml({**suite.tuned(scale), **made}))
+    return made
+
+
+HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n"
+
+
+def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
+    """Held-out accuracy in percent (0 for a failed run) and number of held-out images of a study, by run id."""
+    done = (optuna.trial.TrialState.COMPLETE,)
+    return {
+        trial.user_attrs["run_id"]: (float(trial.value or 0.0), int(trial.user_attrs["images"]))
+        for trial in study.get_trials(deepcopy=False, states=done)
+    }
+
+
+def choice(scored: Sequence[tuple[Trial, tuple[float, int]]]) -> dict[str, Any]:
+    """The trial to use: the paper's rates, unless another's accuracy is more than one standard error higher.
+
+    The standard error is that of the paper's rates' accuracy on the held-out images. Few labels make a noisy score, and
+    noise is no reason to leave the paper.
+    """
+    ordered = sorted(scored, key=lambda one: abs(math.log(one[0].factor)))
+    best, (base, images) = ordered[0]
+    share = base / 100
+    margin = 100 * math.sqrt(share * (1 - share) / images)
+    highest = max(scored, key=lambda one: one[1][0])
+    if highest[1][0] > base + margin:
+        best = highest[0]
+    return {
+        "options": dict(best.options),
+        "tried": [{**trial.options, "held_out_accuracy": round(score, 2)} for trial, (score, _) in scored],
+        "held_out_images": images,
+        "margin": round(margin, 2),
+        "seed": best.run.config.seed,
+        "rounds": best.run.config.rounds,
+    }
+
+
+def _tell(study: optuna.Study, trial: Trial, factors: Sequence[float]) -> None:
+    """Add a trial's run to its study; one that failed scores 0, one that did not end is left for the next call."""
+    path = folder(trial.run.config)
+    ended = state(path)
+    if ended not in ("complete", "failed"):
+        return
+    record = read_record(path)
+    score = record["final"]["acc"] if ended == "complete" else 0.0
+    study.add_trial(
+        optuna.trial.create_trial(
+            params={FACTOR: trial.factor},
+            distributions={FACTOR: optuna.distributions.CategoricalDistribution(factors)},
+            value=score,
+            user_attrs={
+                "run_id": trial.run.id,
+                "options": dict(trial.options),
+                "status": ended,
+                "images": record["test_images"],
+                "code_version": record["code_version"],
+            },
+        )
+    )

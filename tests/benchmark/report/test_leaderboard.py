@@ -1,0 +1,129 @@
+"""The leaderboard: from planned runs and records to lines that say who is ahead, and by how much."""
+
+import pandas as pd
+import pytest
+
+from benchmark.report import leaderboard
+from benchmark.report.tables import Run
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError
+
+SPEC = {
+    "paper": "toy",
+    "title": "A toy",
+    "published": None,
+    "report": "last",
+    "ranked": True,
+    "base": {"set": {"data": "digits"}},
+    "datasets": {"A": {"set": {"data.flip": 0.0}}, "B": {"set": {"data.flip": 0.25}}},
+    "labels": {
+        "bound": {"method": "fedavg", "rounds": 3},
+        "base": {"method": "fedavg"},
+        "good": {"method": "fed_consist"},
+        "bad": {"method": "rscfed"},
+    },
+    "tables": {
+        "clients": {
+            "title": "Labels at some clients",
+            "datasets": ["A", "B"],
+            "metrics": ["acc"],
+            "reference": "base",
+            "bounds": ["bound"],
+            "rows": [{"method": "bound"}, {"method": "base"}, {"method": "good"}, {"method": "bad"}],
+        }
+    },
+    "scales": {"quick": {"seeds": [0, 1, 2, 3], "note": "for the test"}},
+}
+ACCURACY = {"bound": 90.0, "base": 60.0, "good": 65.0, "bad": 59.0}
+ROUGH = (0.0, 4.0, -4.0, 8.0)  # of a seed, whatever the method
+OWN = {"base": (0, 0, 0, 0), "good": (0.1, -0.1, 0.2, 0), "bad": (3, -3, 3, -3), "bound": (0, 0.1, -0.1, 0)}
+
+
+def record(accuracy):
+    environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
+    return {
+        "final": {"acc": accuracy},
+        "timing": {"seconds": 100.0},
+        "rounds": {"total": 10},
+        "environment": environment,
+        "code_version": "abc",
+        "client_state_bytes": 2_000_000,
+    }
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """Suite, plan and settings; seed 3 of ``bad`` on B is missing. Every run gets there in its second row, or never."""
+    suite = Suite(SPEC, "toy.yaml", tmp_path)
+    plan = suite.plan("quick")
+    runs, curves = {}, {}
+    for row in suite.rows:
+        for seed, key in plan.of_row[id(row)].items():
+            acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
+            missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
+            runs[key] = Run("missing", None) if missing else Run("complete", record(acc))
+            spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50}
+            curves[key] = [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent]
+
+    class Folder:
+        def __init__(self, path):
+            self.key = path.name.rpartition("-")[2]
+
+        def rows(self):
+            return curves[self.key]
+
+    monkeypatch.setattr(leaderboard, "RunFolder", Folder)
+    return suite, plan, runs, leaderboard.settings(suite, plan, runs)
+
+
+def test_lines_of_a_setting(made):
+    *_, (first, second) = made
+    assert (first.dataset, second.dataset, first.reference, first.bounds) == ("A", "B", "base", ("bound",))
+    good, bad = first.lines.loc["good"], first.lines.loc["bad"]
+    assert good["difference"] == pytest.approx(5.05)
+    assert good["difference_ci95"] < 1 < good["ci95"]  # what seeds share is in no difference
+    assert good["p_holm"] < 0.01 < bad["p_holm"]
+    assert (good["rank"], good["above"]) == (1.0, 1.0)
+    assert first.lines.loc["bound", "bound"] and not good["bound"]
+    assert second.lines.loc["bad", "n"] == 3
+    assert first.scores["bound"].mean() == pytest.approx(92.0)
+
+
+def test_costs_are_those_of_reaching_the_references_accuracy(made):
+    *_, (first, _) = made
+    assert first.lines["goal"].unique() == [pytest.approx(62.0)]
+    good = first.lines.loc["good"]  # 65.1, 68.9, 61.2 and 73.0: three of them get there
+    assert (good["reached"], good["rounds"], good["steps"]) == (3, 5, 50)
+    assert (good["bytes_up"], good["seconds"], good["client_state_bytes"]) == (10_000_000, 50.0, 2_000_000)
+
+
+def test_ranks_leave_bounds_and_broken_blocks_out(made):
+    suite, _, _, found = made
+    ranks = leaderboard.ranking(found, suite.tables[0])
+    assert ranks.blocks == 7
+    assert ranks.mean_ranks.idxmin() == "good"
+    assert "bound" not in ranks.mean_ranks
+
+
+def test_the_page_makes_nothing_bold_that_noise_explains(made):
+    suite, plan, runs, found = made
+    page = leaderboard.markdown(suite, plan, runs, found)
+    bold = [line for line in page.splitlines() if "| **" in line]
+    assert [line.split("|")[1].strip() for line in bold] == ["bound", "good"]
+    assert "31 of 32 complete" in page
+    assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
+
+
+def test_as_data(made):
+    *_, found = made
+    whole, pairs = leaderboard.frame(found), leaderboard.pairs(found)
+    assert list(whole.columns[:3]) == ["setting", "dataset", "method"] and len(whole) == 8
+    own = pairs[(pairs["dataset"] == "A") & (pairs["a"] == "good")].set_index("b")["probability_a_above_b"]
+    assert dict(own) == {"bound": 0.0, "base": 1.0, "bad": 1.0}
+    assert isinstance(whole, pd.DataFrame)
+
+
+def test_a_ranked_suite_names_what_it_compares_with():
+    tables = {"clients": {**SPEC["tables"]["clients"], "reference": "bse"}}
+    with pytest.raises(ConfigError, match=r"'bse'.*did you mean 'base'"):
+        Suite(SPEC | {"tables": tables}, "toy.yaml")

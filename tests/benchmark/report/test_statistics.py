@@ -1,0 +1,108 @@
+"""Statistics of a setting: closed forms, cases worked by hand, and what must not depend on order."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmark.report.statistics import above, compare, cost, interval, rank, superiority
+
+SCORES = pd.DataFrame(
+    {
+        "base": [50.0, 52.0, 54.0, 56.0, 58.0],
+        "better": [52.0, 55.0, 55.0, 60.0, 63.0],  # +2 +3 +1 +4 +5: mean 3, standard error sqrt(0.5)
+        "mixed": [49.0, 53.0, 53.0, 57.0, 58.0],  # -1 +1 -1 +1 0: mean 0
+        "worst": [10.0, 10.0, 10.0, 10.0, 10.0],
+    },
+    index=[0, 1, 2, 3, 4],
+)
+
+
+def test_an_interval_is_that_of_students_t():
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)  # t(0.975, 2) times 1 / sqrt(3)
+    assert interval([5.0, 5.0]) == 0.0
+    assert interval([5.0]) is interval([]) is None
+
+
+def test_differences_are_paired_by_seed():
+    """The spread over seeds is large, that of the differences is not; only the latter counts."""
+    found = compare(SCORES, "base")
+    line = found.loc["better"]
+    assert (line["mean"], line["difference"], line["n"]) == pytest.approx((57.0, 3.0, 5))
+    assert line["difference_ci95"] == pytest.approx(2.776445 * 0.5**0.5)  # t(0.975, 4)
+    assert line["ci95"] > 2 * line["difference_ci95"]
+    assert line["p"] == pytest.approx(0.01324, abs=1e-5)  # t = 3 sqrt(2) with four degrees of freedom
+    assert line["above"] == 1.0
+    assert (found.loc["mixed", "p"], found.loc["mixed", "above"]) == pytest.approx((1.0, 0.5))
+    assert found.loc["base", ["difference", "p", "above"]].isna().all()
+
+
+def test_holms_correction():
+    """The smallest of m p-values times m, the next times m - 1, and never less than the one before."""
+    found = compare(SCORES, "base").drop(index="base")
+    order = found["p"].sort_values()
+    expected = np.minimum(1.0, np.maximum.accumulate(order * [3, 2, 1]))
+    np.testing.assert_allclose(found["p_holm"][order.index], expected)
+
+
+def test_the_order_of_seeds_and_rows_changes_nothing():
+    mixed = SCORES.sample(frac=1, random_state=0)[["mixed", "worst", "base", "better"]]
+    pd.testing.assert_frame_equal(compare(SCORES, "base"), compare(mixed, "base").loc[list(SCORES)])
+    ranks = rank(mixed).mean_ranks[rank(SCORES).mean_ranks.index]
+    pd.testing.assert_series_equal(rank(SCORES).mean_ranks, ranks)
+
+
+def test_seeds_that_one_of_two_rows_lacks_are_in_no_difference():
+    holed = SCORES.copy()
+    holed.loc[2, "better"] = np.nan
+    line = compare(holed, "base").loc["better"]
+    assert line["n"] == 4
+    assert line["difference"] == pytest.approx((2 + 3 + 4 + 5) / 4)
+    nothing = compare(holed.assign(better=np.nan), "base").loc["better"]
+    assert nothing["n"] == 0
+    assert nothing.drop("n").isna().all()
+
+
+def test_differences_that_are_all_equal_have_no_test():
+    """Two runs that are the same run differ by nothing, and no p-value says otherwise."""
+    line = compare(SCORES.assign(same=SCORES["base"]), "base").loc["same"]
+    assert (line["difference"], line["difference_ci95"], line["above"]) == (0, 0, 0.5)
+    assert np.isnan(line["p"])
+
+
+def test_superiority_and_ties():
+    assert above(pd.Series([1.0, -1.0, 0.0, 0.0])) == 0.5
+    found = superiority(SCORES)
+    assert found.loc["better", "base"] == 1.0
+    assert found.loc["mixed", "base"] == found.loc["base", "mixed"] == 0.5
+    off = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose((found + found.T).to_numpy()[off], 1.0)
+
+
+def test_ranks_and_their_critical_difference():
+    found = rank(SCORES)
+    assert found.blocks == 5
+    assert list(found.mean_ranks.index[[0, -1]]) == ["better", "worst"]
+    assert found.mean_ranks["better"] == 1.0
+    assert found.mean_ranks["mixed"] + found.mean_ranks["base"] == 5.0
+    assert found.critical_difference == pytest.approx(2.569 * (4 * 5 / (6 * 5)) ** 0.5, abs=1e-3)  # Demsar, Table 5
+    assert found.p < 0.05
+    far = found.mean_ranks["worst"] - found.mean_ranks["better"] > found.critical_difference
+    assert (found.pairs.loc["worst", "better"] < 0.05) == far
+
+
+def test_too_little_is_not_ranked():
+    assert rank(SCORES[["base", "better"]]) is None
+    assert rank(SCORES.head(2)) is None
+
+
+def test_the_cost_of_an_accuracy():
+    record = {"timing": {"seconds": 100.0}, "rounds": {"total": 10}}
+    rows = [
+        {"round": 1, "acc": 40.0, "bytes_up": 1, "bytes_down": 2, "steps": 5},
+        {"round": 3, "acc": 61.0, "bytes_up": 3, "bytes_down": 4, "steps": 10},
+        {"round": 5, "acc": 55.0, "bytes_up": 5, "bytes_down": 6, "steps": 15},
+    ]
+    assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 40.0}
+    assert cost(record, rows, 61.5) is None
+    old = [{k: v for k, v in row.items() if k != "steps"} for row in rows]
+    assert "steps" not in cost(record, old, 10.0)

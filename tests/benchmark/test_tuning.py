@@ -1,0 +1,126 @@
+"""Tuning: what a trial may see, what is chosen, and that the choice reaches the row."""
+
+import pytest
+import yaml
+
+from benchmark.config import Runtime, folder
+from benchmark.report.records import read_record, state
+from benchmark.suites.suite import Suite
+from benchmark.tuning import choice, trials, tune
+from datamodules.common.errors import ConfigError
+
+SPEC = {
+    "paper": "toy",
+    "title": "A toy",
+    "published": None,
+    "report": "last",
+    "base": {"set": {"data": "digits", "data.num_clients": 3, "rounds": 4, "method.batch_size": 16}},
+    "datasets": {"Digits": {"set": {}}},
+    "labels": {"plain": {"method": "fedavg"}, "teacher": {"method": "fed_consist"}},
+    "tables": {
+        "1": {
+            "title": "T",
+            "datasets": ["Digits"],
+            "metrics": ["acc"],
+            "rows": [{"method": "plain"}, {"method": "teacher"}],
+        }
+    },
+    "scales": {
+        "quick": {
+            "seeds": [0, 1],
+            "tuning": {
+                "factors": [0.001, 1, 2],
+                "rates": ["method.lr", "method.lr_unlabelled"],
+                "share_of_rounds": 0.7,
+                "set": {"seed": 1000, "data.labelled_holdout": 0.5, "data.labelled_clients": 3},
+                "methods": {"fed_consist": {"method.warmup_rounds": 0}},
+            },
+        },
+        "paper": {"seeds": [0]},
+    },
+}
+
+
+def toy(tmp_path):
+    return Suite(SPEC, "toy.yaml", tmp_path / "suites")
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
+
+
+def test_a_trial_is_the_row_with_other_rates_and_a_seed_of_its_own(tmp_path, runtime):
+    suite = toy(tmp_path)
+    plain, teacher = suite.rows
+    found = trials(suite, "quick", suite.rows, runtime)
+    assert [(one.row, one.factor) for one in found] == [(row, f) for row in (plain, teacher) for f in (0.001, 1.0, 2.0)]
+    assert found[2].options == {"method.lr": 0.06}
+    assert found[5].options == {"method.lr": 0.06, "method.lr_unlabelled": 0.042}  # their ratio stays
+    for one in found:
+        config = one.run.config
+        assert (config.seed, config.rounds) == (1000, 3)
+        assert config.data.init_args["labelled_holdout"] == 0.5
+        assert config.method.init_args["lr"] == one.options["method.lr"]
+    assert found[3].run.config.method.init_args["warmup_rounds"] == 0
+    assert len({one.run.id for one in found}) == 6
+
+
+def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
+    suite = toy(tmp_path)
+    with pytest.raises(ConfigError, match="scale paper has no entry `tuning`"):
+        trials(suite, "paper", suite.rows, runtime)
+    spec = SPEC | {
+        "scales": {
+            "quick": {"seeds": [0], "tuning": {"factors": [1], "share_of_rounds": 1, "rates": ["method.nothing"]}}
+        }
+    }
+    with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
+        trials(Suite(spec, "toy.yaml"), "quick", suite.rows, runtime)
+
+
+def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
+    """A rate of a thousandth learns nothing in three rounds; what is chosen is used by the row, and by it alone."""
+    suite = toy(tmp_path)
+    plain, teacher = suite.rows
+    before = suite.config(plain, "quick")
+    made = tune(suite, "quick", [plain], runtime, jobs=1)
+    tried = {one["method.lr"]: one["held_out_accuracy"] for one in made[plain.full_name]["tried"]}
+    assert set(tried) == {3e-5, 0.03, 0.06}
+    assert tried[3e-5] < max(tried.values())
+    again = toy(tmp_path)
+    assert again.tuned("quick") == made == yaml.safe_load(again.tuned_file("quick").read_text())
+    assert again.config(again.rows[0], "quick").method.init_args["lr"] == made[plain.full_name]["options"]["method.lr"]
+    assert again.config(again.rows[1], "quick") == suite.config(teacher, "quick")
+    assert suite.config(plain, "paper").method.init_args["lr"] == before.method.init_args["lr"]
+
+    paths = [folder(one.run.config) for one in trials(suite, "quick", [plain], runtime)]
+    assert all(state(path) == "complete" for path in paths)
+    assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 1437 // 2
+
+    def never(*args):
+        raise AssertionError("a trial that is in the study is not run again")
+
+    monkeypatch.setattr("benchmark.launch.pool.run_all", never)
+    assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made
+
+
+def scored(tmp_path, runtime, **accuracies):
+    suite = toy(tmp_path)
+    own = trials(suite, "quick", suite.rows[:1], runtime)
+    return [(one, (accuracies[name], 100)) for one, name in zip(own, ("low", "paper", "high"), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("low", "paper", "high", "chosen"),
+    [
+        (50.0, 50.0, 54.0, 0.03),  # the standard error of 50 % of 100 images is 5 points
+        (50.0, 50.0, 56.0, 0.06),
+        (99.0, 50.0, 56.0, 3e-5),
+        (0.0, 0.0, 1.0, 0.06),
+    ],
+)
+def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, high, chosen):
+    made = choice(scored(tmp_path, runtime, low=low, paper=paper, high=high))
+    assert made["options"] == {"method.lr": chosen}
+    assert len(made["tried"]) == 3
