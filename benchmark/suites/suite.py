@@ -367,7 +367,7 @@ class Suite:
         if not found:
             looked = " or ".join(map(str, places))
             raise ConfigError(
-                f"{self.where}: published values are missing: there is no {looked}; without any, write `published: null`"
+                f"{self.where}: published values are missing: there is no {looked}; write `published: null` for none"
             )
         return read_published(found[0])
 
