@@ -94,9 +94,10 @@ def find_class(name: str, kind: Kind) -> type:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
     if name in _GIVEN:
-        return checked(_GIVEN[name], name, kind)
+        return _checked(_GIVEN[name], f"{kind.what} '{name}'", kind)
     if "." in name:
-        return checked(plugin(name, f"{kind.what} '{name}'"), name, kind)
+        what = f"{kind.what} '{name}'"
+        return _checked(plugin(name, what), what, kind)
     if name in _modules(kind):
         found = _defined(f"{kind.package}.{name}", imported(kind.base))
         if len(found) == 1:
@@ -110,17 +111,6 @@ def find_class(name: str, kind: Kind) -> type:
     if paths:
         raise ConfigError(f"{kind.what} '{name}' is ambiguous; name one of {', '.join(paths)}")
     raise unknown(kind.what, name, known_names(kind), "; a dotted path such as my_package.mine.Mine works too")
-
-
-def checked(cls: object, name: str, kind: Kind) -> type:
-    """``cls``, if it is a class of the kind.
-
-    Raises:
-        ConfigError: it is not; ``name`` says what was asked for.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, imported(kind.base))):
-        raise ConfigError(f"{kind.what} '{name}' is not a subclass of {kind.base}")
-    return cls
 
 
 def own_names(kind: Kind) -> list[str]:
@@ -160,15 +150,19 @@ def _loaded(point: EntryPoint, kind: Kind) -> type:
     except Exception as error:  # other people's code: anything may happen
         reason = one_line(f"{type(error).__name__}: {error}")
         raise ConfigError(f"{_offer(point, kind)} cannot be imported: {reason}") from error
-    return checked(cls, f"{point.name}' of the package '{_package(point)}", kind)
+    return _checked(cls, _offer(point, kind), kind)
 
 
 def _offer(point: EntryPoint, kind: Kind) -> str:
-    return f"{kind.what} '{point.name}' of the package '{_package(point)}'"
+    package = point.dist.name if point.dist else point.module
+    return f"{kind.what} '{point.name}' of the package '{package}'"
 
 
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else point.module
+def _checked(cls: object, asked: str, kind: Kind) -> type:
+    """``cls``, if it is a class of the kind; ``asked`` says for people what was asked for."""
+    if not (isinstance(cls, type) and issubclass(cls, imported(kind.base))):
+        raise ConfigError(f"{asked} is not a subclass of {kind.base}")
+    return cls
 
 
 _GIVEN: dict[str, type] = {}

@@ -30,7 +30,7 @@ COMMANDS = [
     line.strip().partition("#")[0].strip()
     for page in PAGES
     for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    if re.match(r"    (PYTHONPATH=\S+ )?(\.venv/bin/python -m benchmark|make|\.venv/bin/fabric run) ", line)
+    if re.match(r"    (PYTHONPATH=\S+ )?(\.venv/bin/python -m benchmark|fssl-bench|make|\.venv/bin/fabric run) ", line)
 ]
 
 
@@ -121,6 +121,8 @@ def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
         words = shlex.split(command)
         if "benchmark" in words and "-m" in words:
             arguments = words[words.index("benchmark") + 1 :]
+        elif words[0] == "fssl-bench":
+            arguments = words[1:]
         elif words[0].endswith("fabric"):
             arguments = ["fit", *words[words.index("--") + 1 :]]
         else:

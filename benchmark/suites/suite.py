@@ -412,7 +412,7 @@ class Suite:
         if not found:
             looked = " or ".join(map(str, dict.fromkeys(places)))
             raise ConfigError(
-                f"{self.where}: published values are missing: there is no {looked}; `published: null` is none"
+                f"{self.where}: published values are missing: there is no {looked}; write `published: null` for none"
             )
         return found[0]
 
