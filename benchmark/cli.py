@@ -242,8 +242,8 @@ def _table(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite, plan = _plan(options, runtime)
-    published = suite.published()  # before anything is run: it may be missing or damaged
     wanted = suite.select(plan, _listed(options.tables), _listed(options.methods), _listed(options.only))
+    published = suite.published()  # before anything is run: it may be missing or damaged
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
     outcomes = []

@@ -34,6 +34,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition.partition import stored_hash
 from methods import models
+from methods.parts.declarations import check_declarations
 
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
@@ -215,6 +216,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     }
     needed = without_default(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    check_declarations(method)
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(

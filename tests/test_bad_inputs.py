@@ -24,6 +24,7 @@ from datamodules.io import sources
 from datamodules.partition.partition import Partition
 
 CASES = cases()
+parser = cache(cli._parser)
 CONFIG = {"method": "fedavg", "data": "digits", "rounds": 3, "last_k": 2}
 FACTS = {"partition_hash": "ab", "data_sha256": {}, "labelled_histogram": [[1]]}
 
@@ -43,6 +44,8 @@ def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.syspath_prepend(plugins)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "rows_of_papers", lambda config: [])
+    monkeypatch.setattr(cli, "_parser", parser)
+    monkeypatch.setattr("benchmark.run.gc.collect", lambda: 0)
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(sources, "digits", cache(sources.digits))
     monkeypatch.setattr(records, "code_version", lambda: "v")
