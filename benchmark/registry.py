@@ -242,6 +242,10 @@ def typed_args(
     except jsonargparse.ArgumentError as error:
         raise ConfigError(f"{where} ({cls.__name__}): {explained(error, parser, where)}") from None
     args = dict(vars(parsed))
+    for action in parser._actions:
+        if action.dest in values and args[action.dest] is None and not _may_be_none(_hint(action)):
+            option = f"{_prefix(where)}{action.dest}"
+            raise ConfigError(f"{where} ({cls.__name__}): --{option} null: expected {written(_hint(action))}")
     return dict(json.loads(json.dumps(args, default=str))) if plain else args
 
 
@@ -288,8 +292,17 @@ def explained(error: object, parser: Any, where: str = "") -> str:
     hint = next((_hint(action) for action in parser._actions if found and action.dest == found[1]), None)
     if found is None or hint is None:
         return message
-    prefix = f"{where}." if where in (*KINDS, "roster") else ""
-    return f"--{prefix}{found[1]} {found[2]}: expected {written(hint)}"
+    return f"--{_prefix(where)}{found[1]} {found[2]}: expected {written(hint)}"
+
+
+def _prefix(where: str) -> str:
+    """What stands before an option's name on the command line."""
+    return f"{where}." if where in (*KINDS, "roster") else ""
+
+
+def _may_be_none(hint: Any) -> bool:
+    """Whether a type has ``None`` among its values, as far as one knows it."""
+    return hint in (None, Any, NoneType) or NoneType in get_args(hint) or None in get_args(hint)
 
 
 def _hint(action: Any) -> Any:

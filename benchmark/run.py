@@ -36,6 +36,7 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, RunErr
 from datamodules.partition.partition import stored_hash
 from methods import models
 from methods.base import FedMethod
+from methods.parts.declarations import check_declarations
 
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
@@ -232,6 +233,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     }
     needed = parameters(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    check_declarations(method)
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(

@@ -251,8 +251,10 @@ class FSSLDataModule(L.LightningDataModule):
         name = type(self).__name__
         try:
             arrays = self.read()
-        except (BenchError, NotImplementedError):
+        except BenchError:
             raise
+        except NotImplementedError as error:
+            raise DataError(str(error)) from None
         except Exception as error:
             raise DataError(f"{name}.read: {type(error).__name__}: {error} ({place(error)})") from error
         if not isinstance(arrays, Arrays):

@@ -39,23 +39,23 @@ class Case(NamedTuple):
 # --- command line
 
 COMMANDS = {
-    "fitt": 'invalid choice: "fitt"',
+    "fitt": "invalid choice: 'fitt' (choose from",
     "fit": "--method is missing; it is one of cbafed, ",
     "fit --method fedavg": "--data is missing; it is one of ag_news, ",
-    "fit --suite rscfed": "--suite and --row go together",
-    "fit --suite rscfed --row 9/SVHN/rscfed": "unknown row '9/SVHN/rscfed'; did you mean ",
-    "fit --suite rscfed --row 1/SVHN/rscfed --config a.yaml": "both say where to start; give one of them",
+    "fit --suite toy.yaml": "--suite and --row go together",
+    "fit --suite toy.yaml --row 9/A/low --scale quick": "unknown row '9/A/low'; did you mean '1/A/low'?",
+    "fit --suite toy.yaml --row 1/A/low --config a.yaml": "both say where to start; give one of them",
     "fit --config missing.yaml": "--config missing.yaml: No such file or directory",
     "table --paper rscfet": "unknown paper 'rscfet'; did you mean 'rscfed'?",
     "table --paper missing.yaml": "suite missing.yaml: No such file or directory",
-    "table --paper rscfed --scale papr": "unknown scale 'papr'; did you mean 'paper'?",
-    "table --paper rscfed --seeds a,b": "--seeds a,b: write numbers separated by commas",
-    "table --paper rscfed --seeds=-1": "seed is -1; it must be 0 to 2^32 - 1",
-    "table --paper rscfed --jobs many": "--jobs many: expected int or auto",
-    "table --paper rscfed --tables 99": "unknown table '99'",
-    "table --paper rscfed --methods mine": "unknown method of this suite 'mine'",
-    "table --paper rscfed --only 9/*": "no run passes the filters",
-    "table --paper rscfed --method.lr 1": "table takes no --method.lr: what a table runs is in its suite file",
+    "table --paper toy.yaml --scale papr": "unknown scale 'papr'. Known: quick",
+    "table --paper toy.yaml --seeds a,b": "--seeds a,b: write numbers separated by commas",
+    "table --paper toy.yaml --seeds=-1": "seed is -1; it must be 0 to 2^32 - 1",
+    "table --paper toy.yaml --jobs many": "--jobs many: expected int or auto",
+    "table --paper toy.yaml --tables 99": "unknown table '99'",
+    "table --paper toy.yaml --methods mine": "unknown method of this suite 'mine'",
+    "table --paper toy.yaml --only 9/*": "no run passes the filters",
+    "table --paper toy.yaml --method.lr 1": "table takes no --method.lr: what a table runs is in its suite file",
     "status --paper nothing": "unknown paper 'nothing'",
     "plot nowhere": "there is no run at nowhere",
     "describe": "--data is missing",
@@ -82,6 +82,7 @@ OPTIONS = {
     "--method.lr -0.1": "lr=-0.1 is out of range: from 0",
     "--method.momentum 1": "momentum=1.0 is out of range: 0 or more and below 1",
     "--method.clip_norm 0": "clip_norm=0.0 is out of range: above 0, or null",
+    "--method.batch_size null": "--method.batch_size null: expected int",
     "--method.batch_size 0": "batch_size=0 is out of range: from 1",
     "--method.min_batch 0": "min_batch=0 is out of range: from 1 to batch_size",
     "--method.local_epochs -1": "local_epochs=-1 is out of range",
@@ -138,9 +139,9 @@ CONFIGS = {
     "method: [fedavg]": "method: ['fedavg'] is no name of a class",
     "data: {class_path: digits, init_args: {data_dir: x}}": "unknown data argument 'data_dir': give --data_dir instead",
     "data: {class_path: digits, init_args: {num_clients: two}}": "--data.num_clients two: expected int",
-    "model: null": "--model None: expected str",
+    "model: null": "--model null: expected str",
     "model: ''": "model is empty; give the name of a network",
-    "rounds: null": "--rounds None: expected int",
+    "rounds: null": "--rounds null: expected int",
     "rounds: true": "--rounds True: expected int",
     "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
     "roster: [1]": "roster is [1]; give a mapping of names to values",
@@ -209,13 +210,13 @@ PARTITIONS = {
     "--data.partition_file changed.json": "its content does not match its hash",
     "--data.partition_file two.json": "two.json has 2 clients; give --data.num_clients 2",
     "--data.partition_file beyond.json": "the partition was made for another data set",
-    "--data.partition_file twice.json": "the partition gives sample 1 twice: to client 0 (labelled) and client 1",
+    "--data.partition_file twice.json": "the partition gives sample 1 twice: to client 0 (labelled) and to client 1",
 }
 
 # --- methods of one's own: before the run begins, and in its first round
 
 PLUGINS = {
-    "bad_syntax.Mine": "method 'bad_syntax.Mine' cannot be imported: '(' was never closed (",
+    "bad_syntax.Mine": "method 'bad_syntax.Mine' cannot be imported: invalid syntax (",
     "bad_import.Mine": "cannot be imported: No module named 'no_such_package' (",
     "bad_raise.Mine": "cannot be imported: ZeroDivisionError: division by zero (",
     "bad_exit.Mine": "cannot be imported: SystemExit: 0 (",
@@ -244,7 +245,7 @@ HOOKS = {
     "bad_methods.SendsShape": "broadcast gives a tensor of shape [1] for 'model.conv1.weight', which has the shape [",
     "bad_methods.WorkNone": "local_work returned a NoneType; return a list with a Pass for every local epoch",
     "bad_methods.StepVector": "training_step returned a tensor of shape [2]",
-    "bad_methods.StepRaises": "StepRaises, client 0 (84 images), round 0: KeyError: 'strong'",
+    "bad_methods.StepRaises": "StepRaises, client 0 (83 images), round 0: KeyError: 'strong'",
     "bad_methods.UploadDict": "make_upload returned a dict; return an Upload, or None to leave the client out",
     "bad_methods.UploadShape": "make_upload gives a tensor of shape [1] for 'model.conv1.weight', which has the",
     "bad_methods.UploadLacks": "make_upload leaves out 'model.conv1.weight'; upload all shared tensors",
@@ -304,7 +305,7 @@ SUITES: dict[str, dict[str, object]] = {
         "tables": {"1": {**ROW, "rows": [{"method": "low", "M": [1]}]}}
     },
     "toy.yaml: tables.1.row is unknown; did you mean 'rows'?": {"tables": {"1": {**ROW, "row": []}}},
-    "unknown metric 'accuracy'; did you mean 'acc'?": {"tables": {"1": {**ROW, "metrics": ["accuracy"]}}},
+    "unknown metric 'accuracy'": {"tables": {"1": {**ROW, "metrics": ["accuracy"]}}},
     "unknown table '7'": {"tables": {"1": {**ROW, "rows": [{"method": "low", "judged_by": 7}]}}},
     "toy.yaml: tables: mapping should have at least 1 item": {"tables": {}},
     "toy.yaml: scales.quick.seeds: list should have at least 1 item": {"scales": {"quick": {"seeds": []}}},
@@ -370,7 +371,8 @@ def shown(changes: dict[str, object]) -> str:
 
 def cases() -> list[Case]:
     """All cases, in the order of the page."""
-    found = [Case("Commands", f"`{given}`", says, given, {}) for given, says in COMMANDS.items()]
+    files = {"toy.yaml": toy({})}
+    found = [Case("Commands", f"`{given}`", says, given, files) for given, says in COMMANDS.items()]
     found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]
     for text, says in CONFIGS.items():
         command = f"fit --config config.yaml --wandb off {'' if 'method' in text else '--method fedavg'} "

@@ -1,7 +1,7 @@
 """Sources of the modules that ``bad_inputs`` names: methods and data sets that are wrong in one thing each."""
 
 MODULES = {
-    "bad_syntax": "class Mine(:\n    x = (1\n",
+    "bad_syntax": "class Mine:\n    lr = = 1\n",
     "bad_import": "import no_such_package\n",
     "bad_raise": "1 / 0\n",
     "bad_exit": "import sys\nsys.exit(0)\n",

@@ -24,6 +24,7 @@ from datamodules.io import sources
 from datamodules.partition.partition import Partition
 
 CASES = cases()
+parser = cache(cli._parser)
 CONFIG = {"method": "fedavg", "data": "digits", "rounds": 3, "last_k": 2}
 FACTS = {"partition_hash": "ab", "data_sha256": {}, "labelled_histogram": [[1]]}
 
@@ -42,8 +43,10 @@ def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """An empty current folder; what costs time and is not the point is left out."""
     monkeypatch.syspath_prepend(plugins)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "rows_of_papers", lambda config: [])
-    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setattr("benchmark.commands.fit.rows_of_papers", lambda config: [])
+    monkeypatch.setattr(cli, "_parser", parser)
+    monkeypatch.setattr("benchmark.run.gc.collect", lambda: 0)
+    monkeypatch.setattr(suite, "PUBLISHED", tmp_path / "results" / "paper")
     monkeypatch.setattr(sources, "digits", cache(sources.digits))
     monkeypatch.setattr(records, "code_version", lambda: "v")
     monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")

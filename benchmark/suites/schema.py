@@ -171,7 +171,8 @@ def _told(problem: Any, spec: Mapping[str, Any]) -> str:
         return f"{place} is missing"
     shown = f"{value!r}" if isinstance(value, SCALARS) or not value else f"a {type(value).__name__}"
     message = re.sub(r" or instance of _\w+| after validation|^Value error, ", "", problem["msg"])
-    return f"{place}: {message[0].lower()}{message[1:].replace('dictionary', 'mapping')} (it is {shown})"
+    message = f"{message[0].lower()}{message[1:]}".replace("dictionary", "mapping")
+    return f"{place}: {message} (it is {shown})"
 
 
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:

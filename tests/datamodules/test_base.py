@@ -52,7 +52,7 @@ def test_a_subclass_must_read():
     class Nothing(FSSLDataModule):
         num_classes, mean, std = 2, (0.5,), (0.5,)
 
-    with pytest.raises(NotImplementedError, match=r"Nothing must define read\(\) -> Arrays"):
+    with pytest.raises(DataError, match=r"Nothing must define read\(\) -> Arrays"):
         Nothing().setup()
 
 
