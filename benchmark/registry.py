@@ -292,7 +292,8 @@ def explained(error: object, parser: Any, where: str = "") -> str:
     hint = next((_hint(action) for action in parser._actions if found and action.dest == found[1]), None)
     if found is None or hint is None:
         return message
-    return f"--{_prefix(where)}{found[1]} {found[2]}: expected {written(hint)}"
+    given = "null" if found[2] == "None" else found[2]
+    return f"--{_prefix(where)}{found[1]} {given}: expected {written(hint)}"
 
 
 def _prefix(where: str) -> str:

@@ -325,7 +325,7 @@ SUITES: dict[str, dict[str, object]] = {
 }
 HEAD = "table,dataset,method,metric,value,std\n"
 PUBLISHED = {
-    "(no file)": "are missing; restore the file",
+    "(no file)": "toy.yaml: published values are missing: there is no toy.csv or",
     "(empty)": "the column table is missing; there are none",
     "table,dataset,method,metric\n1,A,low,acc\n": "the column value is missing",
     HEAD + "1,A,low,acc\n": "line 2: it has not 6 values, as the header has columns",

@@ -88,13 +88,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]
 
 def sound(raw: bytes) -> Any:
     """What of a file must be as it was: all but wall-clock and hardware, which nobody vouches for."""
+    text = raw.decode(errors="replace")
 
     def bare(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: bare(v) for k, v in value.items() if k not in ("timing", "environment")}
         return [bare(v) for v in value] if isinstance(value, list) else value
 
-    return [bare(json.loads(line)) for line in ([raw] if raw.startswith(b"{\n") else raw.splitlines())]
+    return [bare(json.loads(line)) for line in ([text] if text.startswith("{\n") else text.splitlines())]
 
 
 @quick
