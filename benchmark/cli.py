@@ -110,11 +110,12 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
         "table": "Run what the tables of a paper need and is missing, then write the tables.",
         "tune": "Choose the learning rates of a suite's rows by a few short runs on held-out labelled images.",
         "status": "Show the state of all runs of a paper's tables.",
-        "plot": "Draw columns of the records of runs against the round.",
+        "plot": "Draw columns of the records of runs, or of a suite's rows with their seeds averaged.",
+        "site": "Make pages from all records: a leaderboard, a page per paper and a page per run.",
         "describe": f"Print and draw how a data set is split over clients. {DOTTED}",
     }
     commands = {name: ArgumentParser(description=text, exit_on_error=False) for name, text in about.items()}
-    fit, table, tune, status, plot, describe = commands.values()
+    fit, table, tune, status, plot, site, describe = commands.values()
 
     text = str | None
     fit.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
@@ -154,10 +155,25 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     )
     status.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
-    plot.add_argument("runs", nargs="+", help="folders below results/runs")
+    plot.add_argument("runs", nargs="*", help="folders below results/runs; or name rows of a suite")
+    plot.add_argument("--suite", type=text, help="the suite of --row, or the path of a .yaml file")
+    plot.add_argument(
+        "--row",
+        action="append",
+        help="table/dataset/method, as `status` lists it, or a pattern of these; may be given several times",
+    )
+    plot.add_argument("--scale", type=str, default="paper", help="of the suite")
+    plot.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+    plot.add_argument("--axis", type=Literal["round", "bytes", "seconds"], default="round", help="to draw against")
     plot.add_argument("--columns", type=str, default="acc", help="keys of metrics.jsonl, e.g. acc,pseudo/selected")
-    plot.add_argument("--labels", type=text, help="names of the runs in the legend, one per run, e.g. a,b,c")
+    plot.add_argument("--labels", type=text, help="names of the curves in the legend, one per curve, e.g. a,b,c")
     plot.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix says the format")
+
+    site.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+    site.add_argument("--out", type=str, default="site", help="folder to write; index.html opens in a browser")
+    site.add_argument(
+        "--papers", type=text, help="suites, or paths of .yaml files, e.g. rscfed,mine.yaml; default: all"
+    )
 
     describe.add_argument("--data", type=text, help="name or dotted path of the data set")
     describe.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
@@ -299,10 +315,25 @@ def _status(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _plot(options: Namespace, dotted: Mapping[str, Any]) -> int:
     _refuse(dotted, "plot")
-    from benchmark.report.plots import learning_curves, read_runs
+    from benchmark.report.plots import learning_curves, read_runs, read_suite_rows
 
-    rows = read_runs(options.runs, _listed(options.labels))
-    print(f"wrote {learning_curves(rows, _listed(options.columns), options.out)}")
+    labels = _listed(options.labels)
+    if bool(options.suite) != bool(options.row) or bool(options.row) == bool(options.runs):
+        raise ConfigError("plot: name folders of runs, or rows of a suite: --suite PAPER --row TABLE/DATASET/METHOD")
+    if options.suite:
+        curves = read_suite_rows(load(options.suite), options.row, options.scale, options.results_dir, labels)
+    else:
+        curves = read_runs(options.runs, labels)
+    print(f"wrote {learning_curves(curves, _listed(options.columns), options.out, options.axis)}")
+    return 0
+
+
+def _site(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    _refuse(dotted, "site")
+    from benchmark.site.build import build
+
+    build(Path(options.results_dir), Path(options.out), _listed(options.papers))
+    print(f"wrote {Path(options.out, 'index.html')}")
     return 0
 
 
@@ -362,5 +393,6 @@ COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {
     "tune": _tune,
     "status": _status,
     "plot": _plot,
+    "site": _site,
     "describe": _describe,
 }

@@ -162,12 +162,15 @@ class Layout:
         rows = [(keys, tuple(cells[n] for n in chosen)) for keys, cells in self.rows if touched(cells)]
         return Layout(self.heads, tuple(self.columns[n] for n in chosen), tuple(rows))
 
+    def labels(self) -> list[str]:
+        """A name per row: its method, and its other columns where several rows have this method."""
+        methods = [keys[0] for keys, _ in self.rows]
+        return [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
+
     def untouched(self) -> str:
         """A sentence on what ``only_run`` leaves out; empty if that is nothing."""
         data = [d for d in dict.fromkeys(dataset for dataset, _ in self.columns) if d not in self.touched_data()]
-        rows = [keys for keys, cells in self.rows if not touched(cells)]
-        methods = [keys[0] for keys, _ in self.rows]
-        named = [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys in rows]
+        named = [label for label, (_, cells) in zip(self.labels(), self.rows, strict=True) if not touched(cells)]
         told = [f"all of {', '.join(data)}"] if data else []
         told += [f"the rows {', '.join(named)}" if len(named) > 1 else f"the row {named[0]}"] if named else []
         return f"Not run: {'; '.join(told)}." if told else ""
