@@ -305,7 +305,8 @@ def test_options_are_frozen():
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme"} | suite | where,
         "status": suite,
-        "plot": {"--columns", "--labels", "--out"},
+        "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
+        "site": {"--results_dir", "--out", "--papers"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
     }  # fmt: skip
 
