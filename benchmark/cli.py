@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import describe, fit, names, plot, status, table, tune, verify
+from benchmark.commands import describe, fit, names, plot, site, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.environment import code_version, package_version
@@ -22,6 +22,7 @@ ROOMS: dict[str, Any] = {
     "tune": tune,
     "status": status,
     "plot": plot,
+    "site": site,
     "describe": describe,
     "verify": verify,
     "list": names,

@@ -22,8 +22,8 @@ from benchmark.suites.suite import Suite, load
 
 if TYPE_CHECKING:
     from benchmark.launch.pool import Outcome
+    from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
-    from benchmark.report.tables import Rendered
 
 ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
 

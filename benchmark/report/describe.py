@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from tabulate import tabulate
 from benchmark.registry import ClassSpec, build
 from benchmark.report.plots import writable
 from datamodules.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Counts = NDArray[np.int64]
 
@@ -92,7 +95,22 @@ def draw(
     title: str,
     path: Path,
 ) -> None:
-    """Heat map of images per client and class, with the clients' sizes beside it; labelled clients stand out."""
+    """Write the picture of a partition (``heat_map``)."""
+    heat_map(names, labelled, unlabelled, classes, title).savefig(path, dpi=160)
+
+
+def heat_map(
+    names: Sequence[str], labelled: Counts, unlabelled: Counts, classes: Sequence[str], title: str
+) -> "Figure":
+    """Images per client and class, with the clients' sizes beside it; labelled clients stand out.
+
+    Args:
+        names: of the clients.
+        labelled: images with labels, int ``[clients, classes]``.
+        unlabelled: images without, same shape.
+        classes: names of the classes.
+        title: of the picture.
+    """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
@@ -129,7 +147,7 @@ def draw(
     colours.ax.tick_params(length=0, labelsize=8)
     colours.set_label("images per class", fontsize=8)
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
-    figure.savefig(path, dpi=160)
+    return figure
 
 
 def _write_numbers(axes: Any, every: Counts) -> None:

@@ -7,7 +7,8 @@ import pandas as pd
 from tabulate import tabulate
 
 from benchmark.files import write_atomic
-from benchmark.report.tables import Rendered, replace_block
+from benchmark.report.layout import Rendered
+from benchmark.report.tables import replace_block
 
 
 def excerpt(frame: pd.DataFrame, dataset: str) -> str:

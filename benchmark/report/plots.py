@@ -1,9 +1,10 @@
-"""Learning curves from the rows of runs."""
+"""Learning curves of runs, and of a suite's rows with their seeds averaged."""
 
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from benchmark.report.records import Record, Row, read_record, read_rows
+from benchmark.config import Runtime, folder
+from benchmark.report.curves import AXES, Curve, read_curve
+from benchmark.report.records import Record, Row, read_record, state
+from benchmark.suites.suite import Row as TableRow
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 PERCENT = ("acc", "auc", "precision", "recall")
@@ -24,8 +29,8 @@ NAMED = 20  # entries of a list that a legend can name
 OPTIONS = 3  # options that a label shows at most
 
 
-def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, list[Row]]:
-    """Rows of runs by label.
+def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, Curve]:
+    """Curves of single runs by label.
 
     Args:
         folders: of the runs, e.g. ``results/runs/<run>``.
@@ -35,16 +40,69 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, l
         ConfigError: no run at a folder, another number of labels than of runs, or one label for two runs.
         RunError: a damaged record.
     """
-    for folder in folders:
-        if not Path(folder, "record.json").is_file():
-            raise ConfigError(f"plot: there is no run at {folder}; name folders that hold a record.json")
-    if labels and len(labels) != len(folders):
-        raise ConfigError(f"--labels: {len(labels)} for {len(folders)} runs; give one per run, separated by commas")
-    names = list(labels) or default_labels([read_record(Path(folder)) for folder in folders])
+    for path in folders:
+        if not Path(path, "record.json").is_file():
+            raise ConfigError(f"plot: there is no run at {path}; name folders that hold a record.json")
+    names = list(labels) or default_labels([read_record(Path(path)) for path in folders])
+    _named_once(names, len(folders))
+    return {name: read_curve([Path(path)]) for name, path in zip(names, folders, strict=True)}
+
+
+def read_suite_rows(
+    suite: Suite, names: Sequence[str], scale: str, results_dir: str, labels: Sequence[str] = ()
+) -> dict[str, Curve]:
+    """Curves of a suite's rows by label, in the order of the suite; complete seeds are averaged.
+
+    Args:
+        suite: that has the rows.
+        names: of rows, as ``Suite.row`` takes them, or patterns such as ``1/CIFAR-100/*``.
+        scale: of the suite.
+        results_dir: folder that holds ``runs/``.
+        labels: a name per row; by default the method, and the columns in which rows of one method differ.
+
+    Raises:
+        ConfigError: no such row, a row of which no run is complete, or labels that do not fit.
+        RunError: a damaged record.
+    """
+    found = [suite.matching([name], scale) if "*" in name else [suite.row(name, scale)] for name in names]
+    chosen = {id(row) for rows in found for row in rows}
+    rows = [row for row in suite.rows if id(row) in chosen]
+    runs = {id(row): _complete_runs(suite, row, scale, results_dir) for row in rows}
+    empty = [row.full_name for row in rows if not runs[id(row)] and {row.full_name, row.name} & set(names)]
+    rows = [row for row in rows if runs[id(row)]]
+    if empty or not rows:
+        raise ConfigError(
+            f"plot: no complete run of {', '.join(empty or names)} at scale {scale} in {results_dir}; "
+            f"`table --paper {suite.paper} --scale {scale}` makes them"
+        )
+    given = list(labels) or _row_labels(rows)
+    _named_once(given, len(rows))
+    return {label: read_curve(runs[id(row)]) for label, row in zip(given, rows, strict=True)}
+
+
+def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) -> list[Path]:
+    config = replace(suite.config(row, scale), runtime=Runtime(results_dir=results_dir))
+    paths = [folder(replace(config, seed=seed)) for seed in suite.scale(scale)["seeds"]]
+    return [path for path in paths if state(path) == "complete"]
+
+
+def _row_labels(rows: Sequence[TableRow]) -> list[str]:
+    """The method, with the table, the data set or the columns that rows of one method differ in."""
+    facts = [{"table": row.table, "data": row.dataset, **row.columns} for row in rows]
+    labels = []
+    for row, own in zip(rows, facts, strict=True):
+        peers = [other for peer, other in zip(rows, facts, strict=True) if peer.method == row.method]
+        told = [f"{key}={value}" for key, value in own.items() if len({peer.get(key) for peer in peers}) > 1]
+        labels.append(f"{row.method} ({', '.join(told)})" if told else row.method)
+    return labels
+
+
+def _named_once(names: Sequence[str], count: int) -> None:
+    if len(names) != count:
+        raise ConfigError(f"--labels: {len(names)} for {count} curves; give one per curve, separated by commas")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"plot: two runs are called {name!r}; give each a name of its own with --labels")
-    return {name: read_rows(Path(folder)) for name, folder in zip(names, folders, strict=True)}
+            raise ConfigError(f"plot: two curves are called {name!r}; give each a name of its own with --labels")
 
 
 def default_labels(records: Sequence[Record]) -> list[str]:
@@ -67,31 +125,35 @@ def default_labels(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], path: str | Path) -> Path:
-    """Draw columns of the records against the round, counted from 0, and write the picture.
+def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str | Path, axis: str = "round") -> Path:
+    """Draw columns of the records against the round, counted from 0, or its cost, and write the picture.
 
     Args:
-        runs: rows of ``metrics.jsonl`` by label (``read_runs``).
-        columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per run. A column with
-            a list per row (one value per class) gives a panel per run, a line per entry; beyond 20 entries they have
-            no legend. Rows without a column leave a gap; a run without it does not appear.
+        runs: curves by label (``read_runs``, ``read_suite_rows``); that of several seeds has a band of one standard
+            deviation around the mean.
+        columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per curve. A column with
+            a list per row (one value per class) gives a panel per curve, a line per entry; beyond 20 entries they have
+            no legend. Rows without a column leave a gap; a curve without it does not appear.
         path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
+        axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no run has a column (the known ones are listed), nothing to draw, or ``path`` cannot be written.
+        ConfigError: no curve has a column (the known ones are listed), nothing to draw, or ``path`` cannot be written.
     """
     path = writable(path, "--out")
-    filled = {key for rows in runs.values() for row in rows for key, value in row.items() if value is not None}
+    filled = {key for curve in runs.values() for row in curve.rows for key, value in row.items() if value is not None}
     known = sorted(filled - {"round", "timing"})
     for column in columns:
         if column not in known:
             raise ConfigError(f"plot: no run has a column {column!r}; there are {', '.join(known) or 'none'}")
     if not columns:
         raise ConfigError("plot: no column to draw; name one or more, e.g. acc")
+    if axis not in filled:
+        raise ConfigError(f"--axis {axis}: it is one of {', '.join(AXES)}, as far as the rows of the runs say")
     plan: list[tuple[str, list[str], bool]] = []
     for column in columns:
-        names = [name for name, rows in runs.items() if any(row.get(column) is not None for row in rows)]
-        lists = any(isinstance(row.get(column), list) for rows in runs.values() for row in rows)
+        names = [name for name, curve in runs.items() if any(row.get(column) is not None for row in curve.rows)]
+        lists = any(isinstance(row.get(column), list) for curve in runs.values() for row in curve.rows)
         plan += [(column, [name], True) for name in names] if lists else [(column, names, False)]
 
     together = any(not lists for _, _, lists in plan)
@@ -107,17 +169,19 @@ def learning_curves(runs: Mapping[str, Sequence[Row]], columns: Sequence[str], p
         if lists:
             if column in first:
                 panel.sharey(first[column])
-            _entries(panel, runs[names[0]], column, legend=column not in first)
+            _entries(panel, runs[names[0]].rows, column, axis, legend=column not in first)
             panel.set_title(names[0], fontsize="small", loc="left")
         else:
             for name in names:
                 style = {"color": f"C{numbers[name] % 10}", "linestyle": STYLES[numbers[name] // 10 % len(STYLES)]}
-                (handles[name],) = _lines(panel, runs[name], column, label=name, linewidth=1.5, **style)
+                (handles[name],) = draw_curve(panel, runs[name], column, axis, label=name, linewidth=1.5, **style)
         first.setdefault(column, panel)
         panel.set_ylabel(f"{column} (%)" if column in PERCENT else column)
         panel.grid(alpha=0.3)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    panels[-1].set_xlabel("round")
+        if axis == "bytes":
+            panel.xaxis.set_major_formatter(EngFormatter("B"))
+    panels[-1].set_xlabel(axis)
     if together:
         shown = [handles[name] for name in runs if name in handles]
         figure.legend(handles=shown, loc="outside lower center", ncols=beside, fontsize="small", frameon=False)
@@ -146,9 +210,21 @@ def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) ->
     return file
 
 
-def _entries(panel: Any, rows: Sequence[Row], column: str, legend: bool) -> None:
+def draw_curve(panel: Any, curve: Curve, column: str, axis: str, **style: Any) -> list[Any]:
+    """Draw the mean of a column with a number per row and, with several seeds, a band of one standard deviation."""
+    lines = _lines(panel, curve.rows, column, axis, **style)
+    if curve.spread:
+        x, mean, std = (
+            np.array([row.get(name) for row in rows], dtype=float)
+            for rows, name in ((curve.rows, axis), (curve.rows, column), (curve.spread, column))
+        )
+        panel.fill_between(x, mean - std, mean + std, color=lines[0].get_color(), alpha=0.18, linewidth=0)
+    return lines
+
+
+def _entries(panel: Any, rows: Sequence[Row], column: str, axis: str, legend: bool) -> None:
     """A line per entry of a list, in a colour of its own."""
-    lines = _lines(panel, rows, column)
+    lines = _lines(panel, rows, column, axis)
     word = "class" if column.endswith("_by_class") else "entry"
     for number, line in enumerate(lines):
         few = "tab10" if len(lines) <= 10 else "tab20"
@@ -158,14 +234,14 @@ def _entries(panel: Any, rows: Sequence[Row], column: str, legend: bool) -> None
         panel.legend(loc="upper left", bbox_to_anchor=(1, 1), ncols=1 + (len(lines) > 10), fontsize="x-small")
 
 
-def _lines(panel: Any, rows: Sequence[Row], column: str, **style: Any) -> list[Any]:
+def _lines(panel: Any, rows: Sequence[Row], column: str, axis: str, **style: Any) -> list[Any]:
     """Curves with a gap where a value is missing, and a marker where a line cannot show a point."""
     values = [row.get(column) for row in rows]
     table = [value if isinstance(value, list) else [value] for value in values]
     shown = np.full((len(table), max(map(len, table))), np.nan)
     for row, entries in enumerate(table):
         shown[row, : len(entries)] = np.array(entries, dtype=float)  # None becomes NaN
-    lines: list[Any] = panel.plot([row["round"] for row in rows], shown, **style)
+    lines: list[Any] = panel.plot([row[axis] for row in rows], shown, **style)
     for line, curve in zip(lines, np.isfinite(shown.T), strict=True):
         around = np.pad(curve, 1)
         marked = curve if len(rows) <= FEW else curve & ~around[:-2] & ~around[2:]

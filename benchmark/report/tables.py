@@ -1,4 +1,4 @@
-"""The papers' tables, from records: Markdown, CSV and data frames. Nothing in them is typed by hand."""
+"""The papers' tables, computed from records. Nothing in them is typed by hand."""
 
 import math
 import statistics
@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 from scipy.stats import t as student_t
-from tabulate import tabulate
 
 from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_atomic
 from benchmark.launch.environment import hardware
+from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
 from benchmark.report.records import Record, read_record, state
-from benchmark.suites.suite import Plan, PlannedRun, Suite, Table, operands
+from benchmark.suites.suite import Plan, PlannedRun, Row, Suite, Table, operands
 from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
@@ -37,20 +37,6 @@ class Run:
 
     state: str
     record: Record | None
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """One table in all its forms."""
-
-    number: str
-    frame: pd.DataFrame
-    markdown: str
-
-    @property
-    def csv(self) -> str:
-        """The frame as CSV; numbers with four decimals, published values as printed (empty where there is none)."""
-        return str(self.frame.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
 
 
 def collect(plan: Plan) -> dict[str, Run]:
@@ -88,32 +74,38 @@ def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping
 
 
 def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
-    """Write ``tables/<paper>-<scale>.md`` and ``.csv`` and the marked blocks of ``readme``.
+    """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``, and the marked blocks of ``readme``.
 
     The block ``table:<paper>-<scale>`` (see ``replace_block``) receives all tables, the block
     ``table:<paper>-<scale>-<number>`` that one. Returns the files that changed.
     """
     name = f"{suite.paper}-{scale}"
-    whole = f"# {suite.title}\n\n" + "\n".join(table.markdown for table in tables)
-    frame = pd.concat([table.frame for table in tables], ignore_index=True)
-    own = [c for c in frame if c not in (*LEFT, *RIGHT)]
-    frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
-    texts = {
-        results / "tables" / f"{name}.md": whole,
-        results / "tables" / f"{name}.csv": Rendered("", frame, "").csv,
-    }
+    forms = exports(suite, tables)
+    files = {results / "tables" / f"{name}{suffix}": text for suffix, text in forms.items()}
     if readme is not None and readme.exists():
         text = readme.read_text(encoding="utf-8")
-        for block, body in [(name, whole), *((f"{name}-{t.number}", t.markdown) for t in tables)]:
+        for block, body in [(name, forms[".md"]), *((f"{name}-{t.number}", t.markdown) for t in tables)]:
             text = replace_block(text, f"table:{block}", body)
-        texts[readme] = text
+        files[readme] = text
     changed = []
-    for path, text in texts.items():
+    for path, text in files.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)
             changed.append(path)
     return changed
+
+
+def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
+    """All tables of a suite at a scale as the text of a file, by the file's suffix."""
+    frame = pd.concat([table.frame for table in tables], ignore_index=True)
+    own = [c for c in frame if c not in (*LEFT, *RIGHT)]
+    frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
+    return {
+        ".md": f"# {suite.title}\n\n" + "\n".join(table.markdown for table in tables),
+        ".csv": csv_text(frame),
+        ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
+    }
 
 
 def replace_block(text: str, name: str, body: str) -> str:
@@ -166,82 +158,114 @@ def judge(delta: float, band: float | None) -> str:
 def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
-    columns = list(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
-    whole = set(suite.scale(plan.scale)["seeds"]) <= set(plan.seeds)
+    columns = tuple(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
     rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
     of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in rows if not (r.minus or r.pending)}
     blocks = []
     for row in rows:
-        block = []
         parts = operands(row, rows) if row.minus else (row,)
         groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
-        for metric in table.metrics:
-            printed = published.get(row.key(metric))
-            spread = published.get(row.key(f"{metric} std"))
-            judged, judged_spread, where = printed, spread, ""
-            if row.judged_by:
-                other = replace(row, table=row.judged_by)
-                judged, judged_spread = published.get(other.key(metric)), published.get(other.key(f"{metric} std"))
-                if judged is None:
-                    raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {other.name}")
-                where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
-            band = suite.band(row, metric, judged_spread)
-            head = {"table": table.number, "dataset": row.dataset}
-            if not compare:
-                config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
-                head |= {"data": config.data.name if config else "-", "network": network(config) if config else "-"}
-            head |= {"method": row.method, **{c: row.columns[c] for c in columns if c in row.columns}, "metric": metric}
-            line = _line(groups, runs, suite.report, metric)
-            line |= {"published": printed, "spread": spread, "lacks": "pending" if row.pending else line["lacks"]}
-            verdict = "" if printed or not published else f"published: {table.unpublished}"
-            if compare:
-                line["delta"] = difference(line["ours"], judged) if judged and line["n"] else None
-                if line["delta"] is not None and not line["broken"]:
-                    verdict = judge(line["delta"], band) + where if whole else "other seeds"
-            line["status"] = "; ".join(filter(None, (line["lacks"], verdict)))
-            block.append(head | line)
-        blocks.append(block)
+        config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
+        blocks.append(
+            [_line(suite, plan, runs, published, table, row, metric, groups, config) for metric in table.metrics]
+        )
     if suite.ranked:
-        blocks.sort(key=lambda block: -math.inf if block[0]["ours"] is None else block[0]["ours"], reverse=True)
-    frame = pd.DataFrame([line for block in blocks for line in block])
+        blocks.sort(key=lambda block: -math.inf if block[0].ours is None else block[0].ours, reverse=True)
+    lines = tuple(line for block in blocks for line in block)
+    return Rendered(
+        name=f"{suite.paper}-{plan.scale}-{table.number}",
+        number=table.number,
+        title=table.title,
+        scale=plan.scale,
+        compare=compare,
+        lines=lines,
+        frame=_frame(table, lines, columns, compare, bool(published)),
+        columns=columns,
+        facts=_facts(suite, plan, runs, table, lines, columns),
+        legend=_legend(suite, compare, bool(published)),
+        unpublished=table.unpublished,
+        sections=tuple(_sections(lines, varying(lines, columns), plan)),
+    )
+
+
+def _line(
+    suite: Suite,
+    plan: Plan,
+    runs: Mapping[str, Run],
+    published: Mapping[Any, str],
+    table: Table,
+    row: Row,
+    metric: str,
+    groups: Sequence[Sequence[PlannedRun]],
+    config: RunConfig | None,
+) -> Line:
+    """One metric of a row; ``groups`` are its runs by seed (two per seed where a difference is shown)."""
+    found = [[runs[run.id] for run in group] for group in groups]
+    values = _values(found, suite.report, metric)
+    ours = _mean(values)
+    printed, spread = published.get(row.key(metric)), published.get(row.key(f"{metric} std"))
+    judged, judged_spread, where = printed, spread, ""
+    if row.judged_by:
+        other = replace(row, table=row.judged_by)
+        judged, judged_spread = published.get(other.key(metric)), published.get(other.key(f"{metric} std"))
+        if judged is None:
+            raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {other.name}")
+        where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
+    delta, verdict = None, "" if printed or not published else f"published: {table.unpublished}"
+    if suite.compares(plan.scale) and judged and ours is not None:
+        delta = difference(ours, judged)
+        if not any(run.state in BROKEN for group in found for run in group):
+            whole = set(suite.scale(plan.scale)["seeds"]) <= set(plan.seeds)
+            verdict = judge(delta, suite.band(row, metric, judged_spread)) + where if whole else "other seeds"
+    return Line(
+        row=row,
+        metric=metric,
+        data=config.data.name if config else "-",
+        network=network(config) if config else "-",
+        ours=ours,
+        std=deviation(values),
+        ci95=interval(values),
+        n=len(values),
+        planned=len(groups),
+        readings={name: _mean(_values(found, name, metric)) if metric == "acc" else None for name in READING},
+        published=printed,
+        spread=spread,
+        delta=delta,
+        lacks="pending" if row.pending else _lacks(found, len(values)),
+        verdict=verdict,
+        runs=tuple(dict.fromkeys(run.id for group in groups for run in group)),
+    )
+
+
+def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
+    """The lines in the long form."""
+    rows = []
+    for line in lines:
+        values = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
+        values |= {} if compare else {"data": line.data, "network": line.network}
+        values |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
+        numbers = {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
+        given = {"published": line.published} if printed else {}
+        given |= {"spread": line.spread} if any(other.spread for other in lines) else {}
+        given |= {"delta": line.delta} if compare else {}
+        rows.append(
+            values | {"metric": line.metric, **numbers, **given, "status": line.status, "runs": " ".join(line.runs)}
+        )
+    frame = pd.DataFrame(rows)
     for name in NUMBERS:
         if name in frame:
             frame[name] = frame[name].astype("float64")
-    if not published:
-        frame = frame.drop(columns="published")
-    parts_of_page = (
-        f"### Table {table.number}: {table.title}",
-        _provenance(suite, plan, runs, table),
-        _markdown(frame, compare, columns, table.unpublished),
-        _footer(suite, plan, compare, bool(published)),
-    )
-    if not frame["spread"].any():
-        frame = frame.drop(columns="spread")
-    frame = frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame]]
-    return Rendered(table.number, frame, "\n\n".join(parts_of_page) + "\n")
-
-
-def _line(groups: Sequence[Sequence[PlannedRun]], runs: Mapping[str, Run], report: str, metric: str) -> dict[str, Any]:
-    """The numbers of one line; ``groups`` are its runs by seed (two per seed where a difference is shown)."""
-    ids = list(dict.fromkeys(run.id for group in groups for run in group))
-    found = [[runs[run.id] for run in group] for group in groups]
-    ours = _values(found, report, metric)
-    line: dict[str, Any] = {"ours": _mean(ours), "std": deviation(ours), "ci95": interval(ours), "n": len(ours)}
-    for reading in READING:
-        line[reading] = _mean(_values(found, reading, metric)) if metric == "acc" else None
-    broken = any(run.state in BROKEN for group in found for run in group)
-    lacks = _lacks(found, len(ours))
-    return {**line, "planned": len(groups), "lacks": lacks, "broken": broken, "runs": " ".join(ids)}
+    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame]]
 
 
 def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
-    """Why only ``n`` of the seeds have a value, e.g. ``1 of 3; failed (1)``; empty where all have."""
+    """Why only ``n`` of the seeds have a value, e.g. ``failed (1)``; empty where all have, or where the others wait."""
     if n == len(groups):
         return ""
     reasons = [next((s for s in LACKS if any(run.state == s for run in group)), "complete") for group in groups]
-    told = [f"{n} of {len(groups)}"] if n else []
-    told += [f"{reason} ({reasons.count(reason)})" for reason in LACKS[:-1] if reason in reasons]
-    return "; ".join(told) or ("not run" if "missing" in reasons else "no value")
+    told = [f"{reason} ({reasons.count(reason)})" for reason in LACKS[:-1] if reason in reasons]
+    nothing = "not run" if "missing" in reasons else "no value"
+    return "; ".join(told) or ("" if n else nothing)
 
 
 def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[float]:
@@ -258,103 +282,102 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table) -> str:
+def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[Section]:
+    """What stands under a table."""
+    last = " or ".join(dict.fromkeys(last_rounds(run.config) for run in plan.runs.values()))
+    named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
+    rows = [
+        {"method": line.row.method, **{c: line.row.columns.get(c) for c in heads}, "data set": line.row.dataset}
+        | {named[name]: value for name, value in line.readings.items()}
+        for line in lines
+        if line.metric == "acc" and line.n
+    ]
+    return [Section("Accuracy, all three readings", "", pd.DataFrame(rows))] if rows else []
+
+
+def _facts(
+    suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table, lines: Sequence[Line], columns: Sequence[str]
+) -> dict[str, str]:
+    """What is known of the runs behind a table, by name; a text that needs no name stands under the empty one."""
     without = suite.left_out(plan.scale)
     rows = [row for row in table.rows if id(row) in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
     records = [record for key in planned if (record := runs[key].record) is not None]
     configs = [run.config for run in planned.values()]
-
-    def listed(values: Any) -> str:
-        return ", ".join(dict.fromkeys(map(str, values)))
-
-    parts = [
-        f"data: {listed(c.data.name for c in configs)}",
-        f"scale: {plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
-        f"rounds: {listed(sorted({c.rounds for c in configs}))}",
-        *(
-            [f"precision: {listed(c.precision for c in configs)}"]
-            if any(c.precision != "32-true" for c in configs)
-            else []
-        ),
-        f"seeds: {listed(plan.seeds)}",
-        f"reading: {SAY[suite.report].format(last=listed(map(last_rounds, configs)))}",
-        f"hardware: {listed(sorted({hardware(r['environment']) for r in records})) or '-'}",
-        f"code: {listed(sorted({r['code_version'] for r in records})) or '-'}",
-    ]
+    precisions = {config.precision for config in configs}
+    told_apart = varying(lines, columns)
+    constant = {c: lines[0].row.columns.get(c) for c in columns if c not in told_apart}
+    facts = {
+        "data": _listed(c.data.name for c in configs),
+        **({"metric": table.metrics[0]} if len(table.metrics) == 1 else {}),
+        "network": _networks(lines),
+        **{c.replace("_", " "): value for c, value in constant.items() if value},
+        "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
+        "rounds": _listed(sorted({c.rounds for c in configs})),
+        **({"precision": _listed(precisions)} if precisions != {"32-true"} else {}),
+        "seeds": _listed(plan.seeds),
+        "reading": SAY[suite.report].format(last=_listed(map(last_rounds, configs))),
+        "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",
+        "code": _listed(sorted({r["code_version"] for r in records})) or "-",
+    }
     if len(records) < len(planned):
-        parts.append(f"**{len(records)} of {len(planned)} runs complete**")
-        for bad in ("failed", "outdated"):
+        facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
+        for bad in BROKEN:
             ids = [key for key in planned if runs[key].state == bad]
-            parts += [f"{bad}: {', '.join(ids)}"] if ids else []
-    for label in dict.fromkeys(row.method for row in table.rows if row.method in without):
-        parts.append(f"not at this scale: {label} ({without[label]})")
-    for reason in dict.fromkeys(row.pending for row in table.rows if row.pending):
-        names = dict.fromkeys(f"{row.dataset} {row.method}" for row in table.rows if row.pending == reason)
-        parts.append(f"pending: {', '.join(names)} ({reason})")
-    return "; ".join(parts) + "."
+            facts |= {bad: ", ".join(ids)} if ids else {}
+    left = dict.fromkeys(row.method for row in table.rows if row.method in without)
+    if left:
+        facts["not at this scale"] = ", ".join(f"{label} ({without[label]})" for label in left)
+    waiting: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.pending:
+            waiting.setdefault(row.pending, []).append(f"{row.dataset} {row.method}")
+    if waiting:
+        facts["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
+    return facts
 
 
-def _footer(suite: Suite, plan: Plan, compare: bool, printed: bool) -> str:
-    last = " or ".join(dict.fromkeys(last_rounds(run.config) for run in plan.runs.values()))
-    text = [
-        "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent.",
-        f"For accuracy all three readings are shown: best round, last round, mean of the last {last}.",
-    ]
+def _networks(lines: Sequence[Line]) -> str:
+    """The network of most cells, then each other one with the methods and data sets that have it."""
+    cells_of: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        cells_of.setdefault(line.network, []).append((line.row.method, line.row.dataset))
+    told: list[str] = []
+    for name, cells in sorted(cells_of.items(), key=lambda item: -len(item[1])):
+        others = [cell for other, found in cells_of.items() if other != name for cell in found]
+        methods, data = (list(dict.fromkeys(values)) for values in zip(*cells, strict=True))
+        if not {method for method, _ in others} & set(methods):
+            who = _listed(methods)
+        elif not {dataset for _, dataset in others} & set(data):
+            who = _listed(data)
+        elif len(set(cells)) == len(methods) * len(data):
+            who = f"{_listed(methods)} on {_listed(data)}"
+        else:
+            who = _listed(f"{method} on {dataset}" for method, dataset in cells)
+        told.append(f"{name} ({who})" if told else name)
+    return "; ".join(told)
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(dict.fromkeys(map(str, values)))
+
+
+def _legend(suite: Suite, compare: bool, printed: bool) -> str:
+    text = [OURS]
     if suite.ranked:
         text += ["Rows are ordered by ours; those whose intervals overlap are not told apart."]
-    if printed:
-        text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
     if compare:
         bands = ", ".join(f"{metric} {band}" for metric, band in suite.bands.items())
         if suite.band_spreads:
             bands += f", or {suite.band_spreads} published standard deviations if that is more"
         note = f" ({suite.spec['band_note']})" if "band_note" in suite.spec else ""
         text += [
-            "Δ: ours, rounded as printed, minus published.",
-            "Status: reproduced if |Δ| is at most the band, close if at most twice the band, else not reproduced, with "
-            f"the number of seeds that this rests on where it is not all; bands: {bands}{note}.",
+            "Below it the published value, in brackets Δ: ours, rounded as printed, minus published.",
+            "Below that the status: reproduced if |Δ| is at most the band, close if at most twice the band, else not "
+            f"reproduced; there is none without a band; bands: {bands}{note}.",
         ]
     elif printed:
-        text += ["Published values belong to the paper's data and protocol: no comparison is meant."]
+        text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
+    if printed:
+        text += ["Published spreads are standard deviations, to be held against `std` in the CSV (divisor n − 1)."]
     return " ".join(text)
-
-
-def _markdown(frame: pd.DataFrame, compare: bool, columns: list[str], unpublished: str) -> str:
-    head = ["dataset", "method", *columns, "metric", "ours"]
-    head += ["published"] if "published" in frame else []
-    head += ["Δ", "status"] if compare else []
-    head += ["best", "last", "last-k mean"]
-    body, before = [], None
-    for line in frame.to_dict("records"):
-        data = line["dataset"] if compare else f"{line['data']} (as {line['dataset']}), {line['network']}"
-        keys = [data, line["method"], *[_text(line.get(c)) for c in columns]]
-        shown = [""] * len(keys) if keys == before else ["" if before and data == before[0] else data, *keys[1:]]
-        before = keys
-        printed, spread = _text(line.get("published")) or unpublished, _text(line["spread"])
-        shown_printed = f"{printed} ± {spread}" if spread else printed
-        cells = [*shown, line["metric"], _ours(line)]
-        if "published" in frame:
-            cells += [shown_printed if compare else f"<sub>{shown_printed}</sub>"]
-        if compare:
-            places = len(printed.partition(".")[2])
-            cells += [_number(line["delta"], f"+.{places}f"), line["status"]]
-        cells += [_number(line.get(reading)) for reading in READING]
-        body.append(cells)
-    return str(tabulate(body, [h.replace("_", " ") for h in head], tablefmt="pipe", disable_numparse=True))
-
-
-def _ours(line: Mapping[str, Any]) -> str:
-    if not line["n"]:
-        return str(line["lacks"])
-    half = _number(line["ci95"])
-    count = f"{line['n']} of {line['planned']}" if line["n"] < line["planned"] else line["n"]
-    return f"{_number(line['ours'])}{f' ± {half}' if half else ''} ({count})"
-
-
-def _number(value: Any, form: str = ".2f") -> str:
-    return "" if value is None or pd.isna(value) else format(value, form)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None or pd.isna(value) else str(value)

@@ -10,13 +10,22 @@ import pytest
 from matplotlib.image import imread
 
 from benchmark.cli import main
+from benchmark.config import Runtime, folder
 from benchmark.report import plots, records
+from benchmark.report.curves import averaged, with_cost
+from benchmark.report.records import RunFolder
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 ROWS = {
     "one": [{"round": r, "acc": 10.0 * r, "timing": {"seconds": 1.0}} for r in range(4)],
     "two": [{"round": r, "acc": 5.0 * r, **({"share": [0.1 * r, 0.2]} if r > 1 else {})} for r in range(4)],
 }
+
+
+def draw(runs: dict[str, Any], columns: list[str], path: Path, axis: str = "round") -> Path:
+    """Curves of single runs, given as rows."""
+    return plots.learning_curves({name: averaged([with_cost(r)]) for name, r in runs.items()}, columns, path, axis)
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def record(run_id: str, *, method: str = "fixmatch", dataset: str = "digits", se
 
 def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
     """One line per run, one per entry of a list, rounds from 0 as in the records; the file is a picture."""
-    path = plots.learning_curves(ROWS, ["acc", "share"], tmp_path / "curves.png")
+    path = draw(ROWS, ["acc", "share"], tmp_path / "curves.png")
     assert imread(path).std() > 0
     accuracy, share = drawn[0].axes
     assert [line.get_label() for line in accuracy.lines] == ["one", "two"]
@@ -65,17 +74,17 @@ def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
 
 def test_unknown_columns(tmp_path: Path) -> None:
     """The error lists the columns there are."""
-    with pytest.raises(ConfigError, match="no run has a column 'auc'; there are acc, share"):
-        plots.learning_curves(ROWS, ["acc", "auc"], tmp_path / "curves.png")
+    with pytest.raises(ConfigError, match="no run has a column 'auc'; there are acc, seconds, share"):
+        draw(ROWS, ["acc", "auc"], tmp_path / "curves.png")
     with pytest.raises(ConfigError, match="no column to draw"):
-        plots.learning_curves(ROWS, [], tmp_path / "curves.png")
+        draw(ROWS, [], tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())
 
 
 def test_one_run_tells_classes_apart(tmp_path: Path, drawn: list[Any]) -> None:
     """Colours and labels per class; a class without a value leaves a gap."""
     rows = [{"round": r, "share_by_class": [0.1, None if r else 0.2]} for r in range(3)]
-    plots.learning_curves({"run": rows}, ["share_by_class"], tmp_path / "classes.png")
+    draw({"run": rows}, ["share_by_class"], tmp_path / "classes.png")
     first, second = drawn[0].axes[0].lines
     assert (first.get_label(), second.get_label()) == ("class 0", "class 1")
     assert first.get_color() != second.get_color() and first.get_linewidth() > 1
@@ -87,7 +96,7 @@ def test_rows_without_a_column_leave_a_gap(tmp_path: Path, drawn: list[Any]) -> 
     rows = [{"round": r, "loss": 1.0, "parts": [1.0, 2.0]} for r in range(20)]
     rows[5], rows[9] = {"round": 5}, {"round": 9}
     rows[7]["loss"] = None
-    plots.learning_curves({"run": rows}, ["loss", "parts"], tmp_path / "gap.png")
+    draw({"run": rows}, ["loss", "parts"], tmp_path / "gap.png")
     loss, parts = drawn[0].axes
     assert np.flatnonzero(np.isnan(loss.lines[0].get_ydata())).tolist() == [5, 7, 9]
     assert loss.lines[0].get_markevery() == [6, 8] and loss.lines[0].get_marker() == "o"
@@ -97,7 +106,7 @@ def test_rows_without_a_column_leave_a_gap(tmp_path: Path, drawn: list[Any]) -> 
 
 def test_classes_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
     """A panel per run with one scale, the same colours in each, and one legend of classes."""
-    plots.learning_curves({"a": by_class(10), "b": by_class(10)}, ["share_by_class"], tmp_path / "classes.png")
+    draw({"a": by_class(10), "b": by_class(10)}, ["share_by_class"], tmp_path / "classes.png")
     (first, second), figure = drawn[0].axes, drawn[0]
     assert [panel.get_title("left") for panel in (first, second)] == ["a", "b"]
     assert texts(first.get_legend()) == [f"class {k}" for k in range(10)]
@@ -110,19 +119,19 @@ def test_classes_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
 def test_many_classes_have_no_legend(tmp_path: Path, drawn: list[Any]) -> None:
     """Runs stay named, and the layout fits (``drawn`` refuses the warning)."""
     runs = {"a": by_class(100), "b": by_class(100)}
-    plots.learning_curves(runs, ["share_by_class", "acc"], tmp_path / "classes.png")
+    draw(runs, ["share_by_class", "acc"], tmp_path / "classes.png")
     figure = drawn[0]
     assert all(panel.get_legend() is None for panel in figure.axes) and texts(figure.legends[0]) == ["a", "b"]
     assert [panel.get_title("left") for panel in figure.axes] == ["a", "b", ""]
     assert len({line.get_color() for line in figure.axes[0].lines}) == 100
-    plots.learning_curves({"c": by_class(20)}, ["share_by_class"], tmp_path / "twenty.png")
+    draw({"c": by_class(20)}, ["share_by_class"], tmp_path / "twenty.png")
     assert len({line.get_color() for line in drawn[1].axes[0].lines}) == len(texts(drawn[1].axes[0].get_legend())) == 20
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5, 30])
 def test_few_rows_are_marked_and_rounds_are_whole(tmp_path: Path, drawn: list[Any], rounds: int) -> None:
     """One evaluated round shows as a point."""
-    path = plots.learning_curves({"a": by_class(3, rounds)}, ["acc", "share_by_class"], tmp_path / "few.png")
+    path = draw({"a": by_class(3, rounds)}, ["acc", "share_by_class"], tmp_path / "few.png")
     for panel in drawn[0].axes:
         low, high = panel.get_xlim()
         ticks = [tick for tick in panel.get_xticks() if low <= tick <= high]
@@ -134,7 +143,7 @@ def test_few_rows_are_marked_and_rounds_are_whole(tmp_path: Path, drawn: list[An
 
 def test_many_runs_look_different_and_the_legend_hides_nothing(tmp_path: Path, drawn: list[Any]) -> None:
     """Styles of lines cycle where colours repeat; the legend lies below the panel."""
-    plots.learning_curves({f"a rather long name {k}": by_class(1) for k in range(25)}, ["acc"], tmp_path / "runs.png")
+    draw({f"a rather long name {k}": by_class(1) for k in range(25)}, ["acc"], tmp_path / "runs.png")
     figure, panel = drawn[0], drawn[0].axes[0]
     assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 25
     (legend,) = figure.legends
@@ -186,10 +195,16 @@ def test_plot_labels(runs: list[str], drawn: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "b", "--labels", "one"], "--labels: 1 for 2 runs; give one per run"),
-        (["a", "b", "--labels", "x,x"], "two runs are called 'x'; give each a name of its own with --labels"),
-        (["a", "a"], "two runs are called 'fixmatch a'"),
+        (["a", "b", "--labels", "one"], "--labels: 1 for 2 curves; give one per curve"),
+        (["a", "b", "--labels", "x,x"], "two curves are called 'x'; give each a name of its own with --labels"),
+        (["a", "a"], "two curves are called 'fixmatch a'"),
         (["a", "/missing/run"], "there is no run at /missing/run; name folders that hold a record.json"),
+        ([], "plot: name folders of runs, or rows of a suite: --suite PAPER --row TABLE/DATASET/METHOD"),
+        (["a", "--suite", "rscfed", "--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
+        (["--row", "1/SVHN/rscfed"], "plot: name folders of runs, or rows of a suite"),
+        (["--suite", "rscfed", "--row", "1/SVHN/rscfed"], "no complete run of 1/SVHN/rscfed/labelled=1/unlabelled=9"),
+        (["--suite", "rscfed", "--row", "1/SVHN/rscfd"], "unknown row '1/SVHN/rscfd'; did you mean '1/SVHN/rscfed'?"),
+        (["a", "--axis", "bytes"], "--axis bytes: it is one of round, bytes, seconds, as far as the rows"),
         (["a", "--out", "q.foo"], "--out q.foo: the suffix says the format; end the name with .png"),
         (["a", "--out", "q"], "--out q: the suffix says the format"),
         (["a", "--out", "/nonexistent/q.png"], "--out /nonexistent/q.png: there is no folder /nonexistent"),
@@ -203,3 +218,55 @@ def test_bad_plots_are_one_line(runs: list[str], capsys: Any, arguments: list[st
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and message in err and err.count("\n") == 1 and "start over" not in err
     assert out == "" and not Path("curves.png").exists()
+
+
+def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
+    """Seeds are averaged, with a band; the legend is in the order of the suite, whatever the order asked for."""
+    suite = Suite(
+        {
+            "paper": "toy",
+            "title": "Toy",
+            "published": None,
+            "report": "best",
+            "base": {"set": {"data": "digits", "rounds": 2}},
+            "datasets": {"A": {}},
+            "labels": {"low": {"method": "fedavg"}, "high": {"method": "rscfed"}},
+            "tables": {
+                1: {
+                    "title": "One",
+                    "datasets": ["A"],
+                    "metrics": ["acc"],
+                    "rows": [
+                        {"method": "high"},
+                        {"method": "low", "n": 5},
+                        {"method": "low", "n": 6, "set": {"data.num_clients": 6}},
+                        {"method": "low", "n": 7, "set": {"data.num_clients": 7}},
+                    ],
+                }
+            },
+            "scales": {"paper": {"seeds": [1, 2, 3]}},
+        }
+    )
+    plan = suite.plan("paper", runtime=Runtime(results_dir=str(tmp_path)))
+    facts = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+    for row in suite.rows[:3]:
+        for seed in (1, 2):
+            config = plan.run(row, seed).config
+            run = RunFolder(folder(config))
+            run.open(config, facts)
+            for number in range(2):
+                run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
+            run.finish()
+    curves = plots.read_suite_rows(suite, ["1/A/low/n=6", "1/A/high", "1/A/low/*"], "paper", str(tmp_path))
+    assert list(curves) == ["high", "low (n=5)", "low (n=6)"]
+    assert {curve.seeds for curve in curves.values()} == {2}
+    plots.learning_curves(curves, ["acc"], tmp_path / "curves.png", "bytes")
+    (panel,) = drawn[0].axes
+    assert panel.lines[0].get_xydata().tolist() == [[0, 0], [2, 15]] and panel.get_xlabel() == "bytes"
+    band = panel.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(15 + 50**0.5) and len(panel.collections) == 3
+    assert texts(drawn[0].legends[0]) == list(curves)
+    named = plots.read_suite_rows(suite, ["1/A/high"], "paper", str(tmp_path), ["RSCFed"])
+    assert list(named) == ["RSCFed"]
+    with pytest.raises(ConfigError, match="no complete run of 1/A/low/n=7 at scale paper"):
+        plots.read_suite_rows(suite, ["1/A/low/n=7", "1/A/high"], "paper", str(tmp_path))

@@ -119,7 +119,7 @@ def test_means_intervals_and_the_three_readings():
     assert (low["best"], low["last"], low["last_k_mean"]) == ("61.0000", "60.0000", "60.5000")
     assert lines(table)["low", "auc"]["last"] == ""
     assert len(low["runs"].split()) == 3
-    assert "| 61.00 ± 2.48 (3) | 60.0        | +1.0  | no band" in table.markdown
+    assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0) " in table.markdown
 
 
 def test_a_difference_is_taken_seed_by_seed():
@@ -148,7 +148,7 @@ def test_status_follows_the_band(acc, status):
 @pytest.mark.parametrize(
     ("accuracies", "states", "status", "cell"),
     [
-        ([], ["missing"] * 3, "not run", "not run"),
+        ([], ["missing"] * 3, "not run", None),
         ([70.0], ["missing", "missing"], "1 of 3; reproduced", "70.00 (1 of 3)"),
         ([70.0, 70.0], ["failed"], "2 of 3; failed (1)", "70.00 ± 0.00 (2 of 3)"),
         ([70.0], ["outdated", "failed"], "1 of 3; failed (1); outdated (1)", "70.00 (1 of 3)"),
@@ -165,7 +165,10 @@ def test_a_row_says_what_it_lacks_and_is_not_judged_with_a_failed_seed(accuracie
         table = rendered(scale, values, found)[2]
         expected = status if scale == "paper" else status.removesuffix("; reproduced")
         assert lines(table)["high", "acc"]["status"] == expected
-        assert f"| {cell} |" in " ".join(table.markdown.split())
+        if cell is None:
+            assert "Nothing of this table has been run." in table.markdown
+        else:
+            assert f"| high | {cell}<br>" in " ".join(table.markdown.split())
         assert lines(table)["high", "acc"]["n"] == str(len(accuracies))
 
 
@@ -219,7 +222,7 @@ def test_the_network_is_named_with_its_arguments():
     table = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {})[0]
     assert lines(table)["low", "acc"]["network"] == "wrn28_2 (depth=10, width=1)"
     assert lines(table)["high", "acc"]["network"] == "wrn28_2 (depth=10, width=1, norm=group)"
-    assert "| digits (as SVHN), wrn28_2 (depth=10, width=1, norm=group) | high " in " ".join(table.markdown.split())
+    assert "network: wrn28_2 (depth=10, width=1, norm=group); wrn28_2 (depth=10, width=1) (low);" in table.markdown
 
 
 def test_published_is_a_number_or_empty():
@@ -236,7 +239,9 @@ def test_published_is_a_number_or_empty():
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     high = lines(table)["high", "acc"]
     assert (high["published"], high["status"]) == ("", "published: not available to us")
-    assert "| 70.00 ± 0.00 (3) | not available to us |" in " ".join(table.markdown.split())
+    assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
+    nothing = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {suite.rows[0].key("f1"): "1"})[0]
+    assert "Nothing of this table has been run.\n\nPublished values: not available to us." in nothing.markdown
 
 
 def test_pending_rows_and_published_spreads_are_shown():
@@ -251,7 +256,7 @@ def test_pending_rows_and_published_spreads_are_shown():
         found = lines(table)
         assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
         assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
-        assert "| pending |" in " ".join(table.markdown.split())
+        assert "Not run: the rows low, gain." in table.markdown and "| low" not in table.markdown
         assert (found["high", "acc"]["spread"], found["high", "acc"]["ours"]) == ("1.5", "68.0000")
         assert "70.26 ± 1.5" in table.markdown
         assert "complete**" not in table.markdown
@@ -261,7 +266,7 @@ def test_pending_rows_and_published_spreads_are_shown():
 def test_another_scale_still_says_what_is_missing():
     *_, table = rendered("quick", {}, {("high", 3): "running"})
     text = " ".join(table.markdown.split())
-    assert "| not run |" in text and "| running (1) |" in text
+    assert "| high | running (1)<br><sub>70.26</sub> |" in text and "Not run: the row low." in text
 
 
 def test_every_table_names_its_provenance_and_rule():
@@ -272,7 +277,8 @@ def test_every_table_names_its_provenance_and_rule():
         assert "hardware: Some CPU, 2 of 8 cores per run; code: abc." in text
         assert "mean of the last 2 rounds" in text and "`std` in the CSV (divisor n − 1)" in text
     assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
-    assert "Status: reproduced if |Δ| is at most the band" in paper and "bands: acc 2.0 (a guess)" in paper
+    assert "status: reproduced if |Δ| is at most the band" in paper and "bands: acc 2.0 (a guess)" in paper
+    assert "**Scale quick: not the paper's protocol.**" in quick and "**Scale" not in paper
 
 
 def test_interval_is_students():
@@ -331,14 +337,14 @@ def test_files_change_only_with_the_records(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("<!-- table:toy-quick-4:begin -->\n<!-- table:toy-quick-4:end -->\ntail\n")
     changed = write(suite, "quick", [table], tmp_path, readme)
-    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "README.md"]
+    assert [path.name for path in changed] == ["toy-quick.md", "toy-quick.csv", "toy-quick.tex", "README.md"]
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
     assert write(suite, "quick", [rendered("quick", FULL)[2]], tmp_path, readme) == []
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in changed}
     assert "### Table 4: Four" in readme.read_text() and readme.read_text().endswith("tail\n")
     assert (tmp_path / "tables/toy-quick.md").read_text().startswith("# A toy paper\n\n### Table 4: Four\n")
     less = rendered("quick", FULL | {("low", 1): None})[2]
-    assert len(write(suite, "quick", [less], tmp_path, readme)) == 3
+    assert len(write(suite, "quick", [less], tmp_path, readme)) == 4
     write(suite, "quick", [less], tmp_path, tmp_path / "no-readme.md")
     assert not (tmp_path / "no-readme.md").exists()
 
@@ -372,7 +378,7 @@ def test_ranked_tables_without_published_values():
         for cell in run.cells[:1]
     }
     page = render(suite, plan, runs, suite.published())[0]
-    shown = [name for name in page.frame["method"].drop_duplicates() if name in at]
-    assert shown == ["low", "high"]
+    for shown in (list(page.frame["method"]), [keys[0] for keys, _ in page.layout.rows]):
+        assert [name for name in dict.fromkeys(shown) if name in at] == ["low", "high"]
     assert "published" not in page.frame and "ublished" not in page.markdown
     assert "Rows are ordered by ours" in page.markdown

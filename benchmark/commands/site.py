@@ -1,0 +1,30 @@
+"""``site``: pages made from records."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import listed, refuse
+
+ABOUT = "Make pages from all records: a leaderboard, a page per paper and a page per run."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
+    parser.add_argument("--out", type=str, default="site", help="folder to write; index.html opens in a browser")
+    parser.add_argument(
+        "--papers", type=str | None, help="suites, or paths of .yaml files, e.g. rscfed,mine.yaml; default: all"
+    )
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "site")
+    from benchmark.site.build import build
+
+    build(Path(options.results_dir), Path(options.out), listed(options.papers))
+    print(f"wrote {Path(options.out, 'index.html')}")
+    return 0

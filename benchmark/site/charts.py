@@ -1,0 +1,167 @@
+"""Charts of the pages: matplotlib draws them as SVG, the page's style sheet colours them."""
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from benchmark.report.curves import Curve
+from benchmark.report.describe import heat_map
+from benchmark.report.plots import STYLES, draw_curve
+
+SERIES = 10  # colours; further curves get another line style
+# Colours that stand in the SVG for variables of the style sheet, so that dark and light pages share one picture.
+INK, GRID = "#0a0c00", "#0a0c01"
+COLOURS = [f"#0a0b{number:02x}" for number in range(SERIES)]
+VARIABLES = {INK: "currentColor", GRID: "var(--line)"} | {c: f"var(--series-{n})" for n, c in enumerate(COLOURS)}
+UNITS = {
+    "round": [(1, "round")],
+    "bytes": [(1e12, "TB sent, up and down"), (1e9, "GB sent, up and down"), (1e6, "MB sent, up and down")],
+    "seconds": [(3600, "hours"), (60, "minutes"), (1, "seconds")],
+}
+SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",  # texts stay texts, in the font of the page
+    "svg.hashsalt": "fssl-bench",  # the same picture gives the same bytes
+    "text.parse_math": False,
+    "font.size": 8,
+    "path.simplify_threshold": 0.5,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", LINK)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture and what stands above it."""
+
+    title: str
+    svg: Markup
+
+
+class Charts:
+    """Draws the charts of one page, whose ids are told apart."""
+
+    def __init__(self) -> None:
+        self._prefixes = (f"chart-{number}" for number in count())
+
+    def curves(self, curves: Mapping[str, Curve], column: str, axis: str, title: str) -> Chart | None:
+        """Curves of a column against an axis of ``curves.AXES``; ``None`` where no curve has both.
+
+        The curve at position n has the colour and the line style of ``swatch(n)``.
+        """
+        shown = {
+            number: (name, scaled)
+            for number, (name, curve) in enumerate(curves.items())
+            if (scaled := _rows_with(curve, column, axis)).rows
+        }
+        if not shown:
+            return None
+        reach = max(row[axis] for _, curve in shown.values() for row in curve.rows)
+        unit, label = next((u for u in UNITS[axis] if reach >= u[0]), UNITS[axis][-1])
+        with rc_context(SETTINGS):
+            figure = Figure(figsize=(4.2, 2.6))
+            panel = figure.add_axes((0.12, 0.17, 0.85, 0.79))
+            for number, (_, curve) in shown.items():
+                rows = [{**row, axis: row[axis] / unit} for row in curve.rows]
+                style = {"color": COLOURS[number % SERIES], "linestyle": STYLES[number // SERIES % len(STYLES)]}
+                draw_curve(panel, Curve(rows, curve.spread, curve.seeds), column, axis, linewidth=1.3, **style)
+            panel.grid(color=GRID, linewidth=0.6)
+            panel.set_axisbelow(True)
+            panel.set_xlabel(label)
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "round"))
+            panel.yaxis.set_major_locator(MaxNLocator(5))
+            ends = "; ".join(f"{name}: {curve.rows[-1][column]:.4g} at the end" for name, curve in shown.values())
+            return Chart(title, self._svg(figure, f"{title} over {label}. {ends}."))
+
+    def intervals(self, lines: Sequence[tuple[str, float, float | None]], title: str) -> Chart:
+        """Means with their intervals, one below the other.
+
+        Args:
+            lines: name, mean and half-width of the interval (or ``None``), from the top.
+            title: what the means are of.
+        """
+        with rc_context(SETTINGS):
+            height = 0.5 + 0.24 * len(lines)
+            figure = Figure(figsize=(5.2, height))
+            panel = figure.add_axes((0.3, 0.42 / height, 0.66, 1 - 0.5 / height))
+            y = np.arange(len(lines))[::-1]
+            means = [mean for _, mean, _ in lines]
+            halves = [half or 0.0 for _, _, half in lines]
+            panel.errorbar(means, y, xerr=halves, fmt="o", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.3)
+            panel.set_yticks(y, [name for name, _, _ in lines])
+            panel.set_ylim(-0.6, len(lines) - 0.4)
+            panel.grid(axis="x", color=GRID, linewidth=0.6)
+            panel.set_axisbelow(True)
+            panel.set_xlabel("accuracy (%), mean and 95 % interval")
+            return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals, as in the table."))
+
+    def partition(self, names: Sequence[str], labelled: Any, unlabelled: Any, title: str) -> Chart:
+        """Heat map of images per client and class."""
+        classes = [str(number) for number in range(labelled.shape[1])]
+        with rc_context({key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math")}):
+            figure = heat_map(names, labelled, unlabelled, classes, "")
+            return Chart(title, self._svg(figure, title))
+
+    def _svg(self, figure: Figure, about: str) -> Markup:
+        """The figure as an SVG element to stand in a page, described by ``about``."""
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        root = ElementTree.fromstring(text.getvalue())
+        for child in list(root):
+            if child.tag == f"{{{SVG}}}metadata" or child.find(f"{{{SVG}}}style") is not None:
+                root.remove(child)  # the style would hold for the whole page
+        prefix = next(self._prefixes)
+        for element in root.iter():
+            for key, value in list(element.attrib.items()):
+                element.set(key, _attribute(key, value, prefix))
+        root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": about}
+        return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def swatch(number: int) -> Markup:
+    """A short line in the colour and style of the curve at this position."""
+    dashes = {"-": "", "--": "5 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}[STYLES[number // SERIES % len(STYLES)]]
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><line x1="1" y1="4" x2="23" y2="4" stroke-width="2.5" '
+        'stroke="var(--series-{})" stroke-dasharray="{}"/></svg>'
+    ).format(number % SERIES, dashes)
+
+
+def _rows_with(curve: Curve, column: str, axis: str) -> Curve:
+    """The curve's rows that have a number in the column, and the axis."""
+    kept = [n for n, row in enumerate(curve.rows) if isinstance(row.get(column), int | float) and axis in row]
+    return Curve([curve.rows[n] for n in kept], [curve.spread[n] for n in kept if curve.spread], curve.seeds)
+
+
+def _attribute(key: str, value: str, prefix: str) -> str:
+    """An attribute with ids of its own page, two decimals, and the variables of the style sheet for colours."""
+    if key == "id":
+        return f"{prefix}-{value}"
+    if key == f"{{{LINK}}}href":
+        return f"#{prefix}-{value[1:]}" if value.startswith("#") else value
+    if key == "clip-path":
+        return value.replace("url(#", f"url(#{prefix}-")
+    if key == "style":
+        for colour, variable in VARIABLES.items():
+            value = value.replace(colour, variable)
+        return value
+    return re.sub(r"(\.\d\d)\d+", r"\1", value)

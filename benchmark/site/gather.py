@@ -1,0 +1,96 @@
+"""What the pages are made from: runs on disk, and suites at the scales that were run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.config import SCALES, Runtime
+from benchmark.report import tables
+from benchmark.report.curves import Curve, read_curve
+from benchmark.report.layout import Rendered
+from benchmark.report.records import Record, read_record
+from benchmark.suites.suite import Plan, Suite, available, load
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run on disk."""
+
+    path: Path
+    record: Record
+
+    @property
+    def page(self) -> str:
+        """Its page below the site."""
+        return f"runs/{self.path.name}.html"
+
+    @property
+    def curve(self) -> Curve:
+        """Its rows, with what each round had cost by then."""
+        return read_curve([self.path])
+
+
+@dataclass(frozen=True)
+class View:
+    """A suite at a scale."""
+
+    suite: Suite
+    scale: str
+    plan: Plan
+    runs: Mapping[str, tables.Run]
+    tables: Sequence[Rendered]
+
+    @property
+    def page(self) -> str:
+        """The suite's page below the site."""
+        return f"papers/{self.suite.paper}.html"
+
+    @property
+    def compare(self) -> bool:
+        """Whether the scale is the paper's protocol."""
+        return self.suite.compares(self.scale)
+
+    @property
+    def note(self) -> str:
+        """What the scale stands for."""
+        return str(self.suite.scale(self.scale).get("note", ""))
+
+    @property
+    def complete(self) -> int:
+        """Runs that have their record."""
+        return sum(run.record is not None for run in self.runs.values())
+
+
+def find_runs(results: Path) -> dict[str, Found]:
+    """All runs below a results folder, by run id.
+
+    Raises:
+        RunError: a damaged record.
+    """
+    files = sorted(results.glob("runs/*/record.json"))
+    found = [Found(file.parent, read_record(file.parent)) for file in files]
+    return {run.record["run_id"]: run for run in found}
+
+
+def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found]) -> list[View]:
+    """The suites at every scale worth a page: those that were run and that of the paper.
+
+    Args:
+        papers: suites by key or path; none: all there are.
+        results: folder that holds ``runs/``.
+        found: what lies there.
+
+    Raises:
+        ConfigError: no such suite.
+    """
+    recorded = {run.record["scale"] for run in found.values()}
+    views = []
+    for suite in [load(paper) for paper in list(papers) or available()]:
+        for scale in sorted(suite.spec["scales"], key=SCALES.index, reverse=True):  # the paper's first, quick last
+            if scale not in recorded and not suite.compares(scale):
+                continue
+            plan = suite.plan(scale, runtime=Runtime(results_dir=str(results)))
+            runs = tables.collect(plan)
+            if suite.compares(scale) or any(run.state != "missing" for run in runs.values()):
+                views.append(View(suite, scale, plan, runs, tables.render(suite, plan, runs, suite.published())))
+    return views

@@ -1,0 +1,127 @@
+"""The published layout: what stands where, what is folded away, and that no text is taken for markup."""
+
+import re
+from typing import Any
+
+import pandas as pd
+
+from benchmark.report.layout import Rendered, Section, cell_text, latex_text, pipe_table, texts
+from benchmark.report.tables import Run, render
+from benchmark.suites.suite import Suite
+
+HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"
+
+
+def suite() -> Suite:
+    """Two data sets, three metrics' worth of columns, and two rows of one method that a column tells apart."""
+    return Suite(
+        {
+            "paper": "toy",
+            "title": "A toy",
+            "published": "toy.csv",
+            "report": "best",
+            "bands": {"acc": 2.0},
+            "base": {"set": {"data": "digits", "rounds": 5}},
+            "datasets": {"A": {}, "B": {"set": {"data.num_clients": 7}}},
+            "labels": {"mine": {"method": "fedavg"}, "other": {"method": "rscfed"}, HOSTILE: {"method": "fedirm"}},
+            "tables": {
+                1: {
+                    "title": "One",
+                    "datasets": ["A", "B"],
+                    "metrics": ["acc", "auc"],
+                    "rows": [
+                        {"method": "mine", "net_size": "s", "split": "iid"},
+                        {"method": "mine", "net_size": "l", "split": "iid", "set": {"rounds": 6}},
+                        {"method": "other", "net_size": "s", "split": "iid"},
+                        {"method": HOSTILE, "net_size": "s", "split": "iid"},
+                    ],
+                }
+            },
+            "scales": {"paper": {"seeds": [1, 2], "compare": True}, "quick": {"seeds": [1, 2]}},
+        }
+    )
+
+
+def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Rendered:
+    """The table with both seeds of these rows, by data set, method and size."""
+    toy = suite()
+    plan = toy.plan(scale)
+    runs = {key: Run("missing", None) for key in plan.runs}
+    for row in toy.rows:
+        value = values.get((row.dataset, row.method, row.columns["net_size"]))
+        if value is not None:
+            reading = {"acc": value, "auc": 90.0}
+            record: Any = {"best": reading, "final": reading, "last_k_mean": reading, "code_version": "abc"}
+            record["environment"] = {"cpu": "c", "cores": 1, "threads": 1}
+            runs |= {plan.run(row, seed).id: Run("complete", record) for seed in (1, 2)}
+    published = {row.key("acc"): "50.0" for row in toy.rows}
+    return render(toy, plan, runs, published)[0]
+
+
+def test_methods_are_rows_and_data_sets_with_metrics_are_columns() -> None:
+    """A column with one value in all rows is a fact below; only what tells rows apart stays."""
+    table = rendered({("A", "mine", "s"): 51.0})
+    layout = table.layout
+    assert layout.heads == ("method", "net size")
+    assert layout.columns == (("A", "acc"), ("A", "auc"), ("B", "acc"), ("B", "auc"))
+    assert [keys for keys, _ in layout.rows] == [("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s")]
+    first = layout.rows[0][1]
+    assert [line and (line.row.dataset, line.metric, line.ours) for line in first] == [
+        ("A", "acc", 51.0),
+        ("A", "auc", 90.0),
+        ("B", "acc", None),
+        ("B", "auc", None),
+    ]
+    assert table.facts["split"] == "iid" and "net size" not in table.facts
+
+
+def test_what_was_not_run_is_one_sentence() -> None:
+    """Rows of one method are told apart in it; the cells that are left keep their published values."""
+    table = rendered({("A", "mine", "s"): 51.0, ("A", "other", "s"): 40.0})
+    shown = table.layout.only_run()
+    assert shown.columns == (("A", "acc"), ("A", "auc")) and [keys[0] for keys, _ in shown.rows] == ["mine", "other"]
+    assert table.layout.untouched() == f"Not run: all of B; the rows mine l, {HOSTILE}."
+    text = table.markdown
+    assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0)<br>reproduced " in text and "<br>50.0 (-10.0)<br>not reproduced" in text
+    both = rendered({("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0})
+    assert "| –<br>50.0 " in both.markdown and "not available" not in both.markdown
+    full = {(d, m, s): 50.0 for d in "AB" for m, s in (("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s"))}
+    assert rendered(full).layout.untouched() == "" and "Not run" not in rendered(full).markdown
+
+
+def test_the_long_form_has_every_row() -> None:
+    assert len(rendered({}).frame) == 16
+
+
+def test_latex_escapes_everything_and_says_the_scale() -> None:
+    table = rendered({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
+    text = table.latex
+    assert r"a|b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
+    assert r"51.00 $\pm$ 0.00 (2) & 50.0 " in text and r"\toprule" in text and r"\bottomrule" in text
+    assert r"\multicolumn{4}{c}{digits (as A)}" in text and r"\label{tab:toy-quick-1}" in text
+    assert "Scale quick (own protocol)." in text and r"$\Delta$" not in text
+    assert r"$\Delta$" in rendered({("A", "mine", "l"): 49.0}).latex
+    assert not re.search(r"[^\x00-\x7f]", re.sub("(?m)^%.*$", "", text))
+    assert rendered({}).latex.startswith("% Table 1: One: nothing has been run.\n")
+
+
+def test_sections_stand_below_with_two_decimals() -> None:
+    """Any frame will do: numbers, texts, gaps."""
+    frame = pd.DataFrame({"mean_rank": [1.0, 2.345], "method": ["x|y", None], "n": [3, 4]})
+    assert texts(frame).to_numpy().tolist() == [["1.00", "x|y", "3"], ["2.35", "", "4"]]
+    assert list(texts(frame)) == ["mean rank", "method", "n"]
+    table = rendered({("A", "mine", "s"): 51.0})
+    (readings,) = table.sections
+    assert readings.frame.to_dict("records") == [
+        {"method": "mine", "net_size": "s", "data set": "A"}
+        | dict.fromkeys(("best round", "last round", "mean of the last 50 rounds"), 51.0)
+    ]
+    more = Rendered(**{**vars(table), "sections": (Section("Ranks", "Small is good.", frame),)})
+    assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown
+    assert r"\begin{tabular}{rlr}" in more.latex
+
+
+def test_texts_of_single_values() -> None:
+    assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
+    assert latex_text("±−²") == "$\\pm$$-$²"
+    assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
