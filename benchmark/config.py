@@ -76,7 +76,7 @@ class Runtime:
     wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
-        _refuse_unbounded({"checkpoint_every_s": self.checkpoint_every_s}, "--")
+        _refuse_unbounded(self.checkpoint_every_s, "--checkpoint_every_s")
         least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
@@ -129,7 +129,7 @@ class RunConfig:
         if not self.model:
             raise ConfigError("model is empty; give the name of a network, or its dotted path")
         for name in ("model_args", "roster"):
-            _refuse_unbounded(getattr(self, name), f"--{name}.")
+            _refuse_unbounded(getattr(self, name), f"--{name}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         if self.precision not in PRECISIONS:
@@ -211,7 +211,7 @@ def resolve(config: RunConfig) -> RunConfig:
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
         args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
-        _refuse_unbounded(args, f"--{slot}.")
+        _refuse_unbounded(args, f"--{slot}")
         specs[slot] = ClassSpec(path_of(cls), args)
     roster = typed_args(imported(ROSTER), config.roster, "roster", ("num_clients", "labelled", "seed", "_subsets"))
     return replace(config, **specs, roster={name: roster[name] for name in config.roster})
@@ -309,7 +309,7 @@ def _refuse_unbounded(value: Any, name: str) -> None:
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _refuse_unbounded(item, f"{name}{key}")
+            _refuse_unbounded(item, f"{name}.{key}")
     elif isinstance(value, list | tuple):
         for item in value:
             _refuse_unbounded(item, name)

@@ -483,6 +483,29 @@ def test_table_filters_run_less_but_render_everything(here, fitted):
     assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
 
 
+def test_one_truncated_record_does_not_keep_the_other_runs_from_running(here, fitted, monkeypatch, capsys):
+    assert table("--seeds", "1") == 0
+    low, *_ = sorted(here.glob("results/runs/fedavg-*/record.json"))
+    low.write_text(low.read_text()[:100])
+    whole = run.fit_resolved
+
+    def fit(config):
+        if folder(config) == low.parent.relative_to(here):
+            read_record(folder(config))
+        return whole(config)
+
+    monkeypatch.setattr(run, "fit_resolved", fit)
+    assert table("--seeds", "1,2") == 1
+    assert len(fitted) == 2 + 2 and "record.json: cannot be read" in capsys.readouterr().err
+    assert "damaged (1)" in (here / "results/tables/toy-quick.md").read_text()
+
+
+def test_missing_published_values_are_told_before_anything_is_run(here, fitted, capsys):
+    (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "nothing.csv"))
+    assert table() == 2
+    assert "are missing; restore the file" in capsys.readouterr().err and fitted == []
+
+
 def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     assert table("--seeds", "666,1") == 1
     err = capsys.readouterr().err

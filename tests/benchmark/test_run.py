@@ -286,6 +286,21 @@ def test_bad_input_is_one_clear_error(tmp_path, options, error, message):
         fit(configuration(tmp_path, **{**SHORT, **options}))
 
 
+def test_processes_that_end_without_a_record_are_no_success(tmp_path, monkeypatch):
+    """However they ended: with code 0, too."""
+    monkeypatch.setattr(run.Fabric, "launch", lambda *_: None)
+    with pytest.raises(RunError, match="ended without an error, but the run is not complete; run it again"):
+        fit(configuration(tmp_path, **SHORT))
+
+
+def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Digits, "read", lambda self: sys.exit(0))
+    config = configuration(tmp_path, **SHORT)
+    with pytest.raises(RunError, match=r"the method or the data set ended the program \(sys\.exit\(0\)\)"):
+        fit(config)
+    assert state(folder(config)) == "failed"
+
+
 def test_a_run_in_progress_is_left_alone(tmp_path):
     """Whoever holds the folder keeps it, and its record stays as it is."""
     config = configuration(tmp_path, **SHORT)

@@ -18,7 +18,7 @@ from benchmark import run
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.federation import checkpoint
 from benchmark.files import write_atomic
-from benchmark.launch.environment import environment
+from benchmark.launch.environment import ROOT, environment
 from benchmark.launch.lock import RunLocked, holder, locked, run_lock
 from benchmark.registry import ClassSpec
 from benchmark.report import records
@@ -194,6 +194,61 @@ def test_the_checkpoints_are_those_that_a_run_resumes_from(tmp_path):
     assert (path.name, checkpoint.previous(path).name) == records.CHECKPOINTS
 
 
+def test_equal_runs_have_equal_digests(tmp_path):
+    """Wall-clock and hardware are not part of it; everything else is."""
+    first, second = (whole_run(tmp_path / name).record() for name in ("a", "b"))
+    assert first["schema_version"] == 2 and len(first["digest"]) == 64
+    assert first["digest"] == second["digest"]
+    rows = records.read_rows(tmp_path / "a")
+    assert records.digest(first, rows) == first["digest"]
+    assert records.digest({**first, "timing": {}, "environment": {}}, rows) == first["digest"]
+    assert records.digest({**first, "seeds": {"run": 2}}, rows) != first["digest"]
+    assert records.digest(first, rows[1:]) != first["digest"]
+
+
+def test_a_record_of_an_older_version_stays_valid(tmp_path):
+    """It has no digest; its readings still have to follow from its rows."""
+    record = whole_run(tmp_path).record()
+    del record["digest"], record["skipped"]
+    record["schema_version"] = 1
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert read_record(tmp_path) == record and state(tmp_path) == "complete"
+    record["best"]["acc"] = 60.1
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(
+        RunError, match=r"record\.json has best\.acc = 60\.1, but the rows of metrics\.jsonl give 60\.0"
+    ):
+        read_record(tmp_path)
+    assert state(tmp_path) == "damaged"
+
+
+def test_all_committed_records_are_what_their_rows_say():
+    paths = sorted((ROOT / "results" / "runs").glob("*/record.json"))
+    assert len(paths) >= 46
+    assert {state(path.parent) for path in paths} <= {"complete", "failed"}
+
+
+def test_skipped_updates_are_counted_in_the_record(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(CONFIG, FACTS)
+    for number in range(4):
+        folder.append(row(number, **({"skipped": number} if number else {})))
+    assert folder.finish()["skipped"] == 3
+    assert whole_run(tmp_path / "none").record()["skipped"] == 0
+
+
+def test_a_folder_without_a_run_is_forgotten(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        assert not folder.opened
+        folder.forget()
+    assert not (tmp_path / "run").exists()
+    begun = whole_run(tmp_path / "run")
+    assert begun.opened
+    begun.forget()
+    assert state(tmp_path / "run") == "complete"
+
+
 def test_rows_only_go_forward(tmp_path):
     folder = RunFolder(tmp_path)
     folder.open(CONFIG, FACTS)
@@ -348,7 +403,8 @@ def test_a_run_that_is_alive_on_another_machine_is_left_alone(tmp_path):
         pass
     assert (tmp_path / "run.lock").read_text() == elsewhere
     record = folder.record()
-    for changes in ({"timing": {**record["timing"], "updated": "2020-01-01T00:00:00.000+00:00"}}, {"timing": {}}):
+    past, future = ({**record["timing"], "updated": f"{year}-01-01T00:00:00.000+00:00"} for year in (2020, 2120))
+    for changes in ({"timing": past}, {"timing": future}, {"timing": {}}):
         (tmp_path / "record.json").write_text(json.dumps({**record, **changes}))
         (tmp_path / "run.lock").write_text(elsewhere)
         with run_lock(tmp_path):

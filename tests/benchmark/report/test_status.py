@@ -92,6 +92,17 @@ def test_a_cell_that_is_needed_twice_is_named_once(tmp_path):
     assert said(replace(one, cells=["4/A/low", "4/A/low", "5/A/low"]))[1].split()[4:] == ["4/A/low,", "5/A/low"]
 
 
+def test_a_changed_record_says_so(tmp_path):
+    one, changed = planned(tmp_path), planned(tmp_path, seed=2)
+    run(one)
+    run(changed)
+    record = folder(changed.config) / "record.json"
+    record.write_text(record.read_text().replace("60.0", "99.9"))
+    lines = said(changed, one)
+    assert lines[1].split()[0] == "DAMAGED" and lines[2].split()[0] == "DONE" and lines[3] == "1 DONE, 1 DAMAGED"
+    assert "record.json has best.acc = 99.9, but the rows of metrics.jsonl give 60.0" in lines[-1]
+
+
 def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     one, damaged = planned(tmp_path), planned(tmp_path, seed=2)
     run(one)
