@@ -62,8 +62,8 @@ def zoo(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
     kinds = {
-        "method": Kind("method", "zoo", "zoo.base.Method", frozenset({"model"})),
-        "data": Kind("data set", "zoo", "zoo.digits.Data", frozenset({"data_dir"})),
+        "method": Kind("method", "zoo", "zoo.base.Method", "zoo", frozenset({"model"})),
+        "data": Kind("data set", "zoo", "zoo.digits.Data", "zoo", frozenset({"data_dir"})),
     }
     for slot, kind in kinds.items():
         monkeypatch.setitem(classes.KINDS, slot, kind)

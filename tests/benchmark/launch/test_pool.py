@@ -37,7 +37,7 @@ class Base: pass
 class Method(Base): pass
 class Data(Base): pass
 
-KINDS = {"method": Kind("m", "fake_runs", "fake_runs.Base"), "data": Kind("d", "fake_runs", "fake_runs.Base")}
+KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name in ("method", "data")}
 classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
 records.environment = dict
 

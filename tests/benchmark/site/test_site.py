@@ -15,7 +15,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, folder
 from benchmark.report import tables
-from benchmark.report.records import RunFolder
+from benchmark.report.records import RunFolder, digest, read_rows
 from benchmark.site.build import MARK, render, value_text, write
 from benchmark.site.gather import View, find_runs
 from benchmark.suites.suite import Suite
@@ -103,6 +103,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record["data_sha256"] = {HOSTILE: HOSTILE}
         if number == 0:
             record |= {"status": "failed", "error": HOSTILE}
+        record["digest"] = digest(record, read_rows(path.parent))
         path.write_text(json.dumps(record))
     views = [replace(v, runs=(runs := tables.collect(v.plan)), tables=render_again(v, runs)) for v in views]
     write(render(views, find_runs(results)), out)
