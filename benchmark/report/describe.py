@@ -180,10 +180,9 @@ def _ticks(axes: Any, names: Sequence[str], labelled: Counts, classes: Sequence[
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8 if max(rows, columns) <= 30 else 0.3)
-    axes.tick_params(which="minor", length=0)
+    between: dict[str, Any] = {"color": "white", "linewidth": 0.8 if max(rows, columns) <= 30 else 0.3}
+    axes.vlines(np.arange(1, columns) - 0.5, -0.5, rows - 0.5, **between)
+    axes.hlines(np.arange(1, rows) - 0.5, -0.5, columns - 0.5, **between)
 
 
 def _how(data: Any) -> str:

@@ -241,11 +241,11 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
     """The lines in the long form."""
     rows = []
     for line in lines:
-        values = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
+        values: dict[str, Any] = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
         values |= {} if compare else {"data": line.data, "network": line.network}
         values |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
-        numbers = {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
-        given = {"published": line.published} if printed else {}
+        numbers: dict[str, Any] = {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
+        given: dict[str, Any] = {"published": line.published} if printed else {}
         given |= {"spread": line.spread} if any(other.spread for other in lines) else {}
         given |= {"delta": line.delta} if compare else {}
         rows.append(
@@ -286,9 +286,13 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
     """What stands under a table."""
     last = " or ".join(dict.fromkeys(last_rounds(run.config) for run in plan.runs.values()))
     named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
-    rows = [
-        {"method": line.row.method, **{c: line.row.columns.get(c) for c in heads}, "data set": line.row.dataset}
-        | {named[name]: value for name, value in line.readings.items()}
+    rows: list[dict[str, Any]] = [
+        {
+            "method": line.row.method,
+            **{c: line.row.columns.get(c) for c in heads},
+            "data set": line.row.dataset,
+            **{named[name]: value for name, value in line.readings.items()},
+        }
         for line in lines
         if line.metric == "acc" and line.n
     ]

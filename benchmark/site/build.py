@@ -1,21 +1,17 @@
 """Renders the pages and writes them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from importlib import resources
-from numbers import Real
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.ticker import EngFormatter
 
 from benchmark.files import write_atomic
 from benchmark.report import tables
-from benchmark.report.layout import cell_text
 from benchmark.site.gather import Found, View, find_runs, find_views
-from benchmark.site.pages import home_page, paper_page, run_page, runs_page
+from benchmark.site.pages import home_page, paper_page, run_page, runs_page, value_text
 from datamodules.common.errors import ConfigError
 
 MARK = ".fssl-bench-site"  # in a folder that may be written again
@@ -77,22 +73,6 @@ def write(texts: Mapping[str, str], out: Path) -> list[Path]:
             if f"{name}/{path.name}" not in texts:
                 path.unlink()
     return [out / name for name in texts]
-
-
-def value_text(name: str, value: Any) -> str:
-    """A value as people read it: bytes and seconds by the name of the column, small numbers with two digits."""
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    if not isinstance(value, Real) or cell_text(value) == "":
-        return cell_text(value)
-    number = float(value)
-    if "bytes" in name:
-        return EngFormatter("B", places=2)(number)
-    if "seconds" in name:
-        return f"{number:.2f} s" if number < 60 else str(timedelta(seconds=round(number)))
-    if number.is_integer() and "." not in cell_text(value):
-        return str(int(number))
-    return f"{number:.2g}" if 0 < abs(number) < 0.01 else f"{number:.2f}"
 
 
 def _environment() -> Environment:

@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -23,12 +24,12 @@ SERIES = 10  # colours; further curves get another line style
 INK, GRID = "#0a0c00", "#0a0c01"
 COLOURS = [f"#0a0b{number:02x}" for number in range(SERIES)]
 VARIABLES = {INK: "currentColor", GRID: "var(--line)"} | {c: f"var(--series-{n})" for n, c in enumerate(COLOURS)}
-UNITS = {
+UNITS: dict[str, list[tuple[float, str]]] = {
     "round": [(1, "round")],
     "bytes": [(1e12, "TB sent, up and down"), (1e9, "GB sent, up and down"), (1e6, "MB sent, up and down")],
     "seconds": [(3600, "hours"), (60, "minutes"), (1, "seconds")],
 }
-SETTINGS: dict[str, Any] = {
+SETTINGS: Any = {
     "svg.fonttype": "none",  # texts stay texts, in the font of the page
     "svg.hashsalt": "fssl-bench",  # the same picture gives the same bytes
     "text.parse_math": False,
@@ -83,7 +84,7 @@ class Charts:
             for number, (_, curve) in shown.items():
                 rows = [{**row, axis: row[axis] / unit} for row in curve.rows]
                 style = {"color": COLOURS[number % SERIES], "linestyle": STYLES[number // SERIES % len(STYLES)]}
-                draw_curve(panel, Curve(rows, curve.spread, curve.seeds), column, axis, linewidth=1.3, **style)
+                draw_curve(panel, Curve(rows, curve.spread, curve.seeds), column, axis, linewidth=1.1, **style)
             panel.grid(color=GRID, linewidth=0.6)
             panel.set_axisbelow(True)
             panel.set_xlabel(label)
@@ -101,8 +102,8 @@ class Charts:
         """
         with rc_context(SETTINGS):
             height = 0.5 + 0.24 * len(lines)
-            figure = Figure(figsize=(5.2, height))
-            panel = figure.add_axes((0.3, 0.42 / height, 0.66, 1 - 0.5 / height))
+            figure = Figure(figsize=(4.2, height))
+            panel = figure.add_axes((0.33, 0.42 / height, 0.64, 1 - 0.5 / height))
             y = np.arange(len(lines))[::-1]
             means = [mean for _, mean, _ in lines]
             halves = [half or 0.0 for _, _, half in lines]
@@ -114,35 +115,53 @@ class Charts:
             panel.set_xlabel("accuracy (%), mean and 95 % interval")
             return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals, as in the table."))
 
-    def partition(self, names: Sequence[str], labelled: Any, unlabelled: Any, title: str) -> Chart:
-        """Heat map of images per client and class."""
-        classes = [str(number) for number in range(labelled.shape[1])]
-        with rc_context({key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math")}):
-            figure = heat_map(names, labelled, unlabelled, classes, "")
-            return Chart(title, self._svg(figure, title))
-
     def _svg(self, figure: Figure, about: str) -> Markup:
-        """The figure as an SVG element to stand in a page, described by ``about``."""
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        root = ElementTree.fromstring(text.getvalue())
-        for child in list(root):
-            if child.tag == f"{{{SVG}}}metadata" or child.find(f"{{{SVG}}}style") is not None:
-                root.remove(child)  # the style would hold for the whole page
-        prefix = next(self._prefixes)
-        for element in root.iter():
-            for key, value in list(element.attrib.items()):
-                element.set(key, _attribute(key, value, prefix))
-        root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": about}
-        return Markup(ElementTree.tostring(root, encoding="unicode"))
+        return svg(figure, about, next(self._prefixes))
+
+
+@cache  # the runs of a table meet the same partition
+def partition(names: tuple[str, ...], labelled: tuple[str, ...], unlabelled: tuple[str, ...], title: str) -> Chart:
+    """Heat map of images per client and class, for a page that has no other.
+
+    Args:
+        names: of the clients.
+        labelled: their images with labels, by class: a line of numbers per client.
+        unlabelled: those without.
+        title: of the chart.
+    """
+    with_labels, without = (np.array([row.split() for row in rows], dtype=np.int64) for rows in (labelled, unlabelled))
+    classes = [str(number) for number in range(with_labels.shape[1])]
+    with rc_context({key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math")}):
+        return Chart(title, svg(heat_map(names, with_labels, without, classes, ""), title, "partition"))
+
+
+def svg(figure: Figure, about: str, prefix: str) -> Markup:
+    """The figure as an SVG element to stand in a page.
+
+    Args:
+        figure: what was drawn.
+        about: its description for people who cannot see it.
+        prefix: what its ids begin with.
+    """
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(text.getvalue())
+    for child in list(root):
+        if child.tag == f"{{{SVG}}}metadata" or child.find(f"{{{SVG}}}style") is not None:
+            root.remove(child)  # the style would hold for the whole page
+    for element in root.iter():
+        for key, value in list(element.attrib.items()):
+            element.set(key, _attribute(key, value, prefix))
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": about}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
 def swatch(number: int) -> Markup:
     """A short line in the colour and style of the curve at this position."""
     dashes = {"-": "", "--": "5 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}[STYLES[number // SERIES % len(STYLES)]]
     return Markup(
-        '<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><line x1="1" y1="4" x2="23" y2="4" stroke-width="2.5" '
-        'stroke="var(--series-{})" stroke-dasharray="{}"/></svg>'
+        '<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><line x1="1" y1="4" x2="23" y2="4" '
+        'stroke-width="2.5" stroke="var(--series-{})" stroke-dasharray="{}"/></svg>'
     ).format(number % SERIES, dashes)
 
 

@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from numbers import Real
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from matplotlib.ticker import EngFormatter
 
 from benchmark.files import dump_yaml
 from benchmark.launch.environment import hardware
 from benchmark.report import leaderboard
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.report.layout import Line, Rendered, touched
+from benchmark.report.layout import Line, Rendered, cell_text, touched
 from benchmark.report.records import READINGS, Record
-from benchmark.site.charts import Chart, Charts, swatch
+from benchmark.site.charts import Chart, Charts, partition, swatch
 from benchmark.site.gather import Found, View
 
 METRICS = {"acc": "Accuracy (%)", "auc": "AUC (%)", "precision": "Precision (%)", "recall": "Recall (%)"}
@@ -24,6 +26,7 @@ PSEUDO = {
     "pseudo/balance": "Balance of the selected classes (1 is even)",
     "pseudo/certain": "Share of the images above the threshold",
 }
+COUNTS = {"n": "Int64", "reached": "Int64"}  # columns of a leaderboard that are numbers of seeds
 VERDICTS = ("reproduced", "close", "not reproduced")
 
 Page = dict[str, Any]
@@ -67,41 +70,57 @@ def run_page(run: Found, views: Sequence[View]) -> Page:
         "notes": list(dict.fromkeys(f"{view.suite.paper}, {view.scale}: {view.note}" for view, _, _ in places)),
         "readings": readings,
         "reading_columns": [key for key in METRICS if any(key in reading for reading in readings.values())],
-        "metrics": _charts(charts, curve, METRICS),
-        "losses": _charts(charts, curve, {key: key for key in _columns(curve) if "loss" in key}),
+        "curves": _charts(charts, curve, METRICS | {key: key for key in _columns(curve) if "loss" in key}),
         "pseudo": _charts(charts, curve, PSEUDO),
-        "partition": partition_chart(record, charts),
-        "cost": {
-            "training": {"seconds": seconds, "seconds per round": seconds / rounds},
-            "sent": {
-                "bytes_up": record["bytes_up"],
-                "bytes_down": record["bytes_down"],
-                "bytes per round, up and down": (record["bytes_up"] + record["bytes_down"]) / rounds,
-            },
-        },
+        "partition": partition_chart(record),
+        "cost": [
+            ("time", "seconds", seconds),
+            ("time per round", "seconds", seconds / rounds),
+            ("sent up", "bytes", record["bytes_up"]),
+            ("sent down", "bytes", record["bytes_down"]),
+            ("sent per round", "bytes", (record["bytes_up"] + record["bytes_down"]) / rounds),
+        ],
         "hardware": hardware(record["environment"]),
         "config": dump_yaml(record["config"]),
     }
 
 
-def partition_chart(record: Record, charts: Charts) -> Chart | None:
+def value_text(name: str, value: Any) -> str:
+    """A value as people read it: bytes and seconds by the name of the column, small numbers with two digits."""
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if not isinstance(value, Real) or cell_text(value) == "":
+        return cell_text(value)
+    number = float(value)
+    if "bytes" in name:
+        return EngFormatter("B", places=2)(number)
+    if "seconds" in name:
+        return f"{number:.2f} s" if number < 60 else str(timedelta(seconds=round(number)))
+    if number.is_integer() and "." not in cell_text(value):
+        return str(int(number))
+    return f"{number:.2g}" if 0 < abs(number) < 0.01 else f"{number:.2f}"
+
+
+def partition_chart(record: Record) -> Chart | None:
     """Heat map of images per client and class, as far as the record holds them; ``None`` where it holds none."""
-    counts = record.get("class_counts")
-    if counts:
-        rows = {role: np.array([row.split() for row in counts[role]], dtype=np.int64) for role in counts}
-        labelled, unlabelled = rows["labelled"], rows["unlabelled"]
-        names = [str(number) for number in range(len(labelled))]
-        if len(rows["server"]):
-            labelled, names = np.vstack([rows["server"], labelled]), ["server", *names]
-            unlabelled = np.vstack([rows["server"] * 0, unlabelled])
-        return charts.partition(names, labelled, unlabelled, "Images per client and class")
-    if record.get("labelled_histogram"):
-        labelled = np.array(record["labelled_histogram"], dtype=np.int64)
-        names = [f"#{number + 1}" for number in range(len(labelled))]
-        return charts.partition(
-            names, labelled, labelled * 0, "Labelled images per class, of the clients that have any"
-        )
+    if counts := record.get("class_counts"):
+        labelled, unlabelled, server = (tuple(counts[role]) for role in ("labelled", "unlabelled", "server"))
+        names = tuple(str(number) for number in range(len(labelled)))
+        if server:
+            labelled, unlabelled = server + labelled, (_none(server[0]), *unlabelled)
+            names = ("server", *names)
+        return partition(names, labelled, unlabelled, "Images per client and class")
+    if record["labelled_histogram"]:
+        labelled = tuple(" ".join(map(str, row)) for row in record["labelled_histogram"])
+        names = tuple(f"#{number + 1}" for number in range(len(labelled)))
+        title = "Labelled images per class, of the clients that have any"
+        return partition(names, labelled, tuple(map(_none, labelled)), title)
     return None
+
+
+def _none(counts: str) -> str:
+    """As many zeros as there are counts."""
+    return " ".join("0" for _ in counts.split())
 
 
 def _board(view: View, charts: Charts) -> Page:
@@ -110,13 +129,17 @@ def _board(view: View, charts: Charts) -> Page:
     parts = []
     for one in settings:
         lines = one.lines.sort_values("mean", ascending=False)
-        shown = [(str(m), line["mean"], _given(line["ci95"])) for m, line in lines.iterrows() if line["n"]]
+        shown = [
+            (f"{method} (bound)" if line["bound"] else str(method), line["mean"], _given(line["ci95"]))
+            for method, line in lines.iterrows()
+            if line["n"]
+        ]
         parts.append(
             {
                 "title": f"{one.table.title}: {one.dataset}",
                 "reference": one.reference,
-                "chart": charts.intervals(shown, f"{one.table.title}, {one.dataset}"),
-                "frame": _filled(lines.rename_axis("method").reset_index()),
+                "chart": charts.intervals(shown, "Means and 95 % intervals"),
+                "frame": _filled(lines.astype(COUNTS).rename_axis("method").reset_index()),
             }
         )
     rankings = {one.table.title: leaderboard.ranking(settings, one.table) for one in settings}
@@ -124,8 +147,8 @@ def _board(view: View, charts: Charts) -> Page:
 
 
 def _filled(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns in which something stands."""
-    return frame[[name for name in frame if frame[name].notna().any() and (frame[name].astype(str) != "").any()]]
+    """The columns in which something stands: a number, a text, or a true."""
+    return frame[[name for name in frame if any(value_text(str(name), value) for value in frame[name])]]
 
 
 def _given(value: Any) -> float | None:

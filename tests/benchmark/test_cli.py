@@ -360,7 +360,7 @@ def test_options_are_frozen():
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--precision", "--threads", "--dry_run"}
         | suite
         | where,
-        "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir"} | where,
+        "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "status": suite,
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
         "site": {"--results_dir", "--out", "--papers"},
@@ -503,7 +503,7 @@ def test_one_truncated_record_does_not_keep_the_other_runs_from_running(here, fi
 def test_missing_published_values_are_told_before_anything_is_run(here, fitted, capsys):
     (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "nothing.csv"))
     assert table() == 2
-    assert "are missing; restore the file" in capsys.readouterr().err and fitted == []
+    assert "published values are missing: there is no nothing.csv" in capsys.readouterr().err and fitted == []
 
 
 def test_table_reports_failures_and_goes_on(here, fitted, capsys):

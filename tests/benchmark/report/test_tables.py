@@ -369,6 +369,7 @@ def test_ranked_tables_without_published_values():
     """Best first, rows without a value last; there is no column of published values, and no verdict."""
     suite = toy()
     suite.spec |= {"published": None, "ranked": True}
+    suite.spec["tables"][4]["reference"] = "low"
     suite = Suite(suite.spec)
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
