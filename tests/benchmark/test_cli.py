@@ -477,7 +477,7 @@ def test_table_filters_run_less_but_render_everything(here, fitted):
     assert table("--tables", "2", "--seeds", "7") == 0
     assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "57.00 (1)" in text and "not run" in text and "### Table 2: Two" in text
+    assert "57.00 (1)" in text and "Not run: the row mid." in text and "### Table 2: Two" in text
     assert table("--methods", "mid", "--seeds", "7") == 0
     assert table("--only", "1/A/*", "--seeds", "8") == 0
     assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
@@ -525,7 +525,7 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
     assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
     assert table("--seeds", "1", "--methods", "mid") == 0
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1) " in text
+    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1)<br>" in text
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
 
 
