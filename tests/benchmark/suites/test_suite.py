@@ -146,6 +146,7 @@ def test_a_suite_extends_another(tmp_path, monkeypatch):
     """A private file adds a label and a row; the runs of the other suite are the same runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(dump_yaml(spec()))
+    (tmp_path / "toy.csv").write_text("table,dataset,method,metric,value\n")
     (tmp_path / "mine.yaml").write_text(
         """
 extends: toy.yaml
