@@ -29,8 +29,9 @@ class Noise(FSSLDataModule):
     std = (0.267, 0.256, 0.276)
 
     def __init__(self, images: int, classes: int = 10, pixels: int = 32, **base: Any) -> None:
+        self.num_classes = classes  # type: ignore[misc]
         super().__init__(**base)
-        self.images, self.num_classes, self.pixels = images, classes, pixels  # type: ignore[misc]
+        self.images, self.pixels = images, pixels
 
     def read(self) -> Arrays:
         """Fixed random pixels and labels; as many test images, up to 10 000."""

@@ -240,11 +240,12 @@ def test_scopes():
 def test_uploads_and_downloads_hold_shared_tensors_only():
     run = federation(Scoped, clients=2)
     visit = run.visits(0)[0]
-    (upload, _, down), kept = visited(run, visit)
+    (upload, _, down, steps), kept = visited(run, visit)
     assert upload.tensors.keys() == set(run.method.names("shared"))
     assert upload.weight == visit.size == run.data.client(0).size
     assert float(kept.tensors["mine"]) > 0
     assert down == 4 * (92_626 + 1)  # the network and `common`
+    assert steps == -(-visit.size // run.method.hparams.batch_size)
 
 
 def test_a_visit_depends_only_on_what_it_is_given():
