@@ -187,6 +187,8 @@ def introduce(cls: type) -> str:
 
 def is_importable(cls: type) -> bool:
     """Whether another process finds the class under its dotted path."""
+    if not all(part.isidentifier() for part in path_of(cls).split(".")):
+        return False  # of a function, or of a script that `runpy` runs
     try:
         return cls.__module__ != "__main__" and imported(path_of(cls)) is cls
     except (ImportError, AttributeError):

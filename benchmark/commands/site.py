@@ -16,7 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument("--out", type=str, default="site", help="folder to write; index.html opens in a browser")
     parser.add_argument(
-        "--papers", type=str | None, help="suites, or paths of .yaml files, e.g. rscfed,mine.yaml; default: all"
+        "--papers", type=str | None, help="suites, or paths of .yaml files, separated by commas; default: all"
     )
 
 
