@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -85,4 +86,13 @@ for _first, _rules in _Loader.yaml_implicit_resolvers.items():
         _Dumper.add_implicit_resolver(_tag, _rule, [_first])
 
 
-__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "write_atomic"]
+def write_changed(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files whose text is another one now; returns these."""
+    changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, texts[path])
+    return changed
+
+
+__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "write_atomic", "write_changed"]

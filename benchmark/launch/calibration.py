@@ -8,8 +8,7 @@ import torch
 from lightning import Fabric
 
 from benchmark.config import RunConfig, Runtime
-from benchmark.federation.loop import Federation
-from benchmark.run import make, placed
+from benchmark.run import assemble, make, placed
 from methods.parts.aggregation import num_bytes
 
 SHORT_S = 5.0  # a round that takes less is run once more: the first one also warms the machine up
@@ -49,17 +48,7 @@ class Calibration:
         )
         fabric.launch()
         method, data = make(config, fabric.device)
-        self.federation = Federation(
-            method,
-            data,
-            data.roster(config.seed, **config.roster),
-            fabric,
-            config.rounds,
-            config.seed,
-            config.eval_every,
-            slots=self.runtime.slots if self.runtime.engine == "slots" else None,
-            replay=self.runtime.replay,
-        )
+        self.federation = assemble(replace(config, runtime=self.runtime), method, data, fabric)
 
     def sizes(self) -> Sizes:
         """How large the states get."""

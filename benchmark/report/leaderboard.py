@@ -9,7 +9,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from benchmark.config import folder
-from benchmark.files import write_atomic
+from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.records import RunFolder
 from benchmark.report.statistics import SPENT, Ranking, compare, cost, rank, superiority
@@ -116,13 +116,7 @@ def write(
         parts = [part for table in suite.tables if (part := _section(found, table))]
         block = "\n\n".join([*parts, _provenance(suite, plan, runs)])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
-    changed = []
-    for path, text in texts.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, text)
-            changed.append(path)
-    return changed
+    return write_changed(texts)
 
 
 READ = (

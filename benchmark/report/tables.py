@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.stats import t as student_t
 
 from benchmark.config import RunConfig, differences, folder
-from benchmark.files import write_atomic
+from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
 from benchmark.report.records import Record, read_record, state
@@ -87,13 +87,7 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
         for block, body in [(name, forms[".md"]), *((f"{name}-{t.number}", t.markdown) for t in tables)]:
             text = replace_block(text, f"table:{block}", body)
         files[readme] = text
-    changed = []
-    for path, text in files.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, text)
-            changed.append(path)
-    return changed
+    return write_changed(files)
 
 
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
