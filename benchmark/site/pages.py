@@ -49,10 +49,14 @@ def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
     return {"root": "../", "suite": views[0].suite, "parts": parts, "found": found}
 
 
-def runs_page(found: Mapping[str, Found]) -> Page:
-    """All runs, one line each."""
+def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
+    """All runs, one line each, with the labels under which they stand in tables."""
+    labels: dict[str, dict[str, None]] = {key: {} for key in found}
+    for line in (line for view in views for table in view.tables for line in table.lines):
+        for key in set(line.runs) & set(found):
+            labels[key][line.row.method] = None
     runs = sorted(found.values(), key=lambda run: (run.record["scale"], run.record["method"], run.record["dataset"]))
-    return {"root": "", "runs": runs, "scales": sorted({run.record["scale"] for run in runs})}
+    return {"root": "", "runs": runs, "labels": labels, "scales": sorted({run.record["scale"] for run in runs})}
 
 
 def run_page(run: Found, views: Sequence[View]) -> Page:
@@ -185,7 +189,7 @@ def _figure(view: View, table: Rendered, dataset: str, found: Mapping[str, Found
         complete = [key for key in line.runs if view.runs[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
             curves[label] = read_curve([found[key].path for key in complete])
-    drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {dataset}") for axis in AXES]
+    drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
     legend = [(swatch(number), label, curve.seeds) for number, (label, curve) in enumerate(curves.items())]
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}
 
