@@ -166,7 +166,11 @@ class Layout:
     def labels(self) -> list[str]:
         """A name per row: its method, and its other columns where several rows have this method."""
         methods = [keys[0] for keys, _ in self.rows]
-        return [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
+        short = [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
+        if len(set(short)) == len(short):
+            return short
+        named = [[f"{head} {key}" for head, key in zip(self.heads, keys, strict=True) if key] for keys, _ in self.rows]
+        return [" ".join([keys[0], *parts[1:]]) for (keys, _), parts in zip(self.rows, named, strict=True)]
 
     def untouched(self) -> str:
         """A sentence on what ``only_run`` leaves out; empty if that is nothing."""

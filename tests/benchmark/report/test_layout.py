@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import Rendered, Section, cell_text, latex_text, pipe_table, texts
+from benchmark.report.layout import Layout, Rendered, Section, cell_text, latex_text, pipe_table, texts
 from benchmark.report.tables import Run, render
 from benchmark.suites.suite import Suite
 
@@ -96,6 +96,13 @@ def test_a_data_set_that_stands_in_is_named() -> None:
     assert table.data_label("A") == "digits (as A)" and rendered({}).data_label("A") == "A"
     lines = tuple(replace(line, data="a") for line in table.lines)
     assert replace(table, lines=lines).data_label("A") == "A"
+
+
+def test_labels_tell_all_rows_apart() -> None:
+    """By the names of the columns, too, where their values are not enough."""
+    rows = [(("mine", "1", ""), ()), (("mine", "", "1"), ()), (("other", "1", ""), ())]
+    assert Layout(("method", "M", "K"), (), tuple(rows[1:])).labels() == ["mine", "other"]
+    assert Layout(("method", "M", "K"), (), tuple(rows)).labels() == ["mine M 1", "mine K 1", "other M 1"]
 
 
 def test_the_long_form_has_every_row() -> None:
