@@ -389,7 +389,7 @@ def class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
 
     A line is one text, since a list would take as many lines of the record as there are classes.
     """
-    server = torch.bincount(data.server.labels, minlength=data.num_classes).tolist()
+    server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
     counts = {
         "labelled": data.class_counts("labelled").tolist(),
         "unlabelled": data.class_counts("unlabelled").tolist(),

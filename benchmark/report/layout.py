@@ -8,10 +8,11 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype, is_scalar
 from tabulate import tabulate
 
-from benchmark.suites.suite import Row
+from benchmark.suites.suite import Row, Table
 
 UNTOUCHED = ("not run", "pending")  # what a cell lacks that need not be shown
 NONE_RUN = "–"
+UNPUBLISHED = Table.unpublished  # stands where nothing says why there is no published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
 # What LaTeX would read as a command, and signs that its text fonts may lack.
 LATEX = str.maketrans(
@@ -165,7 +166,11 @@ class Layout:
     def labels(self) -> list[str]:
         """A name per row: its method, and its other columns where several rows have this method."""
         methods = [keys[0] for keys, _ in self.rows]
-        return [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
+        short = [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
+        if len(set(short)) == len(short):
+            return short
+        named = [[f"{head} {key}" for head, key in zip(self.heads, keys, strict=True) if key] for keys, _ in self.rows]
+        return [" ".join([keys[0], *parts[1:]]) for (keys, _), parts in zip(self.rows, named, strict=True)]
 
     def untouched(self) -> str:
         """A sentence on what ``only_run`` leaves out; empty if that is nothing."""
@@ -221,9 +226,15 @@ class Rendered:
         return Layout(("method", *(c.replace("_", " ") for c in heads)), columns, rows)
 
     @property
-    def printed(self) -> bool:
-        """Whether the paper has values for it, known to us or not."""
+    def of_paper(self) -> bool:
+        """Whether the suite is a paper's."""
         return "published" in self.frame
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper has values for this table, known to us or not."""
+        known = any(line.published for line in self.lines)
+        return self.of_paper and (known or self.unpublished != UNPUBLISHED)
 
     @property
     def csv(self) -> str:
@@ -233,7 +244,8 @@ class Rendered:
     def data_label(self, dataset: str) -> str:
         """The data set as published and, where a scale puts another in its place, that one before it."""
         used = dict.fromkeys(line.data for line in self.lines if line.row.dataset == dataset)
-        return dataset if self.compare else f"{', '.join(used)} (as {dataset})"
+        same = {_letters(name) for name in used} == {_letters(dataset)}
+        return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
 
     @property
     def markdown(self) -> str:
@@ -242,7 +254,7 @@ class Rendered:
         shown = whole.only_run()
         parts = [f"### Table {self.number}: {self.title}"]
         if shown.rows:
-            stands_in = self.printed and not self.compare
+            stands_in = self.of_paper and not self.compare
             parts += [f"**Scale {self.scale}: not the paper's protocol.**"] if stands_in else []
             several = len({metric for _, metric in shown.columns}) > 1
             names = [f"{self.data_label(d)}{f' {metric}' if several else ''}" for d, metric in shown.columns]
@@ -355,6 +367,11 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
 def latex_text(value: object) -> str:
     """A text in which LaTeX finds no command."""
     return str(value).translate(LATEX)
+
+
+def _letters(name: str) -> str:
+    """A name without its spelling."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _markdown_section(section: Section) -> str:

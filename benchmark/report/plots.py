@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from benchmark.config import Runtime, folder
+from benchmark.config import RunConfig, Runtime, differences, folder
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.records import Record, Row, read_record, state
 from benchmark.suites.suite import Row as TableRow
@@ -83,7 +83,13 @@ def read_suite_rows(
 def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) -> list[Path]:
     config = replace(suite.config(row, scale), runtime=Runtime(results_dir=results_dir))
     paths = [folder(replace(config, seed=seed)) for seed in suite.scale(scale)["seeds"]]
-    return [path for path in paths if state(path) == "complete"]
+    complete = {path: read_record(path) for path in paths if state(path) == "complete"}
+    return [path for path, record in complete.items() if not _outdated(record, config)]
+
+
+def _outdated(record: Record, config: RunConfig) -> bool:
+    """Whether a run of some seed was made under other defaults than today's."""
+    return bool(differences(record["config"], replace(config, seed=record["config"]["seed"])))
 
 
 def _row_labels(rows: Sequence[TableRow]) -> list[str]:

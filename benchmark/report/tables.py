@@ -235,21 +235,19 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
     """The lines in the long form."""
     rows = []
     for line in lines:
-        values: dict[str, Any] = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
-        values |= {} if compare else {"data": line.data, "network": line.network}
-        values |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
-        numbers: dict[str, Any] = {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
-        given: dict[str, Any] = {"published": line.published} if printed else {}
-        given |= {"spread": line.spread} if any(other.spread for other in lines) else {}
-        given |= {"delta": line.delta} if compare else {}
-        rows.append(
-            values | {"metric": line.metric, **numbers, **given, "status": line.status, "runs": " ".join(line.runs)}
-        )
+        row: dict[str, Any] = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
+        row |= {"data": line.data, "network": line.network, "metric": line.metric}
+        row |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
+        row |= {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
+        row |= {"published": line.published, "spread": line.spread, "delta": line.delta}
+        row |= {"status": line.status, "runs": " ".join(line.runs)}
+        rows.append(row)
     frame = pd.DataFrame(rows)
-    for name in NUMBERS:
-        if name in frame:
-            frame[name] = frame[name].astype("float64")
-    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame]]
+    frame = frame.astype({name: "float64" for name in NUMBERS})
+    left_out = {"data", "network"} if compare else {"delta"}
+    left_out |= set() if printed else {"published"}
+    left_out |= set() if any(line.spread for line in lines) else {"spread"}
+    return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame and c not in left_out]]
 
 
 def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
@@ -304,7 +302,7 @@ def _facts(
     configs = [run.config for run in planned.values()]
     precisions = {config.precision for config in configs}
     told_apart = varying(lines, columns)
-    constant = {c: lines[0].row.columns.get(c) for c in columns if c not in told_apart}
+    constant = {c: lines[0].row.columns.get(c, "") for c in columns if c not in told_apart}
     facts = {
         "data": _listed(c.data.name for c in configs),
         **({"metric": table.metrics[0]} if len(table.metrics) == 1 else {}),

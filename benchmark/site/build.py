@@ -53,7 +53,7 @@ def render(views: Sequence[View], found: Mapping[str, Found]) -> dict[str, str]:
     static = resources.files("benchmark.site") / "static"
     texts = {name: (static / name).read_text(encoding="utf-8") for name in STATIC}
     texts |= {MARK: "", "index.html": page("home.html", home_page(views, found))}
-    texts |= {"runs.html": page("runs.html", runs_page(found))}
+    texts |= {"runs.html": page("runs.html", runs_page(found, views))}
     texts |= {name: page("paper.html", paper_page(own, found)) for name, own in of_page.items()}
     texts |= {run.page: page("run.html", run_page(run, views)) for run in found.values()}
     for view in views:

@@ -131,7 +131,8 @@ def partition(names: tuple[str, ...], labelled: tuple[str, ...], unlabelled: tup
     """
     with_labels, without = (np.array([row.split() for row in rows], dtype=np.int64) for rows in (labelled, unlabelled))
     classes = [str(number) for number in range(with_labels.shape[1])]
-    with rc_context({key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math")}):
+    texts: Any = {key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math")}
+    with rc_context(texts):
         return Chart(title, svg(heat_map(names, with_labels, without, classes, ""), title, "partition"))
 
 

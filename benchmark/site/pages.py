@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
+from benchmark.config import folder
 from benchmark.files import dump_yaml
 from benchmark.launch.environment import hardware
 from benchmark.report import leaderboard
@@ -45,14 +46,20 @@ def home_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
 def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
     """A suite's tables at all its scales, each with its learning curves."""
     charts = Charts()
-    parts = [{"view": view, "tables": [_table(view, one, found, charts) for one in view.tables]} for view in views]
+    parts = [{"view": view, "tables": [_table(view, one, charts) for one in view.tables]} for view in views]
     return {"root": "../", "suite": views[0].suite, "parts": parts, "found": found}
 
 
-def runs_page(found: Mapping[str, Found]) -> Page:
-    """All runs, one line each."""
+def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
+    """All runs, one line each, with the labels under which they stand in tables."""
+    labels: dict[str, dict[str, None]] = {key: {} for key in found}
+    for line in (line for view in views for table in view.tables for line in table.lines):
+        for key in set(line.runs) & set(found):
+            labels[key][line.row.method] = None
     runs = sorted(found.values(), key=lambda run: (run.record["scale"], run.record["method"], run.record["dataset"]))
-    return {"root": "", "runs": runs, "scales": sorted({run.record["scale"] for run in runs})}
+    scales = sorted({run.record["scale"] for run in runs})
+    protocol = {key for view in views if view.compare for key in view.runs}
+    return {"root": "", "runs": runs, "labels": labels, "scales": scales, "protocol": protocol}
 
 
 def run_page(run: Found, views: Sequence[View]) -> Page:
@@ -161,7 +168,7 @@ def _verdicts(view: View) -> Counter[str]:
     return Counter(verdict for line in lines for verdict in VERDICTS if line.verdict.partition(",")[0] == verdict)
 
 
-def _table(view: View, table: Rendered, found: Mapping[str, Found], charts: Charts) -> Page:
+def _table(view: View, table: Rendered, charts: Charts) -> Page:
     layout = table.layout
     kept = layout.touched_data()
     columns = [(dataset, metric, dataset not in kept) for dataset, metric in layout.columns]
@@ -173,19 +180,19 @@ def _table(view: View, table: Rendered, found: Mapping[str, Found], charts: Char
         "datasets": [(dataset, spans[dataset], dataset not in kept) for dataset in spans],
         "rows": [(keys, cells, not touched(cells)) for keys, cells in layout.rows],
         "run": bool(kept),
-        "figures": [_figure(view, table, dataset, found, charts) for dataset in spans if dataset in kept],
+        "figures": [_figure(view, table, dataset, charts) for dataset in spans if dataset in kept],
     }
 
 
-def _figure(view: View, table: Rendered, dataset: str, found: Mapping[str, Found], charts: Charts) -> Page:
+def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
     """Accuracy of a data set's rows over rounds, bytes and seconds."""
     layout, curves = table.layout, {}
     for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
         complete = [key for key in line.runs if view.runs[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
-            curves[label] = read_curve([found[key].path for key in complete])
-    drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {dataset}") for axis in AXES]
+            curves[label] = read_curve([folder(view.plan.runs[key].config) for key in complete])
+    drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
     legend = [(swatch(number), label, curve.seeds) for number, (label, curve) in enumerate(curves.items())]
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}
 

@@ -1,11 +1,12 @@
 """The published layout: what stands where, what is folded away, and that no text is taken for markup."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import Rendered, Section, cell_text, latex_text, pipe_table, texts
+from benchmark.report.layout import Layout, Rendered, Section, cell_text, latex_text, pipe_table, texts
 from benchmark.report.tables import Run, render
 from benchmark.suites.suite import Suite
 
@@ -89,6 +90,21 @@ def test_what_was_not_run_is_one_sentence() -> None:
     assert rendered(full).layout.untouched() == "" and "Not run" not in rendered(full).markdown
 
 
+def test_a_data_set_that_stands_in_is_named() -> None:
+    """At another scale than the paper's, unless it is the published one in another spelling."""
+    table = rendered({}, "quick")
+    assert table.data_label("A") == "digits (as A)" and rendered({}).data_label("A") == "A"
+    lines = tuple(replace(line, data="a") for line in table.lines)
+    assert replace(table, lines=lines).data_label("A") == "A"
+
+
+def test_labels_tell_all_rows_apart() -> None:
+    """By the names of the columns, too, where their values are not enough."""
+    rows = [(("mine", "1", ""), ()), (("mine", "", "1"), ()), (("other", "1", ""), ())]
+    assert Layout(("method", "M", "K"), (), tuple(rows[1:])).labels() == ["mine", "other"]
+    assert Layout(("method", "M", "K"), (), tuple(rows)).labels() == ["mine M 1", "mine K 1", "other M 1"]
+
+
 def test_the_long_form_has_every_row() -> None:
     assert len(rendered({}).frame) == 16
 
@@ -116,7 +132,7 @@ def test_sections_stand_below_with_two_decimals() -> None:
         {"method": "mine", "net_size": "s", "data set": "A"}
         | dict.fromkeys(("best round", "last round", "mean of the last 50 rounds"), 51.0)
     ]
-    more = Rendered(**{**vars(table), "sections": (Section("Ranks", "Small is good.", frame),)})
+    more = replace(table, sections=(Section("Ranks", "Small is good.", frame),))
     assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown
     assert r"\begin{tabular}{rlr}" in more.latex
 

@@ -233,7 +233,7 @@ def test_a_cell_says_ours_published_difference_and_status_and_links_to_its_runs(
 def test_runs_are_filtered_by_text_and_scale(site: Path, page: Any) -> None:
     page.goto((site / "runs.html").as_uri())
     page.get_by_label("Show only").focus()
-    page.keyboard.type("RSC digits")
+    page.keyboard.type("HIGH digits")
     assert names(page, "#runs-table") == ["rscfed"] * 4
     assert page.locator("[data-found]").inner_text() == "4 rows"
     page.get_by_label("Scale").select_option("laptop")
