@@ -525,7 +525,7 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
     assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
     assert table("--seeds", "1", "--methods", "mid") == 0
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1)<br>" in text
+    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1) " in text
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
 
 
