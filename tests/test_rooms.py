@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.registry import KINDS, known_names
+from benchmark.registry import KINDS, own_names
 
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
@@ -34,7 +34,7 @@ def test_imports_point_one_way(package: str) -> None:
 def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
     """Beside ``base.py``, every file of the folder is a method, or a data set."""
     files = {file.stem for file in (ROOT / folder).glob("*.py")} - {"__init__", "base"}
-    assert files == set(known_names(KINDS[slot]))
+    assert files == set(own_names(KINDS[slot]))
 
 
 def test_the_command_line_lies_on_top() -> None:

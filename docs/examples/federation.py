@@ -3,8 +3,9 @@
 # With names. The arguments are those of the command line.
 from benchmark.api import fit
 
-data_args = {"num_clients": 6, "labelled_clients": 2, "partition": "iid"}
-result = fit("fedavg", "digits", rounds=3, data_args=data_args, method_args={"lr": 0.05})
+data_args = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
+method_args = {"lr": 0.02, "batch_size": 16}
+result = fit("fedavg", "digits", rounds=8, data_args=data_args, method_args=method_args)
 print(result.rounds[["round", "acc", "loss", "bytes_up"]])
 
 # With classes, which may be defined right here.
@@ -42,6 +43,6 @@ class Parity(Digits):
         )
 
 
-own = fit(Smoothed, Parity, rounds=3, data_args=data_args, method_args={"smoothing": 0.2})
+own = fit(Smoothed, Parity, rounds=5, data_args=data_args, method_args={**method_args, "smoothing": 0.2})
 print(own.readings[["acc", "recall"]])
 print(own.method.model)
