@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -231,9 +231,24 @@ def typed_args(
     Raises:
         ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
     """
+    if not plain:
+        return _parsed_args(cls, values, where, frozenset(skip))
+    key = json.dumps(dict(values), default=str)
+    if json.loads(key) == values:
+        return dict(json.loads(_plain_args(cls, key, where, frozenset(skip))))
+    return dict(json.loads(json.dumps(_parsed_args(cls, values, where, frozenset(skip)), default=str)))
+
+
+@lru_cache(maxsize=4096)
+def _plain_args(cls: type, values: str, where: str, skip: frozenset[str]) -> str:
+    """``typed_args`` from and to JSON, remembered: a suite asks for the same arguments in hundreds of rows."""
+    return json.dumps(_parsed_args(cls, json.loads(values), where, skip), default=str)
+
+
+def _parsed_args(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:
     import jsonargparse
 
-    parser, names = _parser(cls, frozenset(skip))
+    parser, names = _parser(cls, skip)
     for name in values:
         if name in skip and name in ELSEWHERE:
             raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
@@ -248,7 +263,7 @@ def typed_args(
         if action.dest in values and args[action.dest] is None and not _may_be_none(_hint(action)):
             option = f"{_prefix(where)}{action.dest}"
             raise ConfigError(f"{where} ({cls.__name__}): --{option} null: expected {written(_hint(action))}")
-    return dict(json.loads(json.dumps(args, default=str))) if plain else args
+    return args
 
 
 @cache
