@@ -1,8 +1,6 @@
-"""Whole rounds of federated averaging: processes x threads, growing federations, huge partitions."""
+"""Whole rounds of federated averaging: processes x threads; huge partitions."""
 
-import resource
 import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,7 @@ from lightning import Fabric
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, probe, seconds, threads
+from benchmark.perf.measure import Section, probe, seconds, threads
 from datamodules.partition import split
 
 REPEATS = 3
@@ -25,7 +23,6 @@ SHAPES = (  # network, clients (None: one per core), images per round
     ("resnet9", None, 400),
     ("wrn28_2", None, 400),
 )
-ACTIVE, SHARE, WARM = 10, 20, 20
 
 
 def _timed(fabric: Fabric, sent: Any, count: int, method: str, model: str, images: int, clients: int) -> None:
@@ -67,46 +64,13 @@ def layouts(method: str) -> list[Section]:
     return [Section(f"Rounds of `{method}`: processes x threads", headers, rows, note, (before, probe()))]
 
 
-def growing(number: int, method: str, clients: int) -> Callable[[], tuple[float, float]]:
-    """Rounds with ``ACTIVE`` of so many registered clients: median seconds, and MB that the process grew to."""
-    data = Noise(
-        SHARE * clients, pixels=16, num_clients=clients, labelled_clients=clients, partition="iid", zoom=20, side=16
-    )
-    made = federation(method, data, participants=ACTIVE, reset_momentum=True)
-    numbers = iter(range(made.rounds))
-    for _ in range(WARM):
-        made.run_round(next(numbers))
-    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    def unit() -> tuple[float, float]:
-        value = statistics.median(seconds(partial(made.run_round, next(numbers))) for _ in range(WARM))
-        return value, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
-
-    return unit
-
-
-def scaling(method: str) -> list[Section]:
-    """Time and memory per round against registered clients, and how long huge partitions take."""
-    before, rows = probe(), []
-    made = {n: Processes(growing, 1, method, n) for n in (100, 1_000, 10_000)}
-    taken: dict[int, list[tuple[float, float]]] = {n: [] for n in made}
-    for _ in range(REPEATS):
-        for n, process in made.items():
-            taken[n] += process()
-    for n, process in made.items():
-        process.close()
-        rows.append([n, 1000 * statistics.median(v for v, _ in taken[n]), max(grown for _, grown in taken[n])])
-    note = (
-        f"{ACTIVE} active clients of {SHARE} images of 16 x 16 pixels in the small CNN, one thread; growth of the "
-        f"process's largest size over {REPEATS * WARM} rounds."
-    )
-    headers = ["registered clients", "ms per round", "growth, MB"]
-    first = Section(f"Rounds of `{method}` in growing federations", headers, rows, note, (before, probe()))
+def partitions() -> list[Section]:
+    """How long huge partitions take."""
+    before = probe()
     labels, draws = np.arange(1_000_000) % 10, []
     for n in (1_000, 10_000, 100_000):
         rng = np.random.RandomState(0)
         draws.append([n, "iid", seconds(partial(split.iid, labels, n, rng=rng))])
         draws.append([n, "dirichlet 0.5", seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))])
     note = "1 000 000 images of 10 classes."
-    second = Section("Partitions", ["clients", "split", "seconds"], draws, note, (probe(), probe()))
-    return [first, second]
+    return [Section("Partitions", ["clients", "split", "seconds"], draws, note, (before, probe()))]

@@ -10,7 +10,20 @@ import torch
 
 from benchmark.federation.fit import Fit
 from benchmark.perf import __main__ as command
-from benchmark.perf import agreement, engines, epochs, goals, gpu, loops, measure, profiles, reads, sharpness, visits
+from benchmark.perf import (
+    agreement,
+    engines,
+    epochs,
+    goals,
+    gpu,
+    growth,
+    loops,
+    measure,
+    profiles,
+    reads,
+    sharpness,
+    visits,
+)
 from benchmark.perf.federations import Noise, arithmetic, federation
 from benchmark.perf.measure import Processes, Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here
@@ -324,3 +337,12 @@ def test_time_is_up_says_so(small_plan):
     """A part that gets no time measures nothing, and leaves no line out."""
     (found,) = gpu.measure(replace(small_plan, seconds=0), ["reads"], here, lambda section: None)
     assert [row[1] for row in found.rows] == ["failed [1]"] * 2 and "time of this part was up" in found.note
+
+
+def test_growth_counts_what_clients_keep_and_what_is_saved():
+    """A client keeps a momentum per parameter, in 4 bytes each; ten of them and the weights are in the checkpoint."""
+    found = growth.rounds(0, "fedavg", "small_cnn", 10, 10)()
+    assert found.kept == pytest.approx(4e-6 * found.parameters, rel=1e-3)
+    assert found.saved == pytest.approx(11 * found.kept, rel=0.1)
+    assert found.images == pytest.approx(3e-6 * 32 * 32 * (40 + 40))
+    assert found.seconds > 0 and found.saving > 0 and found.peak > found.images

@@ -1,0 +1,143 @@
+"""How a run grows with registered clients, active clients and parameters: time, memory, checkpoints, exchange."""
+
+import resource
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+from lightning import Fabric
+
+from benchmark.federation import checkpoint
+from benchmark.federation.collectives import all_gather
+from benchmark.perf.federations import Noise, federation
+from benchmark.perf.measure import Processes, Section, probe, seconds
+from methods import models
+
+BYTES = 3 * 32 * 32  # of an image
+SHARE = 4  # images of a client, one batch
+ROUNDS, REPEATS = 3, 3
+SWEEPS = (  # title, and cases of network, registered clients, active clients
+    ("Registered clients", [("small_cnn", clients, 10) for clients in (100, 1_000, 10_000, 100_000)]),
+    ("Active clients", [("small_cnn", 10_000, active) for active in (10, 100, 1_000)]),
+    ("Parameters", [(model, 100, 10) for model in ("small_cnn", "wrn28_2", "resnet18", "wrn28_8")]),
+)
+EXCHANGED = "wrn28_8"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a few rounds took.
+
+    Args:
+        parameters: of the network.
+        seconds: per round, the median.
+        peak: largest size of the process, in MB.
+        images: what the images take of it, in MB.
+        kept: what a client keeps between its visits, in MB.
+        saving: seconds to save a checkpoint.
+        saved: size of the checkpoint in MB.
+    """
+
+    parameters: int
+    seconds: float
+    peak: float
+    images: float
+    kept: float
+    saving: float
+    saved: float
+
+
+def rounds(number: int, method: str, model: str, clients: int, active: int) -> Callable[[], Growth]:
+    """Rounds of a federation whose clients keep their momenta between visits."""
+
+    def unit() -> Growth:
+        data = _noise(clients)
+        made = federation(method, data, model, participants=active, reset_momentum=False)
+        made.run_round(0)
+        taken = [seconds(partial(made.run_round, number)) for number in range(1, ROUNDS + 1)]
+        with TemporaryDirectory() as place:
+            path = Path(place) / "checkpoint.pt"
+            saving = seconds(lambda: checkpoint.save(path, made.state_dict()))
+            saved = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+        return Growth(
+            sum(weight.numel() for weight in made.method.model.parameters()),
+            statistics.median(taken),
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            (SHARE * clients + len(data.test_labels)) * BYTES / 1e6,
+            made.engine.kept_bytes() / 1e6,
+            saving,
+            saved / 1e6,
+        )
+
+    return unit
+
+
+def _noise(clients: int) -> Noise:
+    return Noise(SHARE * clients, num_clients=clients, labelled_clients=clients, partition="iid")
+
+
+def section(method: str) -> list[Section]:
+    """A table per sweep, and what an exchange costs."""
+    return [*(_sweep(method, title, cases) for title, cases in SWEEPS), exchange()]
+
+
+def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Section:
+    before, rows = probe(), []
+    for model, clients, active in cases:
+        process = Processes(rounds, 1, method, model, clients, active)
+        (found,) = process()
+        process.close()
+        times = [found.seconds, found.peak, found.images, found.kept, found.saved, found.saving]
+        rows.append([clients, active, found.parameters, *times])
+    headers = [
+        "registered",
+        "active",
+        "parameters",
+        "s per round",
+        "process, MB",
+        "of it images, MB",
+        "kept per client, MB",
+        "checkpoint, MB",
+        "saved in, s",
+    ]
+    note = (
+        f"One thread; a client has {SHARE} images of CIFAR's size, which are one batch, and keeps its momenta. "
+        f"Median of {ROUNDS} rounds; the checkpoint is the one after them."
+    )
+    return Section(f"Growth of `{method}`: {title.lower()}", headers, rows, note, (before, probe()))
+
+
+def exchange() -> Section:
+    """Seconds in which two processes tell each other the uploads of ten clients of ``EXCHANGED``."""
+    before, rows = probe(), []
+    for clients in (2, 10):
+        sent = torch.multiprocessing.get_context("spawn").SimpleQueue()
+        fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn")
+        fabric.launch(_exchanged, sent, clients)  # type: ignore[arg-type]
+        size, taken = sent.get()
+        rows.append([clients, size / 1e6, taken, size / taken / 1e9])
+    headers = ["active clients", "uploads, MB", "s per exchange", "GB/s"]
+    note = (
+        "Two processes of one thread with gloo on one machine; each holds the uploads of half the clients of "
+        f"{EXCHANGED}."
+    )
+    return Section("Exchange between processes", headers, rows, note, (before, probe()))
+
+
+def _exchanged(fabric: Fabric, sent: "torch.multiprocessing.SimpleQueue[tuple[int, float]]", clients: int) -> None:
+    torch.set_num_threads(1)
+    weights = models.build(EXCHANGED, 10).state_dict()
+    mine = [{name: value.clone() for name, value in weights.items()} for _ in range(clients // fabric.world_size)]
+    size = clients * sum(value.numel() * value.element_size() for value in weights.values())
+    taken = []
+    for _ in range(REPEATS + 1):
+        fabric.barrier()
+        taken.append(seconds(lambda: all_gather(fabric, mine)))
+    if fabric.is_global_zero:
+        sent.put((size, statistics.median(taken[1:])))
+    dist.barrier()
