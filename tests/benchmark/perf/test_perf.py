@@ -343,6 +343,6 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     """A client keeps a momentum per parameter, in 4 bytes each; ten of them and the weights are in the checkpoint."""
     found = growth.rounds(0, "fedavg", "small_cnn", 10, 10)()
     assert found.kept == pytest.approx(4e-6 * found.parameters, rel=1e-3)
-    assert found.saved == pytest.approx(11 * found.kept, rel=0.1)
+    assert 1 < found.saved / (11 * found.kept) < 1.2
     assert found.images == pytest.approx(3e-6 * 32 * 32 * (40 + 40))
     assert found.seconds > 0 and found.saving > 0 and found.peak > found.images

@@ -1,0 +1,231 @@
+"""Job arrays, and runs of several nodes, on SLURM itself: the daemons of two nodes on this machine."""
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmark.cli import main
+from benchmark.config import folder, from_yaml, run_id
+from benchmark.launch import slurm
+from benchmark.suites import suite
+from datamodules.common.errors import ConfigError, RunError
+
+DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
+PATIENCE_S = 100
+
+SUITE = """\
+paper: tiny
+title: One row on digits
+published: null
+report: last
+bands: {}
+base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: ROUNDS}}
+datasets: {digits: {set: {}}}
+labels: {FedAvg: {method: fedavg}}
+tables: {"1": {title: One, datasets: [digits], metrics: [acc], rows: [{method: FedAvg}]}}
+scales: {quick: {note: tiny, seeds: [0, 1]}}
+"""
+
+CLUSTER = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=1,bf_interval=1
+JobRequeue=1
+NodeName=one NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2
+NodeName=two NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2
+PartitionName=low Nodes=one,two Default=YES PriorityTier=1 GraceTime=60 State=UP
+PartitionName=high Nodes=one PriorityTier=2 PreemptMode=OFF State=UP
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The path of a suite with one row and two seeds."""
+
+    def write(rounds=2):
+        path = tmp_path / "tiny.yaml"
+        path.write_text(SUITE.replace("ROUNDS", str(rounds)))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """SLURM's daemons for two nodes, each with two processors; its commands find them through ``SLURM_CONF``."""
+    if missing := [name for name in DAEMONS if shutil.which(name) is None]:
+        pytest.skip(f"needs {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client, munge)")
+    place = tmp_path_factory.mktemp("slurm")
+    place.chmod(0o755)
+    (place / "state").mkdir()
+    key = place / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    controller, first, second = _free_ports(3)
+    conf = place / "slurm.conf"
+    conf.write_text(
+        CLUSTER.format(folder=place, user=getpass.getuser(), controller=controller, first=first, second=second)
+    )
+    munge = [f"--{what}-file={place}/munge.{what}" for what in ("key", "log", "pid", "seed")]
+    daemons = [
+        ["munged", "--force", "--foreground", f"--socket={place}/munge.socket", *munge],
+        ["slurmctld", "-D"],
+        ["slurmd", "-D", "-N", "one"],
+        ["slurmd", "-D", "-N", "two"],
+    ]
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+    running = []
+    try:
+        for number, command in enumerate(daemons):
+            with open(place / f"{number}-{command[0]}.out", "wb") as log:
+                running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            time.sleep(0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(conf))
+            patch.setenv("MASTER_ADDR", "127.0.0.1")  # no host has the name of one of these nodes
+            patch.setenv("OMP_NUM_THREADS", "1")
+            _until(lambda: _lines("sinfo", "--noheader", "--states=idle", "--format=%N", "--Node") >= {"one", "two"})
+            yield
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def _free_ports(number):
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _lines(*command):
+    return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
+
+
+def _until(true, what="the cluster"):
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE_S} s"
+        time.sleep(0.2)
+
+
+def _rows(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
+
+
+def _table(path, results, *more):
+    return main(["table", "--paper", str(path), "--results_dir", str(results), "--wandb", "off", *more])
+
+
+def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "with 'a quote'")
+    listed = (script.parent / slurm.LIST).read_text().splitlines()
+    assert [run_id(from_yaml(Path(config).read_text())) for config in listed] == [run.id for run in runs]
+    assert "#SBATCH --array=1-2\n" in script.read_text()
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, tiny, monkeypatch, capfd):
+    monkeypatch.setenv("PATH", "")
+    assert _table(tiny(), tmp_path / "results", "--slurm=--partition=gpu") == 2
+    script = tmp_path / "results/slurm/tiny-quick/job.sh"
+    assert script.exists()
+    assert f"`sbatch --partition=gpu {script}`" in capfd.readouterr().err
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: $2 >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RunError, match="refuses: sbatch: error: invalid partition specified: --partition=none"):
+        slurm.submit(tmp_path / "job.sh", "--partition=none")
+
+
+def test_submitting_needs_sbatch(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="no sbatch"):
+        slurm.submit(tmp_path / "job.sh", "")
+
+
+def test_an_array_runs_what_is_missing_and_gives_the_records_of_a_single_process(tmp_path, tiny, cluster, capfd):
+    path, results, ours = tiny(), tmp_path / "array", tmp_path / "here"
+    assert _table(path, results, "--threads", "1", "--slurm=--partition=low --ntasks=1") == 0
+    assert "submitted 2 runs as job array" in capfd.readouterr().out
+    runs = suite.load(str(path)).plan("quick").runs.values()
+    folders = [results / "runs" / folder(run.config).name for run in runs]
+    _until(lambda: all((one / "weights.pt").exists() and not _queue() for one in folders), "the array")
+    assert _table(path, results, "--threads", "1", "--slurm", "") == 0, "nothing is left to submit"
+    assert "nothing was missing" in capfd.readouterr().out
+    assert _table(path, ours, "--threads", "1", "--jobs", "1") == 0
+    for one in folders:
+        assert _rows(one) == _rows(ours / "runs" / one.name)
+
+
+def _queue():
+    return _lines("squeue", "--noheader", "--format=%i")
+
+
+def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, tiny, cluster):
+    path, results, ours = tiny(rounds=40), tmp_path / "array", tmp_path / "here"
+    assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
+    (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
+    rows = results / "runs" / folder(run.config).name / "metrics.jsonl"
+    _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
+    urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
+    subprocess.run(urgent, check=True, capture_output=True)
+    _until(lambda: not _queue(), "both jobs")
+    (log,) = (results / "slurm/tiny-quick").glob("*.log")
+    told = log.read_text()
+    assert "stopped by SIGTERM" in told and "continues from round" in told, told
+    assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
+    assert _rows(rows.parent) == _rows(ours / "runs" / rows.parent.name)
+
+
+def test_two_nodes_with_two_processes_each_give_the_bits_of_one(tmp_path, tiny, cluster):
+    run = next(iter(suite.load(str(tiny(rounds=3))).plan("quick").runs.values()))
+    config = slurm.write([run], "tiny", tmp_path).with_name(f"{run.id}.yaml")
+    fit = [sys.executable, "-m", "benchmark", "fit", "--config", str(config), "--threads", "1", "--wandb", "off"]
+    srun = ["srun", "--partition=low", "--nodes=2", "--ntasks-per-node=2"]
+    subprocess.run(
+        [*srun, *fit, "--devices", "2", "--num_nodes", "2", "--results_dir", tmp_path / "four"],
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    subprocess.run([*fit, "--results_dir", tmp_path / "one"], check=True)
+    name = folder(run.config).name
+    assert _rows(tmp_path / "four/runs" / name) == _rows(tmp_path / "one/runs" / name)
