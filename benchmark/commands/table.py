@@ -46,6 +46,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
     )
     parser.add_argument(
+        "--slurm",
+        type=text,
+        metavar="OPTIONS",
+        help="run nothing here; submit what is missing as a job array, with these options of sbatch ('' for none)",
+    )
+    parser.add_argument(
         "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
     )
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
@@ -98,6 +104,14 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         from benchmark.commands.dry_run import show
 
         show(pool.pinned(wanted, jobs, gpus), {run.id: before[run.id].state for run in wanted}, jobs)
+        return 0
+    if options.slurm is not None and missing:
+        from benchmark.launch import slurm
+
+        script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir))
+        number = slurm.submit(script, options.slurm)
+        print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
+        print("when they have ended, the same command without --slurm writes the tables")
         return 0
     for precision in dict.fromkeys(run.config.precision for run in missing):
         warn_of_slow_precision(precision, runtime.accelerator)
