@@ -1,12 +1,18 @@
 """What processes tell each other: tensors as flat bytes, and only their names and shapes as pickles."""
 
+import traceback
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
+
+from datamodules.common.errors import RunError
+
+Found = TypeVar("Found")
 
 
 class Place:
@@ -41,6 +47,31 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
         parts = _broadcast(fabric, places(theirs), tensors if own else None, rank)
         everyone.append(mine if own else put_together(theirs, parts))
     return everyone
+
+
+def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
+    """What ``work`` finds in every process, in rank order, as ``all_gather``.
+
+    Raises:
+        RunError: it fails in one of them, where it raises this itself; the others raise the same, with the traceback of
+            that one as a note, instead of waiting for it.
+    """
+    if fabric.world_size == 1:
+        return [work()]
+    found, failed, own = None, None, None
+    try:
+        found = work()
+    except RunError as error:
+        failed, own = (str(error), "".join(traceback.format_exception(error))), error
+    everyone = all_gather(fabric, (failed, found))
+    if own is not None:
+        raise own
+    for theirs, _ in everyone:
+        if theirs is not None:
+            told = RunError(theirs[0])
+            told.add_note(theirs[1])
+            raise told
+    return [theirs for _, theirs in everyone]
 
 
 def from_first(fabric: Fabric, mine: Any) -> Any:
