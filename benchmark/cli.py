@@ -13,6 +13,7 @@ from benchmark.commands import describe, fit, names, plot, site, status, table, 
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.environment import code_version, package_version
+from benchmark.launch.signals import STOPPED, Stopped, stoppable
 from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
 from datamodules.common.errors import BenchError, ConfigError
 
@@ -31,9 +32,22 @@ COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: room.ru
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 fine, 1 a run failed or differs, 2 bad input, 130 interrupted."""
+    """Run a command; returns the exit code.
+
+    0: fine; 1: a run failed or differs; 2: bad input; 75: stopped by ``SIGTERM`` or ``SIGUSR1``, and the same command
+    goes on; 130: interrupted.
+    """
     try:
-        arguments, dotted = split_dotted(list(sys.argv[1:] if argv is None else argv))
+        with stoppable():
+            return _run(sys.argv[1:] if argv is None else argv)
+    except Stopped as stopped:
+        print(f"{stopped}; the same command goes on", file=sys.stderr)
+        return STOPPED
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        arguments, dotted = split_dotted(list(argv))
         if arguments[:1] == ["--version"]:
             print(f"fssl-bench {package_version()} ({code_version()})")
             return 0

@@ -6,16 +6,17 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import dropwhile
+from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from signal import SIGINT, SIGTERM
+from typing import Any, TypeVar
 
 import torch
 from lightning import Fabric
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from torch.multiprocessing.spawn import ProcessException
@@ -24,9 +25,11 @@ from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
-from benchmark.launch.environment import asked_threads, cores, idle_cores
+from benchmark.launch.environment import asked_threads, check_processes, cores, idle_cores
+from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.signals import STOPPED, Stopped, check_stopped, children, stop, stoppable
 from benchmark.registry import KINDS, build, find_class, imported, one_line, parameters
 from benchmark.report import loggers
 from benchmark.report.loggers import Mirror, mirror_run
@@ -42,6 +45,8 @@ CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
 WORTH_THREADS = 1_000_000
 
+Found = TypeVar("Found")
+
 
 def fit(config: RunConfig) -> Path:
     """Run (or finish) what ``config`` describes and return the run's folder.
@@ -53,12 +58,18 @@ def fit(config: RunConfig) -> Path:
         ConfigError: the configuration cannot be run.
         DataError: the data or the partition cannot be made.
         RunError: the run cannot go on, or another process is working on it.
+        Stopped: ``SIGTERM`` or ``SIGUSR1`` came; the run has saved the end of its last round.
     """
     return fit_resolved(resolve(config))
 
 
 def fit_resolved(config: RunConfig) -> Path:
     """``fit`` for a configuration that is resolved already."""
+    with stoppable():
+        return _fit(config)
+
+
+def _fit(config: RunConfig) -> Path:
     external = os.environ.get("LT_CLI_USED") == "1"  # `fabric run` has made the processes already
     if external:
         config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
@@ -72,12 +83,14 @@ def fit_resolved(config: RunConfig) -> Path:
         config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
         _run(fabric, pickle.dumps(replace(config, runtime=placed(config))))
         return path
+    if started := torchrun():
+        config = replace(config, runtime=within(config.runtime, started))
     config = replace(config, runtime=placed(config))
-    rt, tasks = config.runtime, _slurm_tasks()
+    rt, tasks = config.runtime, slurm_tasks()
     several = rt.devices != 1 or rt.num_nodes != 1
-    spawned = several and not tasks
+    spawned = several and not (tasks or started)
     strategy = ("ddp_spawn" if spawned else "ddp") if several else "auto"
-    if several and tasks and tasks != rt.devices * rt.num_nodes:
+    if several and tasks and not started and tasks != rt.devices * rt.num_nodes:
         raise ConfigError(
             f"{rt.devices} devices on {rt.num_nodes} nodes are asked for, but SLURM started {tasks} tasks; "
             "give one task per device (--ntasks), or --devices 1"
@@ -85,8 +98,10 @@ def fit_resolved(config: RunConfig) -> Path:
     if spawned and rt.num_nodes != 1:
         raise ConfigError(
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
-            "SLURM's srun, or on every node with `fabric run --num_nodes ... benchmark/run.py -- ...` (README)"
+            "SLURM's srun, or on every node with torchrun (docs/usage.md)"
         )
+    if spawned and rt.accelerator == "cpu":
+        check_processes("--devices", int(rt.devices))
     try:
         fabric = Fabric(
             accelerator=rt.accelerator,
@@ -100,19 +115,27 @@ def fit_resolved(config: RunConfig) -> Path:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None
     if spawned and rt.accelerator == "cpu":  # what is missing is missed before processes start
         _data(config).prepare_data()
+    before = children()
     try:
         fabric.launch(_run, pickle.dumps(config))  # type: ignore[arg-type]
     except ProcessException as exception:
+        if getattr(exception, "exit_code", None) == STOPPED:
+            raise Stopped(SIGTERM) from None
         error = _raised(exception, path)
         error.__cause__ = exception  # has the traceback, which the record shall have, too
+        if isinstance(error, (ConfigError, DataError)):
+            RunFolder(path).forget()
         if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
             RunFolder(path).fail(error, config)
         raise error from exception
+    except (KeyboardInterrupt, Stopped) as asked:
+        stop(children() - before, asked.signal if isinstance(asked, Stopped) else SIGTERM)
+        raise
     finally:
         gc.collect()  # the federation and its data set refer to each other
         with suppress(RuntimeError):  # of a GPU that the error at hand has left unusable
             torch.cuda.empty_cache()
-    if not tasks and state(path) != "complete":
+    if not (tasks or started) and state(path) != "complete":
         raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
@@ -136,11 +159,6 @@ def _is_complete(config: RunConfig) -> bool:
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     return True
-
-
-def _slurm_tasks() -> int:
-    """Processes that SLURM has started for this run, this one among them; 0 without SLURM."""
-    return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else 0
 
 
 def _raised(exception: ProcessException, path: Path) -> BenchError:
@@ -173,7 +191,7 @@ def placed(config: RunConfig) -> Runtime:
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     devices, threads = rt.devices, rt.threads
-    if devices == "auto" and (tasks := _slurm_tasks()):
+    if devices == "auto" and (tasks := slurm_tasks()):
         devices = max(1, tasks // rt.num_nodes)
     if devices == "auto":
         args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
@@ -217,8 +235,8 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     The network is built right after seeding torch with the run seed, as the papers' codes do.
     """
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
-    data = _data(config)
-    data.place(device, dtype)
+    data, devices = _data(config), config.runtime.devices
+    data.place(device, dtype, devices if device.type == "cpu" and isinstance(devices, int) else 1)
     data.setup()
     torch.manual_seed(config.seed)
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
@@ -273,8 +291,20 @@ def _data(config: RunConfig) -> FSSLDataModule:
 
 
 def _run(fabric: Fabric, pickled: bytes) -> None:
-    """Body of every process of a run; its configuration comes as bytes, since Fabric takes no frozen class."""
-    config: RunConfig = pickle.loads(pickled)
+    """Body of every process of a run; its configuration comes as bytes, since Fabric takes no frozen class.
+
+    A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
+    """
+    try:
+        with stoppable(SIGINT):
+            _body(fabric, pickle.loads(pickled))
+    except Stopped:
+        if parent_process() is None:
+            raise
+        sys.exit(STOPPED)
+
+
+def _body(fabric: Fabric, config: RunConfig) -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
@@ -282,7 +312,8 @@ def _run(fabric: Fabric, pickled: bytes) -> None:
         torch.set_num_threads(config.runtime.threads)
     main, run = fabric.is_global_zero, RunFolder(folder(config))
     try:
-        with run.lock() if main else nullcontext():
+        with ExitStack() as held:
+            _first(fabric, lambda: held.enter_context(run.lock()))
             if not fabric.broadcast(main and _is_complete(config)):  # another process may have been faster
                 _work(fabric, config, run)
     except (ConfigError, DataError):
@@ -291,46 +322,72 @@ def _run(fabric: Fabric, pickled: bytes) -> None:
         raise
 
 
-def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
-    path, main = run.path, fabric.is_global_zero
-    with mirror_run(config, path) if main else Mirror("off", path) as mirror:
+def _first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
+    """What the first process finds, ``None`` in the others.
+
+    Raises:
+        RunError: the first process cannot go on; every process raises its error, so that none waits for it.
+    """
+    found, error = None, None
+    if fabric.is_global_zero:
         try:
-            method, data = make(config, fabric.device)
-            recorders = [_Recorder(run, mirror, config.runtime.checkpoint_every_s)] if main else []
-            more: list[RoundCallback | Callback] = [*recorders, *loggers.callbacks(config.runtime.callbacks)]
-            federation = assemble(config, method, data, fabric, more)
-            if main:
-                run.open(config, {**facts(data), "client_state_bytes": client_state_bytes(federation)})
-                print(f"{path}: {placement(config, federation)}", file=sys.stderr)
-            saved = fabric.broadcast(_saved(run) if main else None)
-            if saved is not None:
-                federation.load_state_dict(saved)
-            fabric.barrier()
-            if main:
-                run.rewind(federation.round)
-                run.saved(federation.round)
-            if main and saved is not None:
-                print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
-            federation.run()
-            if main:
-                weights = {name: value.cpu() for name, value in federation.server.items()}
-                checkpoint.save_plain(path / "weights.pt", weights)
-                mirror.record(run.finish())
-                checkpoint.remove(path / CHECKPOINT)
-            fabric.barrier()
-        except SystemExit as left:
-            ended = RunError(f"{path}: the method or the data set ended the program (sys.exit({left.code!r}))")
-            if main:
-                run.fail(ended, config)
-            raise ended from left
-        except (ConfigError, DataError) as error:
-            if main and run.opened:
-                run.fail(error, config)
+            found = work()
+        except RunError as refused:
+            error = refused
+    if (told := fabric.broadcast(error)) is not None:
+        raise told
+    return found
+
+
+def _work(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
+    main = fabric.is_global_zero
+    with mirror_run(config, run.path) if main else Mirror("off", run.path) as mirror:
+        recorder = _Recorder(run, mirror, config.runtime.checkpoint_every_s) if main else None
+        try:
+            _rounds(fabric, config, run, recorder)
+        except (KeyboardInterrupt, Stopped):
+            if recorder is not None:
+                recorder.save()
             raise
-        except Exception as error:
-            if main:
-                run.fail(error, config)
+
+
+def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "_Recorder | None") -> None:
+    """The run from where it stands to its record, which the first process writes: the one with a ``recorder``."""
+    path = run.path
+    try:
+        method, data = make(config, fabric.device)
+        more: list[RoundCallback | Callback] = [*([recorder] if recorder else [])]
+        federation = assemble(config, method, data, fabric, [*more, *loggers.callbacks(config.runtime.callbacks)])
+        known = {**facts(data), "client_state_bytes": client_state_bytes(federation)}
+        _first(fabric, lambda: run.open(config, known))
+        if recorder:
+            print(f"{path}: {placement(config, federation)}", file=sys.stderr)
+        saved = fabric.broadcast(_first(fabric, lambda: _saved(run)))
+        if saved is not None:
+            federation.load_state_dict(saved)
+        fabric.barrier()
+        _first(fabric, lambda: run.rewind(federation.round))
+        if recorder:
+            run.saved(federation.round)
+        if recorder and saved is not None:
+            print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
+        federation.run()
+        if recorder:
+            weights = {name: value.cpu() for name, value in federation.server.items()}
+            checkpoint.save_plain(path / "weights.pt", weights)
+            recorder.finish()
+            checkpoint.remove(path / CHECKPOINT)
+        fabric.barrier()
+    except (Exception, SystemExit) as error:
+        check_stopped()  # a process that was left alone by others may meet that before the signal that all were sent
+        told = error
+        if isinstance(error, SystemExit):
+            told = RunError(f"{path}: the method or the data set ended the program (sys.exit({error.code!r}))")
+        if recorder and (run.opened or not isinstance(error, (ConfigError, DataError))):
+            run.fail(told, config)
+        if told is error:
             raise
+        raise told from error
 
 
 def _saved(run: RunFolder) -> dict[str, Any] | None:
@@ -399,20 +456,37 @@ def class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
 
 
 class _Recorder:
-    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint every so many seconds."""
+    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint every so many seconds.
+
+    It holds the state at the end of the last round, whose tensors nothing changes any more, so that it can be saved at
+    any moment.
+    """
 
     def __init__(self, run: RunFolder, mirror: Mirror, every_s: float) -> None:
         self.run, self.mirror, self.every_s, self.saved = run, mirror, every_s, time.monotonic()
+        self.state: dict[str, Any] | None = None
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
         if row is not None:
             self.run.append(row)
             self.mirror.row(row)
         self.run.beat(federation.round)
+        self.state = federation.state_dict()
         if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
-            checkpoint.save(self.run.path / CHECKPOINT, {**federation.state_dict(), "origin": self.run.origin})
-            self.run.saved(federation.round)
-            self.saved = time.monotonic()
+            self.save()
+        check_stopped()
+
+    def save(self) -> None:
+        """Write a checkpoint of the end of the last round, unless it has been written."""
+        if self.state is not None:
+            checkpoint.save(self.run.path / CHECKPOINT, {**self.state, "origin": self.run.origin})
+            self.run.saved(self.state["round"])
+            self.state, self.saved = None, time.monotonic()
+
+    def finish(self) -> None:
+        """Write the complete record, which makes checkpoints superfluous."""
+        self.state = None
+        self.mirror.record(self.run.finish())
 
 
 if __name__ == "__main__":

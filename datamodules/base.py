@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import BenchError, ConfigError, DataError
+from datamodules.common.memory import available_bytes, in_words
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, random_split
@@ -197,6 +198,7 @@ class FSSLDataModule(L.LightningDataModule):
         self._check_ranges()
         self.device = torch.device("cpu")
         self.dtype = torch.float32
+        self.processes = 1
         self.image_size = side or self.image_size
         constants = tuple(mean or self.mean), tuple(std or self.std)
         look = pipelines.Look(self.image_size, zoom or self.zoom_size, flip, *constants, border=border)
@@ -267,11 +269,44 @@ class FSSLDataModule(L.LightningDataModule):
                 )
         return arrays
 
+    def _check_sizes(self, arrays: Arrays) -> None:
+        """Refuse a border that does not lead to the network's input, and images that are too large for the memory.
+
+        Training and test images are laid out for the views at least once each.
+
+        Raises:
+            ConfigError: says what the images would take, and what there is.
+        """
+        geometries = {name: view.geometry for name, view in self.views.items() if isinstance(view.geometry, Geometry)}
+        needed = 0
+        stored = arrays.train_images.shape[1:3]
+        for images, names in ((arrays.train_images, set(geometries) - {"test"}), (arrays.test_images, {"test"})):
+            if images.ndim == 4:
+                extents = [geometries[name].extent(*images.shape[1:3]) for name in names & set(geometries)]
+                needed += len(images) * 3 * max((height * width for height, width in extents), default=0)
+        free, border, side = available_bytes(self.device), self.hparams["border"], self.image_size
+        if border and any(length + 2 * border != side for length in stored):
+            made = " x ".join(str(length + 2 * border) for length in stored)
+            raise ConfigError(
+                f"data.border={border} makes images of {made} pixels, {in_words(needed)} of memory in all, but the "
+                f"network takes {side} x {side}: choose the border that leads there, another --data.side, or no border"
+            )
+        if free is not None and needed * self.processes > free:
+            sides = {name: self.hparams[name] for name in ("side", "zoom") if self.hparams[name]}
+            asked = ", ".join(f"data.{name}={value}" for name, value in sides.items()) or type(self).__name__
+            times = f" in each of {self.processes} processes" if self.processes > 1 else ""
+            fewer = ", or fewer --devices" if self.processes > 1 else ""
+            raise ConfigError(
+                f"{asked}: the images of {type(self).__name__} would take {in_words(needed)} of memory{times}, and "
+                f"{in_words(free)} are free; choose smaller images{fewer}"
+            )
+
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw (or load) the partition; a second call does nothing."""
         if self._ready:
             return
         arrays = self._arrays_read()
+        self._check_sizes(arrays)
         if self.hparams["split"] == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
@@ -286,9 +321,15 @@ class FSSLDataModule(L.LightningDataModule):
         self._ready = True
         self._place()
 
-    def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Move the data to the device where batches are cut, and set the type of the views."""
-        self.device, self.dtype = device, dtype
+    def place(self, device: torch.device, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
+        """Move the data to the device where batches are cut, and set the type of the views.
+
+        Args:
+            device: the device.
+            dtype: type of the views.
+            processes: how many processes lay the data out in the memory of this device.
+        """
+        self.device, self.dtype, self.processes = device, dtype, processes
         if self._ready:
             self._place()
 

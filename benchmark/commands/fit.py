@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
 from benchmark.files import load_yaml
+from benchmark.launch.signals import STOPPED, Stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.suite import PlannedRun, load, rows_of_papers
 from datamodules.common.errors import BenchError, ConfigError
@@ -120,7 +121,7 @@ def _several(configs: Sequence[RunConfig], tell: Any) -> int:
         except BenchError as error:
             print(f"error: seed {config.seed}: {one_line(error)}", file=sys.stderr)
             code = 1
-        if code == 130:
+        if code in (STOPPED, 130):
             return code
         failed += bool(code)
     return 1 if failed else 0
@@ -140,9 +141,10 @@ def _one(config: RunConfig, tell: Any) -> int:
                 display.start(shown)
             with display.ticking() if display else nullcontext():
                 path = fit_resolved(config)
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command {continuation(shown)}", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, Stopped) as ended:
+        how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
+        tell(f"{how}; the same command {continuation(shown)}", file=sys.stderr)
+        return code
     record = read_record(path)
     tell(f"{path}{' (was complete, nothing was run)' if before == 'complete' else ''}")
     tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")

@@ -18,6 +18,7 @@ from benchmark.commands.common import (
     warn_of_slow_precision,
 )
 from benchmark.config import PRECISIONS, Runtime, folder
+from benchmark.launch.signals import STOPPED, Stopped
 from benchmark.suites.suite import Suite, load
 
 if TYPE_CHECKING:
@@ -120,11 +121,12 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         display = Display(len(missing))
         try:
             outcomes = pool.run_all(missing, jobs, gpus, display)
-        except KeyboardInterrupt:
-            print(f"interrupted after {display.done} of {len(missing)} runs; the same command", file=sys.stderr)
+        except (KeyboardInterrupt, Stopped) as ended:
+            how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
+            print(f"{how} after {display.done} of {len(missing)} runs; the same command", file=sys.stderr)
             for run in display.going_on:
                 print(f"  {continuation(run)}", file=sys.stderr)
-            return 130
+            return code
 
     whole = suite.plan(options.scale, None, runtime, options.precision)
     shown = whole if set(plan.seeds) <= set(whole.seeds) else plan

@@ -1,12 +1,18 @@
 """What processes tell each other: tensors as flat bytes, and only their names and shapes as pickles."""
 
+import traceback
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
+
+from datamodules.common.errors import RunError
+
+Found = TypeVar("Found")
 
 
 class Place:
@@ -16,10 +22,11 @@ class Place:
         number: position among the message's tensors.
         shape: shape of the tensor.
         dtype: its type.
+        stride: how it lies in memory, which has no gaps. Kernels may sum in another order where it lies otherwise.
     """
 
-    def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.number, self.shape, self.dtype = number, shape, dtype
+    def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> None:
+        self.number, self.shape, self.dtype, self.stride = number, shape, dtype, stride
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
@@ -42,6 +49,31 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     return everyone
 
 
+def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
+    """What ``work`` finds in every process, in rank order, as ``all_gather``.
+
+    Raises:
+        RunError: it fails in one of them, where it raises this itself; the others raise the same, with the traceback of
+            that one as a note, instead of waiting for it.
+    """
+    if fabric.world_size == 1:
+        return [work()]
+    found, failed, own = None, None, None
+    try:
+        found = work()
+    except RunError as error:
+        failed, own = (str(error), "".join(traceback.format_exception(error))), error
+    everyone = all_gather(fabric, (failed, found))
+    if own is not None:
+        raise own
+    for theirs, _ in everyone:
+        if theirs is not None:
+            told = RunError(theirs[0])
+            told.add_note(theirs[1])
+            raise told
+    return [theirs for _, theirs in everyone]
+
+
 def from_first(fabric: Fabric, mine: Any) -> Any:
     """What the first process holds, with its tensors on this process's device."""
     if fabric.world_size == 1:
@@ -58,7 +90,7 @@ def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None
     """The tensors of process ``source``, on the other processes from one flat message; these give ``None``."""
     sizes = [_num_bytes(place) for place in wanted]
     if not sum(sizes):
-        return [torch.empty(place.shape, dtype=place.dtype, device=fabric.device) for place in wanted]
+        return [_laid_out(torch.empty(0, dtype=place.dtype, device=fabric.device), place) for place in wanted]
     if tensors is not None:
         flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors])
     else:
@@ -67,11 +99,24 @@ def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None
     if tensors is not None:
         return tensors
     parts = torch.split(flat, sizes)
-    return [part.clone().view(place.dtype).view(place.shape) for part, place in zip(parts, wanted, strict=True)]
+    return [_laid_out(part.clone().view(place.dtype), place) for part, place in zip(parts, wanted, strict=True)]
+
+
+def _laid_out(flat: Tensor, place: Place) -> Tensor:
+    return flat.as_strided(place.shape, place.stride)
+
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that lies without gaps in memory, in the order of its axes where it has gaps now."""
+    kept = tensor.detach()
+    dense = torch.empty_like(kept, memory_format=torch.preserve_format, device="meta").stride() == kept.stride()
+    return kept if dense else kept.contiguous()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    """The bytes of a tensor in the order in which they lie in memory."""
+    kept = _without_gaps(tensor)
+    return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
 
 
 def _num_bytes(place: Place) -> int:
@@ -85,7 +130,7 @@ def taken_apart(tree: Any) -> tuple[Any, list[Tensor]]:
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value)
-            return Place(len(tensors) - 1, tuple(value.shape), value.dtype)
+            return Place(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
         return _rebuilt(value, walk)
 
     return walk(tree), tensors

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from benchmark.federation import hooks
-from benchmark.federation.collectives import all_gather, from_first, moved
+from benchmark.federation.collectives import all_gather, from_first, moved, together
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
 from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
@@ -184,15 +184,9 @@ class Federation:
         (``nonfinite``); its client then keeps what it had before the round.
         """
         mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
-        results, states = self.engine.visits(mine, self.server, self.clients)
-        skipped = []
-        for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
-            if self.nonfinite == "stop":
-                raise RunError(f"{place(self.method, visit)}: {found}")
-            skipped.append((visit.client, visit.repeat))
-            states.pop(visit.client, None)
+        results: dict[tuple[int, int], Outcome] = {}
         left_out: set[tuple[int, int]] = set()
-        for their_results, their_states, their_skipped in all_gather(self.fabric, (results, states, skipped)):
+        for their_results, their_states, their_skipped in together(self.fabric, lambda: self.own_visits(mine)):
             results |= their_results
             self.clients |= their_states
             left_out |= set(their_skipped)
@@ -201,6 +195,19 @@ class Federation:
         sound = [results[key] for key in sorted(results) if key not in left_out]
         uploads = [outcome.upload for outcome in sound if outcome.upload is not None]
         return uploads, added(outcome.sums for outcome in sound), list(results.values())
+
+    def own_visits(
+        self, mine: Sequence[Visit]
+    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState], list[tuple[int, int]]]:
+        """Run the visits of this process: what came of them, what their clients keep, and which are left out."""
+        results, states = self.engine.visits(mine, self.server, self.clients)
+        skipped = []
+        for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
+            if self.nonfinite == "stop":
+                raise RunError(f"{place(self.method, visit)}: {found}")
+            skipped.append((visit.client, visit.repeat))
+            states.pop(visit.client, None)
+        return results, states, skipped
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
@@ -252,12 +259,12 @@ class Federation:
         return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on."""
+        """Everything the next round depends on; later rounds make tensors of their own and change none of these."""
         return {
             "round": self.round,
             "server": self.server,
             "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
-            "memory": self.memory,
+            "memory": dict(self.memory),
             "server_state": self.server_state.optimizers if self.server_state else None,
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import ROOT
+from datamodules.common.errors import ConfigError
 
 CODE = ("benchmark", "methods", "datamodules")
 NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the last one on Arm
 LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
+PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
+MOST_PER_CORE = 4  # processes: beyond one they only get in each other's way
 
 
 def environment() -> dict[str, Any]:
@@ -59,6 +62,29 @@ def hardware(environment: dict[str, Any]) -> str:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_processes(option: str, processes: int) -> None:
+    """Refuse more processes than this machine can bear.
+
+    Args:
+        option: that asks for them, for the message.
+        processes: how many would be started here.
+
+    Raises:
+        ConfigError: they are too many for its cores or its memory; says what they would take.
+    """
+    from datamodules.common.memory import available_bytes, in_words  # imports torch
+
+    free = available_bytes()
+    fit = processes if free is None else free // PROCESS_BYTES
+    most = max(1, min(MOST_PER_CORE * cores(), fit))
+    if processes > most:
+        memory = "" if free is None else f", of which {in_words(free)} are free"
+        raise ConfigError(
+            f"{option} {processes}: so many processes take {in_words(processes * PROCESS_BYTES)} of memory before they "
+            f"have any data{memory}, and share {cores()} cores; give {most} at most, and one per core is fastest"
+        )
 
 
 def asked_threads() -> int | None:

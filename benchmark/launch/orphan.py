@@ -3,16 +3,28 @@
 import multiprocessing
 import os
 import threading
+import time
+
+LOOK_S = 0.5
 
 
 def die_with_parent() -> None:
-    """Watch the process that spawned this one, if any, from a thread, and end at once when it is gone."""
+    """Watch the process that spawned this one, or ``torchrun``, from a thread, and end at once when it is gone."""
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_wait, daemon=True).start()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=_look, args=(os.getppid(),), daemon=True).start()
 
 
 def _wait() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    os._exit(1)
+
+
+def _look(parent: int) -> None:
+    """As ``_wait``, for a process that was not started through ``multiprocessing``: its parent becomes another one."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
     os._exit(1)

@@ -11,10 +11,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import asked_threads, cores
+from benchmark.launch.environment import asked_threads, check_processes, cores
+from benchmark.launch.launchers import refuse_torchrun
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.progress import Display
+from benchmark.launch.signals import STOPPED, Stopped, stop, stoppable
 from benchmark.registry import imported, one_line
 from benchmark.report.records import RunFolder, state
 from benchmark.suites.suite import PlannedRun
@@ -46,12 +48,19 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
 
     Returns:
         One outcome per run, in order of completion.
+
+    Raises:
+        ConfigError: more workers than the machine can bear.
+        Stopped: ``SIGTERM`` or ``SIGUSR1`` came; the runs that were going on have saved the end of their last round.
     """
+    refuse_torchrun("a command with many runs")
     with display:
         placed = pinned(runs, jobs, gpus)
         if jobs <= 1 and not gpus:
             return _here(placed, display, fit)
-        return _workers(placed, min(max(1, jobs), len(runs)), gpus, display, fit)
+        workers = min(max(1, jobs), len(runs))
+        check_processes("--jobs", workers)
+        return _workers(placed, workers, gpus, display, fit)
 
 
 def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]:
@@ -133,11 +142,6 @@ class _Worker:
             self.process.join()
         return status, message
 
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.terminate()
-        self.process.join()
-
 
 def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
     queue = list(runs)
@@ -160,16 +164,28 @@ def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display,
                 outcomes.append(Outcome(run, status, message))
                 display.finish(run, status, message)
             display.tick()
+    except Stopped as asked:
+        stop([worker.process for worker in workers], asked.signal)
+        raise
     finally:
         for worker in workers:
-            worker.stop()
+            worker.pipe.close()
+        stop([worker.process for worker in workers], signal.SIGTERM)
     return outcomes
 
 
 def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
-    """Body of a worker: runs until the pipe closes; dies with its parent."""
+    """Body of a worker: runs until the pipe closes or it is stopped, and then saves first; dies with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    try:
+        with stoppable():
+            _serve(pipe, number, gpus, fit)
+    except Stopped:
+        sys.exit(STOPPED)
+
+
+def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]

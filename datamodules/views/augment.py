@@ -69,8 +69,15 @@ class Geometry:
         """Cut one window per entry of `index` (int64 [B], positions in `prepared`): uint8 [B, h, w, C]."""
         return prepared.index_select(0, index)
 
+    def extent(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the images that `prepare` lays out, from those of the stored ones."""
+        return self._extent(*(self.base.extent(height, width) if self.base is not None else (height, width)))
+
     def _lay_out(self, images: Tensor) -> Tensor:
         return images
+
+    def _extent(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,9 @@ class Resize(Geometry):
     def _lay_out(self, images: Tensor) -> Tensor:
         return images if self.size is None else resize(images, self.size)
 
+    def _extent(self, height: int, width: int) -> tuple[int, int]:
+        return (height, width) if self.size is None else (self.size, self.size)
+
 
 @dataclass(frozen=True)
 class Pad(Geometry):
@@ -91,6 +101,9 @@ class Pad(Geometry):
 
     def _lay_out(self, images: Tensor) -> Tensor:
         return zero_pad(images, self.pad)
+
+    def _extent(self, height: int, width: int) -> tuple[int, int]:
+        return height + 2 * self.pad, width + 2 * self.pad
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,9 @@ class ZoomCrop(Geometry):
 
     def _lay_out(self, images: Tensor) -> Tensor:
         return resize(images, self.zoom)
+
+    def _extent(self, height: int, width: int) -> tuple[int, int]:
+        return self.zoom, self.zoom
 
 
 @dataclass(frozen=True)
@@ -144,6 +160,9 @@ class PadCrop(Geometry):
 
     def _lay_out(self, images: Tensor) -> Tensor:
         return zero_pad(images, self.pad) if self.mode == "zero" else reflect_pad(images, self.pad)
+
+    def _extent(self, height: int, width: int) -> tuple[int, int]:
+        return height + 2 * self.pad, width + 2 * self.pad
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from benchmark import run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.federation import checkpoint
 from benchmark.launch.lock import RunLocked, locked, run_lock
+from benchmark.launch.signals import STOPPED
 from benchmark.report.records import (
     RunFolder,
     digest,
@@ -361,6 +363,90 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
     assert_same_run(fit(config), reference)
 
 
+def started(config, rows):
+    """A process that works on a run, which has so many rows by now."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
+    process, path = context.Process(target=fit, args=(config,)), folder(config)
+    process.start()
+    while process.is_alive() and len(read_rows(path)) < rows:
+        time.sleep(0.005)
+    return process
+
+
+def descendants(pid):
+    """Processes that a process has started, and theirs."""
+    found = []
+    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(number), *descendants(int(number))]
+    return found
+
+
+def alive(pid):
+    """Whether a process goes on; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ranks(process):
+    """Processes of a run, by rank: the youngest that the process has started."""
+    return sorted(pid for pid in descendants(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def assert_no_orphans(pids):
+    """The processes end within seconds."""
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
+    """Although checkpoints are hours apart: the code says so, and the next start goes on exactly there."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **MIXED)
+    path = folder(config)
+    for number, rows in ((signal.SIGTERM, 2), (signal.SIGUSR1, 5)):
+        process = started(config, rows)
+        os.kill(process.pid, number)
+        process.join()
+        assert process.exitcode == STOPPED
+        assert state(path) == "stale" and read_record(path)["error"] is None
+        done = len(read_rows(path))
+        assert rows <= done < ROUNDS, "the run ended before it was stopped"
+        assert checkpoint.load(path / run.CHECKPOINT)["round"] == saved_rounds(path)
+        assert done - saved_rounds(path) in (0, 1), "1: the signal came while the row was being written"
+    assert_same_run(fit(config), reference)
+
+
+@pytest.mark.timeout(300)
+def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference):
+    """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
+    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **MIXED)
+    path = folder(config)
+    process = started(config, 2)
+    pids = ranks(process)
+    os.kill(pids[-1], signal.SIGKILL)
+    began = time.monotonic()
+    process.join()
+    assert process.exitcode == 1 and time.monotonic() - began < 20
+    assert_no_orphans(pids)
+    assert state(path) == "failed"
+    assert "terminated with signal SIGKILL; the same command continues" in read_record(path)["error"]
+    done = saved_rounds(path)
+    assert 0 < done < ROUNDS
+
+    process = started(config, len(read_rows(path)) + 1)
+    pids = ranks(process)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert_no_orphans(pids)
+    assert state(path) == "stale" and done < saved_rounds(path) < ROUNDS
+    assert_same_run(fit(configuration(tmp_path, **MIXED)), reference)
+
+
 def raised(error):
     """What the launcher raises where a process died of an error, which came of another one."""
     try:
@@ -454,6 +540,19 @@ def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
 
 
 @pytest.mark.timeout(300)
+def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch):
+    """The record has the traceback of that one, also where another process writes it."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = configuration(tmp_path, **{**SHORT, "method": "fails.Fails", "runtime__devices": 2})
+    with pytest.raises(RunError, match=r"Fails, client 5 .*, round 0: KeyError: 'strong'"):
+        fit(config)
+    error = read_record(folder(config))["error"]
+    assert "KeyError: 'strong'" in error and "fails.py" in error and "Connection" not in error
+
+
+@pytest.mark.timeout(300)
 def test_two_processes_share_the_norm_statistics(tmp_path):
     """A server that trains and measures batch-norm statistics, which the processes divide among themselves."""
     small = {"depth": 10, "width": 1}
@@ -464,19 +563,40 @@ def test_two_processes_share_the_norm_statistics(tmp_path):
     assert_same_run(two, one)
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.timeout(300)
+def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
+    """Two launchers with two processes each, both on this machine, as a user types it (``docs/usage.md``)."""
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v)) if "devices" not in k]
+    launcher = [Path(sys.executable).with_name("torchrun"), "--nnodes", "2", "--nproc_per_node", "2"]
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}", "--rdzv_id", "test"]
+    command = [*launcher, *meeting, "-m", "benchmark", "fit", *words, "--devices", "2", "--num_nodes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = "".join(node.communicate()[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0]
+    path = folder(configuration(tmp_path, **MIXED))
+    assert told.count(str(path)) == 1, "one of the processes speaks for all"
+    assert read_record(path)["environment"]["num_nodes"] == 2
+    assert_same_run(path, reference)
+
+
 @pytest.mark.timeout(300)
 def test_fabric_run_gives_the_same_record(tmp_path, reference):
     """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     launcher = [Path(sys.executable).with_name("fabric"), "run", "--accelerator", "cpu", "--devices", "2"]
     options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
     for name in ("devices", "accelerator"):
         del options[f"runtime.{name}"]
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     done = subprocess.run(
-        [*launcher, "--main-port", str(port), ROOT / "benchmark" / "run.py", *words],
+        [*launcher, "--main-port", free_port(), ROOT / "benchmark" / "run.py", *words],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -617,6 +737,21 @@ def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch):
     options = {"method": "drift.Drifting", "data__scenario": "server", "data__num_labels": 20, "rounds": 2}
     one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
     assert_same_run(two, one)
+
+
+FAILS = """
+from methods.fedavg import FedAvg
+
+
+class Fails(FedAvg):
+    \"""One of its clients asks for what there is not.\"""
+
+    def select_clients(self, round, roster):
+        return [list(range(6))]
+
+    def local_work(self, site):
+        return {}["strong"] if self.visit.client == 5 else super().local_work(site)
+"""
 
 
 FEDPROX = '''

@@ -57,6 +57,7 @@ def message(rank: int = 0) -> Any:
         "empty": (torch.empty(0), torch.empty(0, 5, dtype=torch.int64), torch.empty(3, 0, dtype=torch.bool)),
         "fixed": Fixed(rank, Fixed(1, torch.randn(3, 4).t())),
         "strided": torch.arange(12.0).view(3, 4)[:, ::2],
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "nothing": [{}, [], (), Pair(None), Kept()],
     }
 
@@ -66,10 +67,10 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal trees of the same types, tensors bit for bit with their types and shapes."""
+    """Equal trees of the same types, tensors bit for bit with their types, shapes and order in memory."""
     (first, ours), (second, theirs) = taken_apart(a), taken_apart(b)
-    alike = [(p.number, p.shape, p.dtype) for p in places(first)] == [
-        (p.number, p.shape, p.dtype) for p in places(second)
+    alike = [(p.number, p.shape, p.dtype, p.stride) for p in places(first)] == [
+        (p.number, p.shape, p.dtype, p.stride) for p in places(second)
     ]
     bits = all(
         torch.equal(x.contiguous().view(-1).view(torch.uint8), y.contiguous().view(-1).view(torch.uint8))
@@ -98,8 +99,8 @@ def test_taken_apart_and_put_together():
     """The same message in the same order, and the skeleton holds no tensor."""
     whole = message()
     skeleton, tensors = taken_apart(whole)
-    assert len(tensors) == len(places(skeleton)) == 14
-    assert [p.number for p in places(skeleton)] == list(range(14))
+    assert len(tensors) == len(places(skeleton)) == 15
+    assert [p.number for p in places(skeleton)] == list(range(15))
     assert all((p.shape, p.dtype) == (tuple(t.shape), t.dtype) for p, t in zip(places(skeleton), tensors, strict=True))
     assert not tensors_of(skeleton)
     again = put_together(skeleton, tensors)

@@ -11,12 +11,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from benchmark import ROOT
 from benchmark import registry as classes
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.launch.environment import cores
 from benchmark.launch.lock import run_lock
 from benchmark.launch.pool import LOG, attempt, pinned, run_all
 from benchmark.launch.progress import Display
+from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.report import records
 from benchmark.report.records import RunFolder, read_record, state
@@ -264,6 +266,51 @@ def test_workers_die_with_their_parent(tmp_path):
             return
         time.sleep(0.05)
     pytest.fail("the worker outlived its parent")
+
+
+STOPPABLE = """
+import sys, time
+from pathlib import Path
+from benchmark.launch import pool
+
+pool.folder = Path
+
+def fit(config):
+    here = Path(config)
+    (here / "begun").touch()
+    try:
+        time.sleep(60)
+    except BaseException as error:
+        time.sleep(0.5)  # it takes its time to save
+        (here / "saved").write_text(str(error))
+        raise
+
+if __name__ == "__main__":
+    from types import SimpleNamespace
+    from unittest.mock import MagicMock
+    from benchmark.launch.signals import STOPPED, Stopped, stoppable
+    try:
+        with stoppable():
+            runs = [SimpleNamespace(config=name) for name in sys.argv[1:]]
+            pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
+    except Stopped:
+        sys.exit(STOPPED)
+"""
+
+
+def test_workers_are_told_to_stop_and_waited_for(tmp_path):
+    """A signal to the parent alone reaches the runs of its workers, and the parent ends when they have saved."""
+    (tmp_path / "stoppable.py").write_text(STOPPABLE)
+    folders = [tmp_path / name for name in ("a", "b")]
+    for one in folders:
+        one.mkdir()
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', ROOT)}"}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "stoppable.py"), *map(str, folders)], env=environment)
+    while parent.poll() is None and not all((one / "begun").exists() for one in folders):
+        time.sleep(0.02)
+    parent.terminate()
+    assert parent.wait() == STOPPED
+    assert [(one / "saved").read_text() for one in folders] == ["stopped by SIGTERM"] * 2
 
 
 def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):

@@ -1,0 +1,53 @@
+"""How much memory there is, so that what cannot fit is refused before it is asked for."""
+
+from pathlib import Path
+
+import torch
+
+GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def available_bytes(device: torch.device | None = None, system: Path = Path("/")) -> int | None:
+    """Bytes that a new program could take; ``None`` where the system does not say.
+
+    Args:
+        device: a GPU, whose own memory is meant; otherwise the machine's, within the limit of a container.
+        system: where ``proc`` and ``sys`` lie.
+    """
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = [_meminfo(system / "proc" / "meminfo")]
+    for limit, usage in GROUPS:
+        most, used = (_number(system / "sys" / "fs" / "cgroup" / name) for name in (limit, usage))
+        if most is not None and used is not None:
+            found.append(max(0, most - used))
+    known = [one for one in found if one is not None]
+    return min(known) if known else None
+
+
+def in_words(num_bytes: float) -> str:
+    """An amount of memory for an error message, in GB."""
+    return f"{num_bytes / 1e9:.2g} GB" if num_bytes < 1e10 else f"{num_bytes / 1e9:,.0f} GB"
+
+
+def _meminfo(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """A number in a file; ``None`` where there is none, or no limit (``max``)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+__all__ = ["available_bytes", "in_words"]

@@ -1,0 +1,63 @@
+"""Signals that ask a program to stop."""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from benchmark.launch.signals import SIGNALS, STOPPED, Stopped, check_stopped, stoppable
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_stops_and_the_next_ones_leave_it_in_peace(number):
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with pytest.raises(Stopped, match=f"stopped by {number.name}") as stopped, stoppable():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            for one in SIGNALS:
+                os.kill(os.getpid(), one)
+    assert stopped.value.signal == number and not isinstance(stopped.value, (Exception, SystemExit))
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert STOPPED == os.EX_TEMPFAIL
+
+
+def test_a_signal_that_a_destructor_has_swallowed_is_raised_once_more(monkeypatch):
+    class Swallows:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    swallowed = []
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    with stoppable():
+        one = Swallows()
+        del one
+        assert len(swallowed) == 1
+        with pytest.raises(Stopped, match="SIGTERM"):
+            check_stopped()
+    check_stopped()
+
+
+def test_inside_another_one_it_changes_nothing():
+    with stoppable():
+        handler = signal.getsignal(signal.SIGTERM)
+        with stoppable(signal.SIGINT):
+            assert signal.getsignal(signal.SIGTERM) is handler
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_other_threads_leave_signals_alone():
+    seen = []
+
+    def work():
+        with stoppable():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,37 @@
+"""How much memory there is."""
+
+import pytest
+
+from datamodules.common.memory import available_bytes, in_words
+
+
+@pytest.fixture
+def system(tmp_path):
+    for name, text in {
+        "proc/meminfo": "MemTotal:       8000 kB\nMemAvailable:    4000 kB\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/memory.current": "3000000\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_what_is_free_is_what_the_machine_has(system):
+    assert available_bytes(system=system) == 4_096_000
+
+
+def test_a_container_may_have_less(system):
+    (system / "sys/fs/cgroup/memory.max").write_text("5000000\n")
+    assert available_bytes(system=system) == 2_000_000
+    (system / "sys/fs/cgroup/memory.max").write_text("1000000\n")
+    assert available_bytes(system=system) == 0
+
+
+def test_a_system_that_does_not_say(tmp_path):
+    assert available_bytes(system=tmp_path) is None
+
+
+@pytest.mark.parametrize(("amount", "words"), [(4e8, "0.4 GB"), (2.26e9, "2.3 GB"), (4e12, "4,000 GB")])
+def test_amounts_for_people(amount, words):
+    assert in_words(amount) == words
