@@ -93,7 +93,8 @@ def submit(script: Path, options: str) -> str:
         RunError: ``sbatch`` refuses; says what it says.
     """
     if shutil.which("sbatch") is None:
-        raise ConfigError(f"there is no sbatch on this machine; on the cluster, submit with `sbatch {options} {script}`")
+        by_hand = f"sbatch {options} {script}"
+        raise ConfigError(f"there is no sbatch on this machine; on the cluster, submit with `{by_hand}`")
     command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -182,6 +182,7 @@ def test_submitting_needs_sbatch(tmp_path, monkeypatch):
         slurm.submit(tmp_path / "job.sh", "")
 
 
+@pytest.mark.timeout(300)
 def test_an_array_runs_what_is_missing_and_gives_the_records_of_a_single_process(tmp_path, tiny, cluster, capfd):
     path, results, ours = tiny(), tmp_path / "array", tmp_path / "here"
     assert _table(path, results, "--threads", "1", "--slurm=--partition=low --ntasks=1") == 0
@@ -200,6 +201,7 @@ def _queue():
     return _lines("squeue", "--noheader", "--format=%i")
 
 
+@pytest.mark.timeout(300)
 def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp_path, tiny, cluster):
     path, results, ours = tiny(rounds=40), tmp_path / "array", tmp_path / "here"
     assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
@@ -216,6 +218,7 @@ def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp
     assert _rows(rows.parent) == _rows(ours / "runs" / rows.parent.name)
 
 
+@pytest.mark.timeout(300)
 def test_two_nodes_with_two_processes_each_give_the_bits_of_one(tmp_path, tiny, cluster):
     run = next(iter(suite.load(str(tiny(rounds=3))).plan("quick").runs.values()))
     config = slurm.write([run], "tiny", tmp_path).with_name(f"{run.id}.yaml")
