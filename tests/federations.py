@@ -5,12 +5,10 @@ from typing import Any
 
 from benchmark.contract.federations import (
     SCENARIOS,
-    flowing,
     make_data,
     make_federation,
     make_method,
     plain_fabric,
-    quick,
     run_rows,
 )
 from benchmark.federation.loop import Federation
@@ -23,12 +21,10 @@ __all__ = [
     "SCENARIOS",
     "FewDigits",
     "few_data",
-    "flowing",
     "make_data",
     "make_federation",
     "make_method",
     "plain_fabric",
-    "quick",
     "run_rows",
     "site_of",
     "visited",
