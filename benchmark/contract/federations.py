@@ -14,6 +14,7 @@ from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
+from datamodules.io import sources
 from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod
@@ -25,23 +26,35 @@ SCENARIOS: dict[Scenario, dict[str, Any]] = {
     "server": {"num_clients": NUM_CLIENTS, "num_labels": 40, "pipeline": "randaugment_uniform"},
     "all_clients": {"num_clients": NUM_CLIENTS, "num_labels": 100, "pipeline": "randaugment_levels_cutout"},
 }
-SHORT = {"warmup_rounds": 1, "local_epochs": 1, "server_pretrain": 1, "server_epochs": 1, "steps_per_visit": 2}
-"""The most that the contract leaves of a schedule, by argument."""
+MOST = {
+    "warmup_rounds": 1,
+    "local_epochs": 1,
+    "server_pretrain": 1,
+    "server_epochs": 1,
+    "steps_per_visit": 2,
+    "lr": 0.01,
+}
+"""The most that the contract leaves of an argument: short schedules, and a rate that a network without norms bears."""
 
 
-class HalfDigits(Digits):
-    """The first 720 training and 180 test images."""
+class FewerDigits(Digits):
+    """The first 480 training and 120 test images, read once per process."""
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        whole = super().read()
+        whole = _digits()
         return replace(
             whole,
-            train_images=whole.train_images[:720],
-            train_labels=whole.train_labels[:720],
-            test_images=whole.test_images[:180],
-            test_labels=whole.test_labels[:180],
+            train_images=whole.train_images[:480].copy(),
+            train_labels=whole.train_labels[:480].copy(),
+            test_images=whole.test_images[:120].copy(),
+            test_labels=whole.test_labels[:120].copy(),
         )
+
+
+@cache
+def _digits() -> Arrays:
+    return sources.digits()
 
 
 def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
@@ -88,10 +101,10 @@ def make_method(
 
 
 def brief(method: str | type) -> dict[str, Any]:
-    """The shortest schedule of a method (``SHORT``), and on top what it says itself (``contract_args``)."""
+    """A short schedule and a gentle rate (``MOST``), and on top what a method says itself (``contract_args``)."""
     own = dict(class_of(method).contract_args)
     arguments = make_method(method, **own).hparams
-    return {name: most for name, most in SHORT.items() if (arguments.get(name) or 0) > most} | own
+    return {name: most for name, most in MOST.items() if (arguments.get(name) or 0) > most} | own
 
 
 @cache
@@ -101,7 +114,7 @@ def half_trained() -> dict[str, Tensor]:
     Methods start from them in the contract, so that pseudo-labels of all classes flow from the first round on, some
     of them wrong, and some images below every usual threshold.
     """
-    data = HalfDigits(num_clients=1, labelled_clients=1, partition="iid")
+    data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid")
     data.setup()
     site = data.client(0)
     torch.manual_seed(0)
@@ -117,16 +130,18 @@ def half_trained() -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def data_for(method: FedMethod) -> HalfDigits:
-    """Half of the digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
+def data_for(method: FedMethod) -> FewerDigits:
+    """The digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
     scenario = method.scenario
-    data = HalfDigits(**{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **dict(method.contract_data)})
+    data = FewerDigits(
+        **{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **dict(method.contract_data)}
+    )
     data.setup()
     return data
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
-    """The federation that the checks run: three brief rounds from half-trained weights, on half of the digits."""
+    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits."""
     given = {"rounds": ROUNDS, **brief(method), **args}
     data = data or data_for(make_method(method, **brief(method)))
     return make_federation(method, data, weights=half_trained(), **given)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import own_classes, places_of, values_of
+from benchmark.contract.attributes import changed, own_classes, places_of, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
@@ -57,7 +57,8 @@ HOOKS = (
 
 def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
     """A visit gives the same whether clients were visited before by this process or not: see ``scopes``."""
-    state = values_of([place for place in places_of(contract_federation(method).method) if place.path is None])
+    common = [place for place in places_of(contract_federation(method).method) if place.path is None]
+    untouched = values_of(common)
     worn = contract_federation(method)
     rounds_until(worn, 2)
     visits = some_visits(worn)
@@ -67,7 +68,8 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
         found[visit] = all_of(worn, visit)
 
     def fresh() -> Federation:
-        for place, value in state.values():
+        for label in changed(values_of(common), untouched):
+            place, value = untouched[label]
             place.set(value)
         federation = contract_federation(method, data=worn.data)
         federation.load_state_dict(worn.state_dict())
