@@ -117,6 +117,19 @@ class LastingClassAttribute(Sound):
         return super().learning_rate() / (1 + 0.1 * len(self.seen))
 
 
+class LateClassAttribute(Sound):
+    """The same in a number that the class gets at the first visit."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Count."""
+        type(self).count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * getattr(self, "count", 0))
+
+
 class StatePerClient(Sound):
     """Every client finds its own again, as long as it comes to the same process and nothing stops the run."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import changed, own_classes, places_of, values_of
+from benchmark.contract.attributes import MISSING, Values, changed, own_classes, places_of, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
@@ -57,8 +57,7 @@ HOOKS = (
 
 def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
     """A visit gives the same whether clients were visited before by this process or not: see ``scopes``."""
-    common = [place for place in places_of(contract_federation(method).method) if place.path is None]
-    untouched = values_of(common)
+    untouched = common_values(contract_federation(method).method)
     worn = contract_federation(method)
     rounds_until(worn, 2)
     visits = some_visits(worn)
@@ -68,8 +67,9 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
         found[visit] = all_of(worn, visit)
 
     def fresh() -> Federation:
-        for label in changed(values_of(common), untouched):
-            place, value = untouched[label]
+        now = common_values(worn.method)
+        for label in changed(now, untouched):
+            place, value = untouched[label] if label in untouched else (now[label][0], MISSING)
             place.set(value)
         federation = contract_federation(method, data=worn.data)
         federation.load_state_dict(worn.state_dict())
@@ -92,6 +92,11 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
                 f"{blame} Register it (register_buffer) and give it a scope: personal, local, shared or server",
                 notes,
             )
+
+
+def common_values(method: FedMethod) -> Values:
+    """What lies in class attributes and in globals of the method's modules."""
+    return values_of([place for place in places_of(method) if place.path is None])
 
 
 def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:

@@ -18,6 +18,11 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"LastingClassAttribute\.seen"),
     ),
+    (
+        faults.LateClassAttribute,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"LateClassAttribute\.count"),
+    ),
     (faults.StatePerClient, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.priors")),
     (
         faults.LastingBuffer,
