@@ -132,6 +132,7 @@ class FedCon(LabelsAtServer):
         server_pretrain: see ``LabelsAtServer``.
     """
 
+    contract_args = {"projector_width": 64}
     scopes = {
         **LabelsAtServer.scopes,
         "model.head": "server",

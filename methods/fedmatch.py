@@ -168,6 +168,7 @@ class FedMatch(LabelsAtServer):
         clip_norm: see ``FedMethod``; for sigma and psi each.
     """
 
+    contract_args = {"lr": 3e-3, "lambda_s": 1.0, "lambda_l2": 0.01, "helper_every": 1}
     scopes = {
         **LabelsAtServer.scopes,
         "noise": "local",

@@ -5,14 +5,14 @@ from typing import Any
 
 from benchmark.contract.federations import (
     SCENARIOS,
-    flowing,
+    contract_federation,
     make_data,
     make_federation,
     make_method,
     plain_fabric,
-    quick,
     run_rows,
 )
+from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, Outcome
 from datamodules.digits import Digits
@@ -22,13 +22,14 @@ from methods.base import Visit
 __all__ = [
     "SCENARIOS",
     "FewDigits",
+    "contract_federation",
+    "different",
     "few_data",
-    "flowing",
     "make_data",
     "make_federation",
     "make_method",
     "plain_fabric",
-    "quick",
+    "rounds_until",
     "run_rows",
     "site_of",
     "visited",

@@ -18,16 +18,15 @@ passes, or raises an error that says what is wrong. A new one needs no registrat
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from benchmark.contract import runs, steps
-from methods.base import FedMethod
+from benchmark.contract import isolation, runs, steps
+from benchmark.contract.reference import Method
 
 if TYPE_CHECKING:
     import pytest
 
-Method = str | type[FedMethod]
 Check = Callable[[Method], None]
 
-MODULES = (runs, steps)
+MODULES = (runs, steps, isolation)
 PREFIX = "check_"
 CHECKS: tuple[Check, ...] = tuple(
     check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)

@@ -1,36 +1,60 @@
 """Small federations on real digits, for checks and tests."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from lightning import Fabric
+from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod
 
 NUM_CLIENTS = 6
+ROUNDS = 3
 SCENARIOS: dict[Scenario, dict[str, Any]] = {
     "partial_clients": {"num_clients": NUM_CLIENTS, "labelled_clients": 1},
     "server": {"num_clients": NUM_CLIENTS, "num_labels": 40, "pipeline": "randaugment_uniform"},
     "all_clients": {"num_clients": NUM_CLIENTS, "num_labels": 100, "pipeline": "randaugment_levels_cutout"},
 }
-SHORT = ("warmup_rounds", "local_epochs", "server_pretrain", "server_epochs")
-FLOWING: Mapping[str, Any] = {
-    "threshold": 0.1003,
-    "pl_threshold": 0.1003,
-    "confidence_gate": 0.05,
-    "entropy_gate": 5.0,
-    "helper_every": 1,
-    "lambda_s": 1.0,  # ten times a loss is more than a network without norms can bear
-    "lambda_l2": 1.0,
-    "projector_width": 64,
+MOST = {
+    "warmup_rounds": 1,
+    "local_epochs": 1,
+    "server_pretrain": 1,
+    "server_epochs": 1,
+    "steps_per_visit": 2,
+    "lr": 0.01,
 }
+"""The most that the contract leaves of an argument: short schedules, and a rate that a network without norms bears."""
+
+
+class FewerDigits(Digits):
+    """The first 480 training and 120 test images, read once per process."""
+
+    def read(self) -> Arrays:
+        """Digits, cut."""
+        whole = _digits()
+        return replace(
+            whole,
+            train_images=whole.train_images[:480].copy(),
+            train_labels=whole.train_labels[:480].copy(),
+            test_images=whole.test_images[:120].copy(),
+            test_labels=whole.test_labels[:120].copy(),
+        )
+
+
+@cache
+def _digits() -> Arrays:
+    return sources.digits()
 
 
 def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
@@ -53,12 +77,21 @@ def class_of(method: str | type) -> type[FedMethod]:
     return find_class(method, KINDS["method"]) if isinstance(method, str) else method
 
 
-def make_method(method: str | type, num_classes: int = 10, seed: int = 0, **args: Any) -> FedMethod:
-    """A method, by name or class, around a freshly initialised small CNN."""
+def make_method(
+    method: str | type,
+    num_classes: int = 10,
+    seed: int = 0,
+    weights: Mapping[str, Tensor] | None = None,
+    **args: Any,
+) -> FedMethod:
+    """A method, by name or class, around a small CNN with these weights, or freshly initialised."""
     cls: Any = class_of(method)
     torch.manual_seed(seed)
+    model = models.build("small_cnn", num_classes)
+    if weights is not None:
+        model.load_state_dict(weights)
     known = {
-        "model": models.build("small_cnn", num_classes),
+        "model": model,
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
         "image_shape": [3, 32, 32],
@@ -67,37 +100,63 @@ def make_method(method: str | type, num_classes: int = 10, seed: int = 0, **args
     return made
 
 
-def quick(method: str | type) -> dict[str, Any]:
-    """Shortest schedule: one warm-up round, one local epoch, one pre-training call, where the method has them."""
-    arguments = make_method(method).hparams
-    return {name: 1 for name in SHORT if arguments.get(name, 0) > 1}
+def brief(method: str | type) -> dict[str, Any]:
+    """A short schedule and a gentle rate (``MOST``), and on top what a method says itself (``contract_args``)."""
+    own = dict(class_of(method).contract_args)
+    arguments = make_method(method, **own).hparams
+    return {name: most for name, most in MOST.items() if (arguments.get(name) or 0) > most} | own
 
 
-def flowing(method: str | type) -> dict[str, Any]:
-    """The shortest schedule with thresholds that untrained networks reach, so that pseudo-labels flow.
+@cache
+def half_trained() -> dict[str, Tensor]:
+    """Weights of a small CNN that is right about two thirds of the digits, and sure of some.
 
-    What a method says itself (``contract_args``) comes on top.
+    Methods start from them in the contract, so that pseudo-labels of all classes flow from the first round on, some
+    of them wrong, and some images below every usual threshold.
     """
-    arguments = make_method(method).hparams
-    low = {name: value for name, value in FLOWING.items() if name in arguments}
-    return quick(method) | low | dict(class_of(method).contract_args)
+    data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid")
+    data.setup()
+    site = data.client(0)
+    torch.manual_seed(0)
+    model = models.build("small_cnn", data.num_classes)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(120):
+        drawn = torch.randint(len(site.labelled), (64,), generator=generator)
+        loss = F.cross_entropy(model(data.take("weak", site.labelled[drawn], generator)), site.labels[drawn])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def data_for(method: FedMethod) -> Digits:
-    """Digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
-    return make_data(method.scenario, **method.contract_data)
+def data_for(method: FedMethod) -> FewerDigits:
+    """The digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
+    scenario = method.scenario
+    data = FewerDigits(
+        **{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **dict(method.contract_data)}
+    )
+    data.setup()
+    return data
+
+
+def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
+    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits."""
+    given = {"rounds": ROUNDS, **brief(method), **args}
+    data = data or data_for(make_method(method, **brief(method)))
+    return make_federation(method, data, weights=half_trained(), **given)
 
 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
-    """A federation of a method in the scenario it was made for."""
-    precision = args.pop("precision", "32-true")
+    """A federation of a method, around a fresh network, in the scenario it was made for."""
+    precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
     engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks") if name in args}
     made = make_method(method, **args)
-    data = data or data_for(made)
+    data = data or make_data(made.scenario, **made.contract_data)
     if precision == "64-true":
         made = made.double()
         data.place(torch.device("cpu"), torch.float64)
-    return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=0, **engine)
+    return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
 
 
 class Rows:

@@ -3,24 +3,31 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from benchmark.contract.federations import flowing, make_federation, run_rows
+from benchmark.contract.federations import class_of, contract_federation
+from benchmark.contract.reference import (
+    Method,
+    different,
+    different_rows,
+    reference,
+    require_equal,
+    resumed,
+    rounds_until,
+)
 from benchmark.federation import fit as fits
 from benchmark.federation.loop import Federation
 from benchmark.federation.recording import count_host_reads
 from benchmark.federation.reference import LocalSite
 from benchmark.federation.slots import SlotsEngine
 from datamodules.views.batches import Batch, LocalWork
-from methods.base import FedMethod, Scope, Visit
+from methods.base import Scope, Visit
 
-Method = str | type[FedMethod]
 SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
 
 
@@ -46,16 +53,6 @@ class TakeUp(L.Callback):
         fits.load_states(trainer.optimizers, self.states)
 
 
-def started(method: Method, **args: Any) -> Federation:
-    """A federation after its first two rounds: clients hold state, the warm-up is over."""
-    federation = make_federation(method, rounds=4, **flowing(method), **args)
-    federation.server_phase(0, first=True)
-    for number in range(2):
-        federation.run_round(number)
-        federation.round += 1
-    return federation
-
-
 def some_visits(federation: Federation) -> list[Visit]:
     """Of the next round, a visit of every kind of client, and one to a client that has taken part before."""
     chosen: dict[Any, Visit] = {}
@@ -66,7 +63,7 @@ def some_visits(federation: Federation) -> list[Visit]:
 
 def check_a_visit_is_a_fit(method: Method) -> None:
     """``Trainer.fit`` over the batches of a client's visit takes the same steps, to the bit."""
-    federation = started(method)
+    federation = resumed(method, 2)
     engine, module = federation.engine, federation.method
     visits = some_visits(federation)
     steps = 0
@@ -91,7 +88,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
                 steps += trainer.global_step
             module.make_upload(site)
         fitted = module.tensors(*SCOPES)
-        assert [name for name in visited if not torch.equal(visited[name], fitted[name])] == []
+        require_equal(method, "a plain Trainer over a client's batches takes other steps", different(visited, fitted))
         for ours, theirs in zip(state.optimizers, fits.kept_states(module, trainer.optimizers), strict=bool(work)):
             for own, other in zip(ours, theirs, strict=True):
                 assert own.keys() == other.keys()
@@ -101,19 +98,11 @@ def check_a_visit_is_a_fit(method: Method) -> None:
         assert steps > 0
 
 
-@cache
-def of_the_reference(method: Method) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """Rows and final model of three rounds in the reference engine."""
-    federation = make_federation(method, **flowing(method))
-    return run_rows(federation), federation.server
-
-
-def _equals_the_reference(method: Method, slots: int, replay: bool) -> None:
-    rows, server = of_the_reference(cast(Any, method))
-    federation = make_federation(method, slots=slots, replay=replay, **flowing(method))
-    assert run_rows(federation) == rows
-    different = [k for k, v in federation.server.items() if not torch.equal(v, server[k])]
-    assert different == []
+def _equals_the_reference(method: Method, slots: int, replay: bool, because: str) -> None:
+    run = reference(method)
+    federation = contract_federation(method, slots=slots, replay=replay)
+    rows = rounds_until(federation, 3)
+    require_equal(method, because, different_rows(rows, run.rows), different(federation.server, run.servers[-1]))
     if replay and rows[-1]["visits"]:
         assert isinstance(federation.engine, SlotsEngine)
         assert sum(len(slot.recorded) for slot in federation.engine.slots) > 0
@@ -121,12 +110,24 @@ def _equals_the_reference(method: Method, slots: int, replay: bool) -> None:
 
 def check_slots_equal_the_reference(method: Method) -> None:
     """Clients that take turns in three slots give the same bits."""
-    _equals_the_reference(method, slots=3, replay=False)
+    _equals_the_reference(
+        method,
+        slots=3,
+        replay=False,
+        because="clients that train in three copies of the method give another result: what is no registered tensor "
+        "does not travel with a client",
+    )
 
 
 def check_replayed_steps_equal_the_reference(method: Method) -> None:
     """Steps that are recorded once and replayed give the same bits."""
-    _equals_the_reference(method, slots=1, replay=True)
+    _equals_the_reference(
+        method,
+        slots=1,
+        replay=True,
+        because="a step that is recorded and replayed gives another result: it reads or writes something else than its "
+        "batch and registered tensors, or Python decides what only tensors may",
+    )
 
 
 def check_a_step_reads_nothing_back(method: Method) -> None:
@@ -141,5 +142,5 @@ def check_a_step_reads_nothing_back(method: Method) -> None:
         return made
 
     with patch.object(fits.Fit, "compute", counted):
-        run_rows(make_federation(method, rounds=2, **flowing(method)))
-    assert not reads
+        rounds_until(contract_federation(method), 2)
+    assert not reads, f"{class_of(method).__name__}: a step reads numbers back to the host ({', '.join(reads)})"

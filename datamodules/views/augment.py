@@ -279,7 +279,7 @@ def random_windows(
     left = torch.randint(full_width - width + 1, (count, 1), generator=generator, device=device)
     column = torch.arange(width, device=device)
     if flip > 0:
-        mirrored = torch.rand((count, 1), generator=generator, device=device) < flip
+        mirrored = torch.rand((count, 1), generator=generator, dtype=torch.float32, device=device) < flip
         column = torch.where(mirrored, width - 1 - column, column)
     row = (index * full_height + top)[:, None] + torch.arange(height, device=device)
     pixel = (row * full_width)[:, :, None] + (left + column)[:, None, :]

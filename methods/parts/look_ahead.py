@@ -122,13 +122,18 @@ class WeightNet(nn.Sequential):
                 x = layer(x)
             return x.squeeze(1)
 
+    @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw torch's default initialisation of linear layers again, layer by layer, weights before biases."""
+        """Draw torch's default initialisation of linear layers again, layer by layer, weights before biases.
+
+        The draws are in float32 whatever the parameters are: a run in double precision begins with the same numbers.
+        """
         for layer in self:
             if isinstance(layer, nn.Linear):
                 bound = 1 / sqrt(layer.in_features)
-                nn.init.kaiming_uniform_(layer.weight, a=sqrt(5), generator=generator)
-                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+                weight, bias = (torch.empty_like(part, dtype=torch.float32) for part in (layer.weight, layer.bias))
+                layer.weight.copy_(nn.init.kaiming_uniform_(weight, a=sqrt(5), generator=generator))
+                layer.bias.copy_(nn.init.uniform_(bias, -bound, bound, generator=generator))
 
 
 def learning(net: nn.Module) -> list[nn.Parameter]:

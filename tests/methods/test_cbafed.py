@@ -18,9 +18,18 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
-from federations import make_data, make_federation, make_method, plain_fabric, run_rows
+from federations import (
+    contract_federation,
+    different,
+    make_data,
+    make_federation,
+    make_method,
+    plain_fabric,
+    rounds_until,
+    run_rows,
+)
 from golden_files import load
-from methods.base import FedMethod, Stream, Upload, Visit
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload, Visit
 from methods.cbafed import CBAFed
 from methods.parts.aggregation import share_weights
 from methods.parts.class_balance import assign
@@ -483,6 +492,41 @@ def test_statistics_that_stay_local() -> None:
     made.method.visit = visit
     made.method.local_work(LocalSite(made.method, made.engine.around, made.data.client(1), visit, []))
     assert torch.equal(made.method.state_dict()[name], uploads[1].tensors[name])
+
+
+class PseudoLabelFedAvg(FedMethod):
+    """Labels where there are some, else one label per image from the received model; averages by size."""
+
+    def learning_rate(self) -> float:
+        return float(self.hparams.lr) if self.visit.labelled else 0.02
+
+    @torch.no_grad()
+    def local_work(self, client: Site) -> LocalWork:
+        index = client.data.unlabelled
+        if not len(index):
+            return super().local_work(client)
+        index = index[torch.randperm(len(index), generator=client.generator("order/pseudo/0"))]
+        views = list(client.views("weak", index, "prepare/0", 256))
+        self.eval()
+        labels = torch.cat([self.predict(x).argmax(dim=1) for x in views])
+        fields = {"x": torch.cat(views), "y": labels}
+        return [Pass({"labelled": Stream(index, 64, {}, fields, shuffle=False, min_batch=2)})]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def test_without_thresholds_and_residuals_it_is_fedavg_on_pseudo_labels() -> None:
+    """No threshold, no tail, alpha = 0, one epoch: written out above; with adaptive thresholds another model."""
+    bare = {"labelled_epochs": 1, "tail_enabled": False, "res_client_alpha": 0.0, "res_server_alpha": 0.0}
+    plain = contract_federation(PseudoLabelFedAvg, min_batch=2)
+    free, picky = (contract_federation("cbafed", **bare, warmup_rounds=0, pl_threshold=least) for least in (0.0, None))
+    rounds_until(plain, 2)
+    assert rounds_until(free, 2)[-1]["pseudo/selected"] == 1.0
+    assert 0 < rounds_until(picky, 2)[-1]["pseudo/selected"] < 1.0
+    expected = plain.method.tensors("shared")
+    assert different(free.method.tensors("shared"), expected) == []
+    assert different(picky.method.tensors("shared"), expected) == list(expected)
 
 
 SWITCHES: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
-from federations import make_data, plain_fabric, visited
+from federations import contract_federation, make_data, plain_fabric, rounds_until, visited
 from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
 from methods.parts import look_ahead as meta
@@ -244,6 +245,30 @@ def test_every_switch_does_something() -> None:
     for i, end in enumerate(ends):
         same = [j for j in range(i) if torch.allclose(end, ends[j], rtol=1e-10, atol=1e-12)]
         assert not same, f"{([{}, *SWITCHES])[i]} ends where {([{}, *SWITCHES])[same[0]]} does"
+
+
+def test_constant_regulators_leave_fixmatch_without_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """d = 0, all m_i = 1/4: the FixMatch of LocalSSL, threshold 0, weight 1/4; with a drawn F-reg another model."""
+
+    def run(method: str, **args: Any) -> Federation:
+        made = contract_federation(method, precision="64-true", steps_per_visit=2, unlabelled_bs=20, **args)
+        rounds_until(made, 1)
+        return made
+
+    drawn = run("feddure", creg_d_clip=0.0)
+
+    def constant(freg: meta.WeightNet, generator: Any = None) -> None:
+        with torch.no_grad():
+            for parameter in freg.parameters():
+                parameter.zero_()
+            freg[2].bias.fill_(-math.log(3.0))
+
+    monkeypatch.setattr(meta.WeightNet, "reset_parameters", constant)
+    regulated = run("feddure", creg_d_clip=0.0, freg_lr=0.0)
+    base = run("local_ssl", threshold=0.0, unsup_weight=0.25)
+    for name in base.method.names("shared"):
+        torch.testing.assert_close(regulated.server[name], base.server[name], rtol=1e-7, atol=1e-10)
+        assert not torch.allclose(drawn.server[name], base.server[name], rtol=1e-7, atol=1e-10)
 
 
 def test_forcing_d_to_zero_leaves_the_local_model_alone() -> None:

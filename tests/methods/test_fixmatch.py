@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from federations import make_data, make_federation, make_method, run_rows, site_of
+from datamodules.base import SiteData
+from federations import FewDigits, different, make_data, make_federation, make_method, rounds_until, run_rows, site_of
 from methods.fixmatch import FixMatch
 
 
@@ -111,3 +112,32 @@ def test_one_confident_image_where_batches_need_two(name: str, monkeypatch: pyte
     run.method.on_train_batch_end = lambda *a: seen.append(a[1])
     run.run_visits(run.visits(0)[:1])
     assert [set(batch) for batch in seen] == [{"labelled"}]
+
+
+class HalfLabelled(FewDigits):
+    """At every client the second half of the labelled images loses its labels."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Cut the clients' sets."""
+        super().setup(stage)
+        for k, site in enumerate(self._clients):
+            half = len(site.labelled) // 2
+            index = site.labelled[:half], site.labels[:half], site.labelled[half : 2 * half]
+            self._clients[k] = SiteData(*index)
+
+
+def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
+    """lambda_u = 0 while pseudo-labels are selected: the bits of ``FedAvg``; with lambda_u = 1 another model."""
+
+    def trained(name: str, **args: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        data = HalfLabelled(num_clients=3, labelled_clients=3, partition="iid", pipeline="randaugment_uniform")
+        data.setup()
+        same = {"batch_size": 32, "local_epochs": 2, "lr_schedule": "constant", "server_momentum": 0.0}
+        run = make_federation(name, data, clip_norm=1.0, nesterov=True, aggregation="uniform", **same, **args)
+        return rounds_until(run, 2)[-1], run.method.tensors("shared")
+
+    _, fedavg = trained("fedavg")
+    for weight, others in ((0.0, []), (1.0, list(fedavg))):
+        row, model = trained("fixmatch", pl_time="every_step", threshold=0.1, lambda_u=weight)
+        assert row["pseudo/selected"] > 0
+        assert different(model, fedavg) == others

@@ -12,7 +12,16 @@ from torch import Tensor
 from benchmark.federation.fit import Fit
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
-from federations import make_data, make_federation, make_method, run_rows, site_of, visited
+from federations import (
+    contract_federation,
+    make_data,
+    make_federation,
+    make_method,
+    rounds_until,
+    run_rows,
+    site_of,
+    visited,
+)
 from golden_files import load
 from methods import models
 from methods.base import Tally, Visit
@@ -183,6 +192,18 @@ def test_without_perturbation_or_weight_it_is_plain(args: dict[str, Any]) -> Non
     method, samples = method_and_batch(**args)
     plain = slopes(method, F.cross_entropy(method(samples["strong"]), samples["y"]))
     torch.testing.assert_close(step(method, samples), plain, **EXACT)
+
+
+def test_a_run_without_perturbation_is_one_without_the_term() -> None:
+    """rho = 0 ends where ``sacr=false`` does, with confident images; rho = 0.1 does not."""
+    ends = []
+    for args in ({"sacr": False}, {"rho": 0.0}, {"rho": 0.1}):
+        run = contract_federation("fl2", precision="64-true", aggregation="uniform", **args)
+        assert rounds_until(run, 1)[0]["pseudo/selected"] > 0
+        ends.append(run.server)
+    for name in run.method.names("shared"):
+        torch.testing.assert_close(ends[1][name], ends[0][name], rtol=1e-7, atol=1e-10)
+        assert not torch.allclose(ends[2][name], ends[0][name], rtol=1e-7, atol=1e-10)
 
 
 def test_mean_over_the_batch_or_the_mask() -> None:

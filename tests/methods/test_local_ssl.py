@@ -13,7 +13,17 @@ from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
-from federations import make_data, plain_fabric, site_of, visited
+from federations import (
+    contract_federation,
+    different,
+    few_data,
+    make_data,
+    make_federation,
+    plain_fabric,
+    rounds_until,
+    site_of,
+    visited,
+)
 from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL
@@ -157,6 +167,43 @@ def test_the_proximal_term_composes(objective: str) -> None:
         gradients.append(torch.autograd.grad(loss_at(method, batch(), 3), list(method.model.parameters())))
     for a, b, by in zip(*gradients, shift, strict=True):
         torch.testing.assert_close(b - a, 0.7 * by, rtol=1e-9, atol=1e-10)
+
+
+def test_without_the_proximal_term_fedprox_is_fedavg() -> None:
+    """mu = 0 around labels alone: the bits of ``FedAvg``; with mu = 1 another model."""
+    sgd = {"lr": 0.03, "weight_decay": 5e-4, "clip_norm": 5.0, "batch_size": 32, "reset_momentum": False}
+    runs = [
+        make_federation(
+            "local_ssl",
+            few_data(3),
+            objective="supervised",
+            labelled_view="weak",
+            steps_per_visit=None,
+            optimizer="sgd",
+            prox_mu=mu,
+            **sgd,
+        )
+        for mu in (0.0, 1.0)
+    ]
+    fedavg = make_federation("fedavg", few_data(3), **sgd)
+    for run in (*runs, fedavg):
+        rounds_until(run, 2)
+    without, pulled, expected = (run.method.tensors("shared") for run in (*runs, fedavg))
+    assert different(without, expected) == []
+    assert different(pulled, expected) == list(expected)
+
+
+def test_a_vanishing_weight_of_unlabelled_images_leaves_supervised_training() -> None:
+    """lambda = 1e-12 with certain images ends where ``supervised`` does; lambda = 1 does not."""
+    ends = []
+    for args in ({"objective": "supervised"}, {"unsup_weight": 1e-12}, {"unsup_weight": 1.0}):
+        run = contract_federation("local_ssl", precision="64-true", **args)
+        (row,) = rounds_until(run, 1)
+        assert args.get("objective") or 0 < row["pseudo/certain"] < 1
+        ends.append(run.server)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(ends[2][name], value, rtol=1e-5, atol=1e-7)
 
 
 def test_joint_and_separate_batch_statistics() -> None:

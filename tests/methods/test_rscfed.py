@@ -10,7 +10,7 @@ import torch
 from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from federations import few_data, make_federation, make_method
+from federations import contract_federation, few_data, make_federation, make_method, rounds_until
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.parts.aggregation import tensor_distance, weighted_mean
@@ -61,6 +61,21 @@ def test_without_distance_and_multiplier_it_is_fedavg() -> None:
     sizes = [10.0, 20, 30, 40, 50]
     weights = consensus_weights(states(), sizes, [True] + [False] * 4, 0.0, 1.0)
     assert weights == pytest.approx([n / 150 for n in sizes])
+
+
+def test_one_subset_of_everybody_without_distance_is_fed_consist() -> None:
+    """M = 1, K = N, beta = 0, multiplier 1: Fed-Consist weighted by sizes, teachers and all; M = 2 is another model."""
+    sole = {"subset_size": 6, "dma": False, "labelled_multiplier": 1.0}
+    baseline = contract_federation("fed_consist", precision="64-true", labelled_weight_mode="plain")
+    one, two = (contract_federation("rscfed", precision="64-true", subsets=m, **sole) for m in (1, 2))
+    for run in (baseline, one, two):
+        rounds_until(run, 3)
+    unlabelled = baseline.roster.unlabelled[0]
+    for name, value in baseline.server.items():
+        torch.testing.assert_close(one.server[name], value, rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(two.server[name], value, rtol=1e-9, atol=1e-12)
+    for name, value in baseline.clients[unlabelled].tensors.items():
+        torch.testing.assert_close(one.clients[unlabelled].tensors[name], value, rtol=1e-9, atol=1e-12)
 
 
 def test_multiplier_of_the_sheet() -> None:

@@ -134,6 +134,16 @@ def test_same_seed_same_pixels_and_every_copy_its_own_window():
     assert torch.equal(geometry(others, index, seeded(7))[:3], first[:3])
 
 
+def test_draws_do_not_depend_on_the_default_type():
+    """Inside autocast of a run in double precision, windows are those of any other run."""
+    geometry, images = PadCrop(2, "zero"), noise(40, 8, 8, 3)
+    prepared, index, seen = geometry.prepare(images), torch.arange(40), []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        seen.append(geometry(prepared, index, seeded(7)))
+    assert torch.equal(*seen)
+
+
 def test_normalise_every_value_in_channels_last_memory():
     images = torch.arange(256, dtype=torch.uint8).view(4, 8, 8, 1).expand(-1, -1, -1, 3).contiguous()
     batch = normalise(images, MEAN, STD)

@@ -156,3 +156,12 @@ def test_a_step_along_given_gradients() -> None:
     for parameter, value in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), value)
         assert parameter.grad is None
+
+
+def test_a_net_in_double_precision_is_drawn_with_the_same_numbers() -> None:
+    """The parameters' type does not change what is drawn."""
+    single, double = meta.WeightNet(10, 8), meta.WeightNet(10, 8).double()
+    for net in (single, double):
+        net.reset_parameters(torch.Generator().manual_seed(3))
+    for one, other in zip(single.parameters(), double.parameters(), strict=True):
+        assert torch.equal(one.double(), other)

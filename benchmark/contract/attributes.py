@@ -1,0 +1,156 @@
+"""What a method keeps beside its registered tensors: attributes, class attributes, globals of its module."""
+
+import copy
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from methods.base import FedMethod
+
+MISSING = "(not there)"
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is kept.
+
+    Args:
+        owner: a module of the method, a class, or a Python module.
+        name: of the attribute.
+        label: both, for people.
+        path: of the owner within the method; ``None`` for classes and Python modules.
+    """
+
+    owner: Any
+    name: str
+    label: str
+    path: str | None = None
+
+    @property
+    def value(self) -> Any:
+        """What is there now."""
+        if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
+            return self.owner._buffers[self.name]
+        return vars(self.owner).get(self.name, MISSING)
+
+    def within(self, method: FedMethod) -> "Place":
+        """The same place in another instance."""
+        return self if self.path is None else replace(self, owner=method.get_submodule(self.path))
+
+    def set(self, value: Any) -> None:
+        """Put a copy of a value there; ``MISSING`` takes the attribute away."""
+        if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
+            self.owner._buffers[self.name] = copied(value)
+        elif value is not MISSING:
+            setattr(self.owner, self.name, copied(value))
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
+
+Values = dict[str, tuple[Place, Any]]
+"""Copies of values, by label."""
+
+
+def places_of(method: FedMethod) -> list[Place]:
+    """Attributes with data that nobody registers: of the method and its modules, of its classes and their modules.
+
+    Buffers with ``persistent=False`` count: they are in no state dict.
+    """
+    places = []
+    registered = set(method.state_dict())
+    for path, module in method.named_modules():
+        prefix = f"{path}." if path else ""
+        known = _framework() if module is method else set(vars(nn.Module()))
+        places += [Place(module, name, f"self.{prefix}{name}", path) for name in vars(module) if name not in known]
+        loose = [name for name in module._buffers if f"{prefix}{name}" not in registered]
+        places += [Place(module, name, f"self.{prefix}{name} (persistent=False)", path) for name in loose]
+    for cls in own_classes(type(method)):
+        names = [name for name in vars(cls) if not name.startswith("__")]
+        places += [Place(cls, name, f"{cls.__name__}.{name}") for name in names]
+        source = sys.modules.get(cls.__module__)
+        names = [name for name in vars(source) if not name.startswith("__")] if source else []
+        places += [Place(source, name, f"{cls.__module__}.{name}") for name in names]
+    unique = {(id(place.owner), place.name): place for place in places}
+    return [place for place in unique.values() if is_data(place.value)]
+
+
+def own_classes(cls: type) -> list[type]:
+    """The class and its bases down to ``FedMethod``, which is left out."""
+    return [base for base in cls.__mro__ if issubclass(base, FedMethod) and base is not FedMethod]
+
+
+@cache
+def _framework() -> set[str]:
+    """Attributes that every method has."""
+    return set(vars(FedMethod(nn.Identity()))) | {"generator", "memory"}
+
+
+def values_of(places: list[Place]) -> Values:
+    """Copies of what is kept at these places now."""
+    return {place.label: (place, copied(place.value)) for place in places}
+
+
+def changed(now: Values, before: Values) -> list[str]:
+    """Labels of values that are not what they were, or were not there."""
+    names = [label for label, (_, value) in now.items() if not alike(value, before.get(label, (None, MISSING))[1])]
+    return names + [label for label in before if label not in now]
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value is numbers, text, tensors, arrays, generators, or containers of those."""
+    if isinstance(value, Mapping):
+        return all(is_data(key) and is_data(one) for key, one in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(is_data(one) for one in value)
+    return isinstance(value, (*PLAIN, Tensor, np.ndarray, np.generic, *GENERATORS)) and not isinstance(
+        value, nn.Parameter
+    )
+
+
+def copied(value: Any) -> Any:
+    """A copy of data that shares no memory with it; anything else as it is."""
+    if isinstance(value, torch.Generator):
+        twin = torch.Generator(device=value.device)
+        twin.set_state(value.get_state())
+        return twin
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update((key, copied(one)) for key, one in value.items())
+        return made
+    if type(value) in (list, tuple):
+        return type(value)(copied(one) for one in value)
+    return copy.deepcopy(value) if isinstance(value, (set, np.ndarray, *GENERATORS)) else value
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same data."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))
+    if isinstance(one, torch.Generator):
+        return torch.equal(one.get_state(), other.get_state())
+    if isinstance(one, np.random.Generator):
+        return bool(one.bit_generator.state == other.bit_generator.state)
+    if isinstance(one, np.random.RandomState):
+        return repr(one.get_state()) == repr(other.get_state())
+    if isinstance(one, random.Random):
+        return bool(one.getstate() == other.getstate())
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)

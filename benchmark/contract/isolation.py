@@ -1,0 +1,266 @@
+"""Checks of what a method may touch: nothing but registered tensors, its batch, and the streams that it is given."""
+
+import os
+import platform
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmark.contract.attributes import MISSING, Values, changed, own_classes, places_of, values_of
+from benchmark.contract.federations import brief, class_of, contract_federation, make_method
+from benchmark.contract.reference import (
+    Method,
+    culprits,
+    different,
+    different_rows,
+    reference,
+    require_equal,
+    rounds_until,
+)
+from benchmark.contract.steps import some_visits
+from benchmark.federation.loop import Federation
+from methods.base import FedMethod, Visit
+
+STEP_HOOKS = ("training_step", "on_train_batch_end")
+HOOKS = (
+    *STEP_HOOKS,
+    "select_clients",
+    "broadcast",
+    "sent_bytes",
+    "local_work",
+    "configure_optimizers",
+    "learning_rate",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_epoch_end",
+    "on_train_end",
+    "make_upload",
+    "aggregate",
+    "remember",
+    "server_step",
+    "refresh_norm",
+    "predict",
+)
+
+
+def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
+    """A visit gives the same whether clients were visited before by this process or not: see ``scopes``."""
+    untouched = common_values(contract_federation(method).method)
+    worn = contract_federation(method)
+    rounds_until(worn, 2)
+    visits = some_visits(worn)
+    kept, found = {}, {}
+    for visit in visits:
+        kept[visit] = values_of(places_of(worn.method))
+        found[visit] = all_of(worn, visit)
+
+    def fresh() -> Federation:
+        now = common_values(worn.method)
+        for label in changed(now, untouched):
+            place, value = untouched[label] if label in untouched else (now[label][0], MISSING)
+            place.set(value)
+        federation = contract_federation(method, data=worn.data)
+        federation.load_state_dict(worn.state_dict())
+        federation.become_server()
+        federation.visits(2)
+        return federation
+
+    for visit in visits:
+        expected = all_of(fresh(), visit)
+        notes = different(found[visit], expected)
+        if notes:
+
+            def differs(federation: Federation, visit: Visit = visit, expected: dict[str, Tensor] = expected) -> bool:
+                return bool(different(all_of(federation, visit), expected))
+
+            blame = culprits(fresh, kept[visit], differs)
+            require_equal(
+                method,
+                "what a visit gives depends on visits before it, through something that is no registered tensor."
+                f"{blame} Register it (register_buffer) and give it a scope: personal, local, shared or server",
+                notes,
+            )
+
+
+def common_values(method: FedMethod) -> Values:
+    """What lies in class attributes and in globals of the method's modules."""
+    return values_of([place for place in places_of(method) if place.path is None])
+
+
+def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
+    """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
+    engine = federation.engine
+    outcome, state = engine.client(visit, engine.sent(visit, federation.server), federation.clients.get(visit.client))
+    found = {f"kept {name}": value for name, value in state.tensors.items()}
+    if (upload := outcome.upload) is not None:
+        found |= {f"uploaded {name}": value for name, value in upload.tensors.items()}
+        found |= {f"uploaded statistic {name}": value for name, value in upload.stats.items()}
+        found["weight"] = torch.tensor(upload.weight, dtype=torch.float64)
+    found |= {f"logged {name}": total for name, (total, _) in outcome.sums.items()}
+    for number, own in enumerate(state.optimizers):
+        for place, one in enumerate(own):
+            found |= {f"optimiser {number} {place} {name}": torch.as_tensor(value) for name, value in one.items()}
+    return found
+
+
+def check_registered_tensors_are_its_own(method: Method) -> None:
+    """No registered tensor lies in the memory of another instance's: what one run writes, the next would begin with."""
+    one, other = (make_method(method, **brief(method)) for _ in range(2))
+    taken = {value.untyped_storage().data_ptr() for value in other.state_dict().values() if value.numel()}
+    common = [name for name, value in one.state_dict().items() if value.untyped_storage().data_ptr() in taken]
+    require_equal(
+        method,
+        "registered tensors lie in memory that all instances share; a run that changes them in place changes those of "
+        "the next. Register a clone",
+        common,
+    )
+
+
+def check_hooks_change_nothing_they_are_given(method: Method) -> None:
+    """No hook changes in place what it only may read: the server's tensors, a client's images and labels."""
+    federation, broken = contract_federation(method), set[str]()
+
+    @contextmanager
+    def watch(hook: str) -> Iterator[None]:
+        before = {name: value.clone() for name, value in lent(federation, hook).items()}
+        yield
+        changed = [name for name, value in lent(federation, hook).items() if not torch.equal(value, before[name])]
+        broken.update(f"{hook} changes {name}" for name in changed)
+
+    with watched(federation.method, watch):
+        rounds_until(federation, 2)
+    require_equal(
+        method,
+        "a hook changes in place what belongs to the server or to the data; another process, or the next client, would "
+        "not see the same. Change a clone",
+        sorted(broken),
+    )
+
+
+def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
+    """What hooks see and may not change, by what an error calls it; images only where a hook sees many."""
+    data = federation.data
+    found = {f"the server's {name}": value for name, value in federation.server.items()}
+    found |= {f"the initial {name}": value for name, value in federation.engine.initial.items()}
+    for client, own in federation.memory.items():
+        found |= {f"the server's memory of client {client}, {name}": value for name, value in own.items()}
+    for number, site in enumerate([*data._clients, data.server]):
+        where = "the server" if number == data.num_clients else f"client {number}"
+        found |= {f"the {part} of {where}": getattr(site, part) for part in ("labelled", "labels", "unlabelled")}
+    if hook not in STEP_HOOKS:
+        found |= {"the training images": data._train, "all labels": data._labels, "the test labels": data.test_labels}
+    return found
+
+
+def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
+    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, in a step also torch's."""
+    federation, broken = contract_federation(method), set[str]()
+
+    @contextmanager
+    def watch(hook: str) -> Iterator[None]:
+        before = global_states(hook in STEP_HOOKS)
+        yield
+        after = global_states(hook in STEP_HOOKS)
+        broken.update(f"{hook} draws from {name}" for name in before if before[name] != after[name])
+
+    with watched(federation.method, watch):
+        rounds_until(federation, 2)
+    require_equal(
+        method,
+        "a hook draws from a generator that nobody seeds for a visit. Draw from client.generator('a purpose'), in a "
+        "step from self.generator",
+        sorted(broken),
+    )
+
+
+def global_states(step: bool) -> dict[str, object]:
+    """States of the generators that a whole process shares, by name."""
+    states: dict[str, object] = {"Python's random": random.getstate(), "numpy.random": repr(np.random.get_state())}
+    if step:
+        states["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def check_the_host_does_not_matter(method: Method) -> None:
+    """Process id, host name, clock, processors, rank and number of processes change nothing."""
+    expected, everything = reference(method).rows[:2], [*HOSTS, RANK]
+    notes = different_rows(rows_elsewhere(method, *everything), expected)
+    if notes:
+        alone = (name for name in everything if different_rows(rows_elsewhere(method, name), expected))
+        cause = next(alone, "the process, the host or the clock")
+        require_equal(method, f"the result depends on where it runs. It reads {cause}", notes)
+
+
+Fakes = Mapping[tuple[Any, str], Any]
+"""Module and name of a function -> what stands in for it."""
+
+
+def _later(clock: Any) -> Any:
+    """A clock that is a day ahead."""
+    by = 86_413 * (10**9 if clock.__name__.endswith("_ns") else 1)
+    return lambda: clock() + by
+
+
+CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+HOSTS: Mapping[str, Fakes] = {
+    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
+    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
+    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
+    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
+}
+RANK = "the rank or the number of processes"
+RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
+
+
+def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
+    """Rows of the first two rounds where these properties of the host (``HOSTS``, ``RANK``) seem to be others."""
+    federation = contract_federation(method)
+    sources = [sys.modules[cls.__module__] for cls in own_classes(class_of(method)) if cls.__module__ in sys.modules]
+    with ExitStack() as stack:
+        if RANK in hosts:
+            stack.enter_context(patch.dict(os.environ, RANKS))
+            federation.engine.around = replace(federation.engine.around, rank=1, ranks=3)
+        fakes = [(place, fake) for host in hosts if host != RANK for place, fake in HOSTS[host].items()]
+        real = {id(getattr(*place)): fake for place, fake in fakes}
+        for (module, name), fake in fakes:
+            stack.enter_context(patch.object(module, name, fake))
+        for source in sources:  # what a method's module has imported by name
+            for name, fake in [(name, real[id(value)]) for name, value in vars(source).items() if id(value) in real]:
+                stack.enter_context(patch.object(source, name, fake))
+        return rounds_until(federation, 2)
+
+
+@contextmanager
+def watched(method: FedMethod, watch: Callable[[str], Any]) -> Iterator[None]:
+    """While it lasts, every hook of the method runs inside ``watch(name)``; a hook within a hook counts by itself."""
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        hook = getattr(method, name)
+
+        @wraps(hook)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with watch(name):
+                return hook(*args, **kwargs)
+
+        return run
+
+    own = [name for name in HOOKS if getattr(type(method), name) is not getattr(FedMethod, name)]
+    for name in own:
+        object.__setattr__(method, name, wrapped(name))
+    try:
+        yield
+    finally:
+        for name in own:
+            object.__delattr__(method, name)

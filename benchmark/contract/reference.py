@@ -1,0 +1,151 @@
+"""The run that most checks compare with, made once per method, and how runs are compared."""
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from benchmark.contract.attributes import Values, changed, places_of, values_of
+from benchmark.contract.federations import class_of, contract_federation
+from benchmark.federation.loop import Federation
+from methods.base import FedMethod
+
+Method = str | type[FedMethod]
+Row = dict[str, Any]
+
+
+@dataclass
+class ReferenceRun:
+    """What the reference engine makes of a method in the contract's three rounds.
+
+    Args:
+        rows: the lines of the record, by round.
+        servers: the server's tensors before the first round and after each.
+        states: what a checkpoint before the first round and after each would hold, as bytes.
+        attributes: values of unregistered attributes at the same moments.
+        losses: cross-entropy of the test set at the start, before the first round and after each.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    servers: list[dict[str, Tensor]] = field(default_factory=list)
+    states: list[bytes] = field(default_factory=list)
+    attributes: list[Values] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def reference(method: Method) -> ReferenceRun:
+    """The run of a method, made at the first call. Nobody changes it."""
+    return _reference(cast(Any, method))
+
+
+@cache
+def _reference(method: Method) -> ReferenceRun:
+    federation, run = contract_federation(method), ReferenceRun()
+    federation.become_server()
+    run.losses.append(test_loss(federation))
+    federation.server_phase(0, first=True)
+    _note(federation, run)
+    while federation.round < federation.rounds:
+        run.rows += rounds_until(federation, federation.round + 1)
+        _note(federation, run)
+    return run
+
+
+def _note(federation: Federation, run: ReferenceRun) -> None:
+    run.losses.append(test_loss(federation))
+    buffer = io.BytesIO()
+    torch.save(federation.state_dict(), buffer)
+    run.states.append(buffer.getvalue())
+    run.servers.append(federation.server)
+    run.attributes.append(values_of(places_of(federation.method)))
+
+
+def resumed(method: Method, rounds: int, **args: Any) -> Federation:
+    """A new federation that goes on where the reference run stood after so many rounds."""
+    federation = contract_federation(method, **args)
+    federation.load_state_dict(torch.load(io.BytesIO(reference(method).states[rounds]), weights_only=True))
+    federation.become_server()
+    return federation
+
+
+def rounds_until(federation: Federation, stop: int) -> list[Row]:
+    """Run up to round ``stop`` (excluded); returns the rows without their wall-clock."""
+    if federation.round == 0 and federation.server_state is None:
+        federation.server_phase(0, first=True)
+    rows = []
+    while federation.round < stop:
+        row = federation.run_round(federation.round)
+        federation.round += 1
+        rows.append(row or {})
+    return rows
+
+
+@torch.no_grad()
+def test_loss(federation: Federation) -> float:
+    """Mean cross-entropy of the test set under ``predict`` of the method as it stands, in nats."""
+    method, data = federation.method, federation.data
+    method.eval()
+    with method.autocast():
+        found = torch.cat([method.predict(block()) for _, block in data.test_blocks(method.eval_batch)])
+    method.train()
+    right = found.double().gather(1, data.test_labels[:, None])
+    return float(-right.clamp_min(1e-12).log().mean())
+
+
+test_loss.__test__ = False  # type: ignore[attr-defined]
+
+
+def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that are not equal, bit for bit, or are there once only."""
+    both = [name for name in expected if name in found and not torch.equal(found[name], expected[name])]
+    return both + sorted(set(found) ^ set(expected))
+
+
+def different_rows(found: Sequence[Row], expected: Sequence[Row], but: Iterable[str] = ()) -> list[str]:
+    """Where rows differ, in words; columns that begin with one of ``but`` do not count."""
+    skipped = tuple(but)
+    notes = []
+    for row, other in zip(found, expected, strict=True):
+        for name in sorted(set(row) | set(other)):
+            if not name.startswith(skipped or ("\0",)) and row.get(name) != other.get(name):
+                notes.append(f"round {row['round']}: {name} is {row.get(name)} instead of {other.get(name)}")
+    return notes
+
+
+def require_equal(method: Method, because: str, *notes: Sequence[str]) -> None:
+    """Raise what a check has found.
+
+    Args:
+        method: the one that was checked.
+        because: what it does, and what to do about it.
+        notes: differences in words; without any, all is well.
+
+    Raises:
+        AssertionError: there are differences; it names the first few.
+    """
+    found = [note for part in notes for note in part]
+    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+    assert not found, f"{class_of(method).__name__}: {because} (different: {'; '.join(found[:3])}{more})"
+
+
+def culprits(make: Callable[[], Federation], kept: Values, differs: Callable[[Federation], object]) -> str:
+    """Which unregistered attribute is behind a difference, as a sentence for an error.
+
+    Args:
+        make: a new federation, in which the difference does not show.
+        kept: what attributes held where it shows.
+        differs: runs a federation; whether the difference shows.
+    """
+    found = []
+    for label in changed(kept, values_of(places_of(make().method))):
+        federation = make()
+        if label in kept:
+            place, value = kept[label]
+            place.within(federation.method).set(value)
+            if differs(federation):
+                found.append(label)
+    return f" It is {' or '.join(found)}." if found else ""

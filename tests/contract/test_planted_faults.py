@@ -1,0 +1,84 @@
+"""The contract refuses every planted fault, says why, and lets the same method without the fault pass."""
+
+import pytest
+
+import planted_faults as faults
+from benchmark.contract import isolation, runs, steps
+from benchmark.contract.checks import CHECKS, Check, title
+from datamodules.common.errors import RunError
+from methods.base import FedMethod
+
+SURVIVES = r"depends on visits before it, .* It is .*{}.*Register it"
+
+FAULTS: list[tuple[type[FedMethod], Check, str]] = [
+    (faults.LeakingPrior, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.prior")),
+    (faults.LastingAttribute, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.visits")),
+    (
+        faults.LastingClassAttribute,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"LastingClassAttribute\.seen"),
+    ),
+    (
+        faults.LateClassAttribute,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"LateClassAttribute\.count"),
+    ),
+    (faults.StatePerClient, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.priors")),
+    (
+        faults.LastingBuffer,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"self\.pace \(persistent=False\)"),
+    ),
+    (faults.ServerMemory, runs.check_resume_is_exact, r"in no registered tensor\. It is self\.rounds\. Register it"),
+    (
+        faults.BroadcastInPlace,
+        isolation.check_hooks_change_nothing_they_are_given,
+        "broadcast changes the server's usual",
+    ),
+    (
+        faults.LabelsInPlace,
+        isolation.check_hooks_change_nothing_they_are_given,
+        "local_work changes the labels of client 0",
+    ),
+    (faults.CommonBuffer, isolation.check_registered_tensors_are_its_own, "memory that all instances share.*usual"),
+    (faults.BatchInPlace, runs.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
+    (
+        faults.TorchDraw,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "training_step draws from torch's global generator",
+    ),
+    (faults.TorchDraw, steps.check_replayed_steps_equal_the_reference, "may not draw from torch's global generator"),
+    (faults.NumpyDraw, isolation.check_draws_come_from_streams_of_the_visit, "local_work draws from numpy.random"),
+    (
+        faults.PythonDraw,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "learning_rate draws from Python's random",
+    ),
+    (faults.UnseededDraw, runs.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
+    (faults.ReadsProcess, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
+    (faults.ReadsRank, isolation.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
+    (faults.ReadsClock, isolation.check_the_host_does_not_matter, "It reads the clock"),
+    (faults.TestStatistic, runs.check_test_images_are_not_used, "with other test images it trains another model"),
+    (faults.TestPrediction, runs.check_test_images_are_not_used, "with other test images it trains another model"),
+    (faults.HiddenLabels, runs.check_hidden_labels_are_not_read, "with other hidden labels it trains another model"),
+    (faults.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
+    (faults.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
+    (faults.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
+    (faults.Unmoved, runs.check_pseudo_labels_flow, "with other images in their place the model .* is the same"),
+    (faults.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "told"), FAULTS, ids=[f"{fault.__name__}-{title(check)}" for fault, check, _ in FAULTS]
+)
+def test_a_planted_fault_is_refused(fault: type[FedMethod], check: Check, told: str) -> None:
+    """By the check that is for it, with an error that names the method and the cause."""
+    with pytest.raises((AssertionError, RunError), match=rf"(?s){fault.__name__}.*{told}"):
+        check(fault)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=title)
+def test_the_same_method_without_a_fault_passes(check: Check) -> None:
+    """All checks."""
+    check(faults.Sound)

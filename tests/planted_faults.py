@@ -1,0 +1,357 @@
+"""One sound method, and what the contract must refuse: the same method with one fault each."""
+
+import random
+import time
+from os import getpid
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datamodules.base import FSSLDataModule
+from methods.base import Batch, FedMethod, LocalWork, Site, Visit
+from methods.parts.aggregation import weighted_mean
+
+
+class Sound(FedMethod):
+    """Pseudo-labels of every step, debiased by the client's own running mean of predictions.
+
+    It has what the faults are about: a personal statistic, a shared buffer, draws in a step, and work that the server
+    does with the whole data set.
+    """
+
+    scopes = {"prior": "personal", "centre": "server"}
+    views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "weak"}}
+    prior: Tensor
+    usual: Tensor
+    centre: Tensor
+
+    def __init__(self, model: nn.Module, num_classes: int, threshold: float = 0.6, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
+        self.register_buffer("usual", torch.full((num_classes,), 1.0 / num_classes))
+        self.register_buffer("centre", torch.zeros(()))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of labels, or of pseudo-labels that the debiased prediction is sure of."""
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+        if "unlabelled" in batch:
+            x = batch["unlabelled"]["x"]
+            with torch.no_grad():
+                found = self.predict(x)
+                self.follow(found.mean(dim=0))
+                debiased = found / self.known_prior()
+                confidence, labels = (debiased / debiased.sum(dim=1, keepdim=True)).max(dim=1)
+                keep = (confidence >= self.hparams.threshold).float()
+            self.log("pseudo/certain", keep.mean())
+            losses = F.cross_entropy(self(x + 0.01 * self.noise(x)), labels, reduction="none")
+            loss = loss + (losses * keep).mean()
+        return loss
+
+    def follow(self, mean: Tensor) -> None:
+        """The client's prior follows its predictions ``[C]``; so does the federation's."""
+        self.prior.mul_(0.5).add_(0.5 * mean)
+        self.usual.mul_(0.9).add_(0.1 * mean)
+
+    def known_prior(self) -> Tensor:
+        """What predictions are divided by, ``[C]``."""
+        return self.prior
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Noise in the shape of images."""
+        return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=self.generator)
+
+    def refresh_norm(self, data: FSSLDataModule) -> None:
+        """The server measures the mean of some training images."""
+        self.centre.copy_(data.take("test", torch.arange(50)).mean())
+
+    def aggregate(self, uploads: Any) -> None:
+        """The weighted mean, drawn a little to the measured mean."""
+        self.load_tensors(weighted_mean([upload.tensors for upload in uploads], [u.weight for u in uploads]))
+        with torch.no_grad():
+            self.model.head.classifier.bias.add_(1e-3 * self.centre)
+
+
+class LeakingPrior(Sound):
+    """The prior lies in a plain tensor: one client's goes on where another's has stopped."""
+
+    scopes = {"centre": "server"}
+
+    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        del self.prior
+        self.prior = torch.full((num_classes,), 1.0 / num_classes)
+
+
+class LastingAttribute(Sound):
+    """A number of Python's counts the visits that this process has seen."""
+
+    visits = 0
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As many steps as ever, later ones at a lower rate."""
+        self.visits += 1
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * self.visits)
+
+
+class LastingClassAttribute(Sound):
+    """The same in a list of the class, which all instances share."""
+
+    seen: list[int] = []
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Remember who was there."""
+        self.seen.append(client.visit.client)
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * len(self.seen))
+
+
+class LateClassAttribute(Sound):
+    """The same in a number that the class gets at the first visit."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Count."""
+        type(self).count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * getattr(self, "count", 0))
+
+
+class StatePerClient(Sound):
+    """Every client finds its own again, as long as it comes to the same process and nothing stops the run."""
+
+    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        self.priors: dict[int, Tensor] = {}
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Take the own prior up."""
+        self.mine = self.priors.setdefault(client.visit.client, self.prior.clone())
+        return super().local_work(client)
+
+    def follow(self, mean: Tensor) -> None:
+        """Keep it."""
+        self.mine.mul_(0.5).add_(0.5 * mean)
+
+    def known_prior(self) -> Tensor:
+        """The own one."""
+        return self.mine
+
+
+class LastingBuffer(Sound):
+    """A buffer that no state dict holds."""
+
+    pace: Tensor
+
+    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        self.register_buffer("pace", torch.ones(()), persistent=False)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Later steps count less."""
+        self.pace.mul_(0.99)
+        return super().training_step(batch, batch_idx) * self.pace
+
+
+class ServerMemory(Sound):
+    """What the server has seen lies in an attribute, which no checkpoint holds."""
+
+    rounds = 0
+
+    def aggregate(self, uploads: Any) -> None:
+        """Later rounds shrink a bias."""
+        super().aggregate(uploads)
+        self.rounds += 1
+        with torch.no_grad():
+            self.model.head.classifier.bias.mul_(1.0 - 0.01 * self.rounds)
+
+
+class BroadcastInPlace(Sound):
+    """Whoever is sent the shared prior gets it sharpened, and so does everybody after."""
+
+    def broadcast(self, server: Any, visit: Visit) -> dict[str, Tensor]:
+        """Change the server's own tensor."""
+        server["usual"].mul_(0.9)
+        return super().broadcast(server, visit)
+
+
+class LabelsInPlace(Sound):
+    """A client writes over its own labels."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """The first label becomes 0."""
+        client.data.labels[:1] = 0
+        return super().local_work(client)
+
+
+UNIFORM = torch.full((10,), 0.1)
+
+
+class CommonBuffer(Sound):
+    """All instances register one and the same tensor, and change it in place."""
+
+    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        self.usual = UNIFORM
+
+
+class BatchInPlace(Sound):
+    """A step adds its noise to the images that it was given."""
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Add, and have nothing left to add."""
+        x.add_(0.01 * super().noise(x))
+        return torch.zeros_like(x)
+
+
+class TorchDraw(Sound):
+    """A step draws from torch's global generator."""
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Nobody's."""
+        return torch.randn_like(x)
+
+
+class NumpyDraw(Sound):
+    """The work of a visit is drawn from NumPy's global generator."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """One epoch or two."""
+        return super().local_work(client) * int(np.random.randint(1, 3))
+
+
+class PythonDraw(Sound):
+    """The same with Python's ``random``."""
+
+    def learning_rate(self) -> float:
+        """Up to twice as large."""
+        return super().learning_rate() * (1.0 + random.random())
+
+
+class UnseededDraw(Sound):
+    """A generator of its own, which nobody seeds."""
+
+    def learning_rate(self) -> float:
+        """Up to twice as large."""
+        return super().learning_rate() * (1.0 + float(np.random.default_rng().random()))
+
+
+class ReadsProcess(Sound):
+    """The rate depends on the id of the process."""
+
+    def learning_rate(self) -> float:
+        """Of one process it is higher."""
+        return super().learning_rate() * (1.1 if getpid() == 77_001 else 1.0)
+
+
+class ReadsRank(Sound):
+    """The first process trains faster."""
+
+    def on_train_start(self) -> None:
+        """Its rate is higher."""
+        super().on_train_start()
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = group["lr"] / (1 + self.trainer.global_rank)
+
+
+class ReadsClock(Sound):
+    """Training slows down from day to day."""
+
+    def learning_rate(self) -> float:
+        """By the number of days."""
+        return super().learning_rate() * (0.9 if time.time() // 86_400 % 2 else 1.1)
+
+
+class TestStatistic(Sound):
+    """The server's mean is that of the test images."""
+
+    __test__ = False
+
+    def refresh_norm(self, data: FSSLDataModule) -> None:
+        """The first block of them."""
+        _, block = next(data.test_blocks(50))
+        self.centre.copy_(block().mean())
+
+
+class TestPrediction(Sound):
+    """Evaluation leaves the mean of what it has seen in an attribute."""
+
+    __test__ = False
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Note the mean of test images."""
+        if not self.training:
+            self.noted = float(x.mean())
+        return super().predict(x)
+
+    def learning_rate(self) -> float:
+        """By the mean."""
+        return super().learning_rate() * (1.0 + getattr(self, "noted", 0.0))
+
+
+class HiddenLabels(Sound):
+    """A hook looks labels up that nobody gave it."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """By name, from the data set behind the site."""
+        hidden = client._around.data._labels[client.data.unlabelled]  # type: ignore[attr-defined]
+        self.usual.copy_(torch.bincount(hidden, minlength=10) / max(len(hidden), 1))
+        return super().local_work(client)
+
+
+class KnowsClients(Sound):
+    """Client 0 is thought to be the one with labels."""
+
+    def learning_rate(self) -> float:
+        """Its rate is twice as high."""
+        return super().learning_rate() * (2.0 if self.visit.client == 0 else 1.0)
+
+
+class Ascends(Sound):
+    """The sign of the loss is wrong: weights move, and nothing is learnt."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Up the loss."""
+        return -super().training_step(batch, batch_idx)
+
+
+class Idle(Sound):
+    """No pseudo-label is ever used."""
+
+    def __init__(self, model: nn.Module, num_classes: int, threshold: float = 1.5, **base: Any) -> None:
+        super().__init__(model, num_classes, threshold=threshold, **base)
+
+
+class Unmoved(FedMethod):
+    """Unlabelled images are declared, and enter no loss."""
+
+    views = Sound.views
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Labels only."""
+        if "labelled" not in batch:
+            return None
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class Rounds(Sound):
+    """A step that a low precision ruins: it looks at digits that bfloat16 does not have."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Where logits are rounded, the loss counts ten times."""
+        x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
+        coarse = 1.0 if self(x).dtype == torch.bfloat16 else 0.0
+        return super().training_step(batch, batch_idx) * (1.0 - 1.9 * coarse)
