@@ -48,7 +48,8 @@ class Runtime:
         callbacks: dotted paths of Lightning callbacks, separated by commas; they see every client's visit as a fit.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.
-        checkpoint_every_s: seconds between checkpoints; 0 writes one after every round.
+        checkpoint_every_s: least number of seconds between checkpoints, which are rarer where saving would take more
+            than 2 % of the time; 0 writes one after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick, else online with a key and offline
             without), ``online``, ``offline`` or ``off``.
         wandb_project: project there; default: that of ``WANDB_PROJECT``, or ``fssl-bench``.

@@ -4,7 +4,6 @@ import gc
 import os
 import pickle
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,7 +12,7 @@ from itertools import dropwhile
 from multiprocessing import parent_process
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning import Fabric
@@ -23,6 +22,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import RunConfig, Runtime, differences, folder, resolve
 from benchmark.federation import checkpoint
+from benchmark.federation.collectives import from_first
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.environment import asked_threads, check_processes, cores, idle_cores
@@ -44,6 +44,7 @@ from methods.parts.declarations import check_declarations
 CHECKPOINT = "checkpoint.pt"
 WORTH_PROCESSES = 2_000_000
 WORTH_THREADS = 1_000_000
+MESSAGE_BYTES = 1 << 28
 
 Found = TypeVar("Found")
 
@@ -362,9 +363,11 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "_Recor
         _first(fabric, lambda: run.open(config, known))
         if recorder:
             print(f"{path}: {placement(config, federation)}", file=sys.stderr)
-        saved = fabric.broadcast(_first(fabric, lambda: _saved(run)))
+        saved = _told(fabric, _first(fabric, lambda: _saved(run, cast(_Recorder, recorder).checkpoint)))
         if saved is not None:
             federation.load_state_dict(saved)
+            if recorder:
+                recorder.checkpoint.taken_up(federation.state_dict())
         fabric.barrier()
         _first(fabric, lambda: run.rewind(federation.round))
         if recorder:
@@ -390,13 +393,24 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "_Recor
         raise told from error
 
 
-def _saved(run: RunFolder) -> dict[str, Any] | None:
+def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's checkpoint, in every process. No message is much larger than ``MESSAGE_BYTES``, or than what
+    one client keeps.
+    """
+    if fabric.world_size == 1:
+        return saved
+    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
+    received = [from_first(fabric, part) for part in [*parts, *[None] * (fabric.broadcast(len(parts)) - len(parts))]]
+    return checkpoint.joined(received) if received else None
+
+
+def _saved(run: RunFolder, kept: checkpoint.Checkpoint) -> dict[str, Any] | None:
     """The checkpoint that the run continues from; one that does not say where it comes from (an old one) is trusted.
 
     Raises:
         RunError: it is of another run or partition.
     """
-    saved = checkpoint.load(run.path / CHECKPOINT)
+    saved = kept.load()
     origin, ours = (saved or {}).get("origin", {}), run.origin
     for key in ("run_id", "partition_hash"):
         if origin and origin[key] != ours[key]:
@@ -456,14 +470,15 @@ def class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
 
 
 class _Recorder:
-    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint every so many seconds.
+    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint as often as it may.
 
     It holds the state at the end of the last round, whose tensors nothing changes any more, so that it can be saved at
     any moment.
     """
 
     def __init__(self, run: RunFolder, mirror: Mirror, every_s: float) -> None:
-        self.run, self.mirror, self.every_s, self.saved = run, mirror, every_s, time.monotonic()
+        self.run, self.mirror = run, mirror
+        self.checkpoint = checkpoint.Checkpoint(run.path / CHECKPOINT, every_s)
         self.state: dict[str, Any] | None = None
 
     def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
@@ -472,16 +487,16 @@ class _Recorder:
             self.mirror.row(row)
         self.run.beat(federation.round)
         self.state = federation.state_dict()
-        if federation.round < federation.rounds and time.monotonic() - self.saved >= self.every_s:
+        if federation.round < federation.rounds and self.checkpoint.due(self.state):
             self.save()
         check_stopped()
 
     def save(self) -> None:
         """Write a checkpoint of the end of the last round, unless it has been written."""
         if self.state is not None:
-            checkpoint.save(self.run.path / CHECKPOINT, {**self.state, "origin": self.run.origin})
+            self.checkpoint.save({**self.state, "origin": self.run.origin})
             self.run.saved(self.state["round"])
-            self.state, self.saved = None, time.monotonic()
+            self.state = None
 
     def finish(self) -> None:
         """Write the complete record, which makes checkpoints superfluous."""

@@ -1,12 +1,20 @@
-"""Checkpoints that survive a kill at any moment: temporary name, fsync, rename, checksum, one predecessor.
+"""Checkpoints that survive a kill at any moment, and of which only what has changed is written.
 
-They hold tensors and plain data only, and are read as such: a file from elsewhere cannot run code.
+A checkpoint is a head, ``checkpoint.pt``, and a file for what each client keeps, in ``checkpoint.clients/``. The head
+holds the rest of the state and names the clients' files; a name contains the SHA-256 of its file. A save writes the
+files of the clients that have changed, then replaces the head, whose predecessor stays with the files that it names,
+and then removes the files that neither of them names. Every file is written under a temporary name, fsynced, renamed.
+
+All of them hold tensors and plain data only, and are read as such: a file from elsewhere cannot run code.
 """
 
 import hashlib
 import io
 import os
 import pickle
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,24 +22,162 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmark.federation.collectives import taken_apart
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
-MAGIC = b"fssl-bench checkpoint 1\n"
+MAGIC = b"fssl-bench checkpoint 2\n"
+WHOLE = b"fssl-bench checkpoint 1\n"  # of older versions: one file with everything
+DIGEST_BYTES = 32
+PER_CLIENT = ("clients", "memory")  # parts of a state by client; each entry has a file of its own
+SHARE = 0.02  # of the elapsed time, at most, is spent on saving
+FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been timed
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` atomically to ``path``; what was there stays beside it as ``<name>.previous``.
+class Checkpoint:
+    """The checkpoint of a run that goes on: knows what is on disk, and what saving costs. ``load`` comes first.
 
-    Raises:
-        OSError: it cannot be written, e.g. to a full disk; what was there is as it was, and no half file takes space.
-        RunError: ``state`` holds something else than tensors and plain data.
+    Args:
+        path: the head.
+        every_s: least number of seconds between two saves; with 0 every round is saved, whatever it costs.
+        clock: seconds of a monotonic clock.
     """
-    body = _dumped(state)
-    temporary = _staged(path, MAGIC + hashlib.sha256(body).digest(), body)
-    if path.exists():
-        os.replace(path, previous(path))
-    os.replace(temporary, path)
+
+    def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.every_s, self.clock = path, every_s, clock
+        self.known: dict[tuple[str, int], tuple[list[tuple[Tensor, int]], str]] = {}
+        self.now: set[str] = set()
+        self.before: set[str] = set()
+        self.began = self.last = clock()
+        self.look_at = self.began + every_s
+        self.spent, self.bytes = 0.0, 0
+
+    def due(self, state: Mapping[str, Any]) -> bool:
+        """Whether it is time to save: the interval has passed, and ``SHARE`` of the elapsed time pays for it.
+
+        What it costs follows from the bytes that have changed and from how fast the saves before were.
+        """
+        if self.every_s == 0:
+            return True
+        if self.clock() < self.look_at:
+            return False
+        rate = self.bytes / self.spent if self.spent and self.bytes else FIRST_RATE
+        paid_at = self.began + (self.spent + self.changed_bytes(state) / rate) / SHARE
+        self.look_at = max(self.look_at, paid_at)  # more can change until then, but not less
+        return self.clock() >= paid_at
+
+    def changed_bytes(self, state: Mapping[str, Any]) -> int:
+        """Bytes of the tensors that a save would write."""
+        own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
+        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in taken_apart(part)[1])
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write what has changed since the last save; the checkpoint before it stays as its predecessor.
+
+        A client's tensors count as unchanged if they are the same objects and PyTorch has counted no change in place.
+
+        Raises:
+            OSError: it cannot be written, e.g. to a full disk; names the file. What was there is as it was, and no half
+                file takes space.
+            RunError: ``state`` holds something else than tensors and plain data.
+        """
+        began, changed = self.clock(), self.changed_bytes(state)
+        known: dict[tuple[str, int], tuple[list[tuple[Tensor, int]], str]] = {}
+        kept: dict[str, dict[int, str]] = {part: {} for part in PER_CLIENT if part in state}
+        head: dict[str, Any] = {**_rest(state), **{part: {} for part in kept}, "kept": kept}
+        new: set[str] = set()
+        try:
+            for (part, client), value in _entries(state):
+                marks = _marks(value)
+                if not marks:  # nothing that is worth a file
+                    head[part][client], kept[part][client] = value, ""
+                    continue
+                if self._is_saved((part, client), marks):
+                    name = self.known[part, client][1]
+                else:
+                    body = _dumped(value, f"state[{part!r}][{client!r}]")
+                    name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
+                    _write(_folder(self.path) / name, body)
+                    new.add(name)
+                known[part, client] = marks, name
+                kept[part][client] = name
+            body = _dumped(head)
+            temporary = _staged(self.path, MAGIC + hashlib.sha256(body).digest(), body)
+        except (OSError, RunError):
+            self._discard(new - self.now - self.before)
+            raise
+        if self.path.exists():
+            os.replace(self.path, previous(self.path))
+            oldest, self.before = self.before, self.now
+        else:
+            oldest = set()
+        os.replace(temporary, self.path)
+        self.known, self.now = known, {name for _, name in known.values()}
+        self._discard(oldest - self.before - self.now)
+        self.last = self.clock()
+        self.spent, self.bytes = self.spent + self.last - began, self.bytes + changed
+        self.look_at = self.last + self.every_s
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest intact checkpoint of head and predecessor, or ``None`` if neither exists.
+
+        A predecessor that has to serve takes the place of the damaged head, which would otherwise become the
+        predecessor. Files that belong to neither are removed.
+
+        Raises:
+            RunError: files exist but no checkpoint is intact, or one that is holds more than tensors and plain data.
+        """
+        wrong = []
+        for candidate in (self.path, previous(self.path)):
+            if not candidate.exists():
+                continue
+            try:
+                state, names = _read(candidate, _folder(self.path))
+            except _Damaged as damage:
+                wrong.append(str(damage))
+                continue
+            with suppress(OSError):
+                os.replace(candidate, self.path)
+            self.now, self.before = set(names.values()), _files_of(previous(self.path))
+            self._discard(_listed(self.path) - self.now - self.before)
+            self._note(state, names)
+            return state
+        if wrong:
+            raise RunError(
+                f"{self.path.parent}: no checkpoint is intact ({'; '.join(wrong)}); delete {self.path.name} and "
+                f"{previous(self.path).name} to start this run over"
+            )
+        self._discard(_listed(self.path))
+        return None
+
+    def taken_up(self, state: Mapping[str, Any]) -> None:
+        """The state that was loaded is the run's now, in these tensors: it need not be written again."""
+        self._note(state, {key: name for key, (_, name) in self.known.items()})
+
+    def _note(self, state: Mapping[str, Any], names: Mapping[tuple[str, int], str]) -> None:
+        self.known = {key: (_marks(value), names[key]) for key, value in _entries(state) if key in names}
+
+    def _is_saved(self, key: tuple[str, int], marks: list[tuple[Tensor, int]]) -> bool:
+        before = self.known.get(key, ([], ""))[0]
+        return len(before) == len(marks) > 0 and all(
+            tensor is saved and version == then for (tensor, version), (saved, then) in zip(marks, before, strict=True)
+        )
+
+    def _discard(self, files: set[str]) -> None:
+        for name in files:
+            with suppress(OSError):
+                (_folder(self.path) / name).unlink()
+
+
+class _Damaged(Exception):
+    """A file of a checkpoint is missing, torn or changed; names it."""
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state`` to the checkpoint ``path``, whole; see ``Checkpoint.save``."""
+    one = Checkpoint(path)
+    one.now, one.before = _files_of(path), _files_of(previous(path))
+    one.save(state)
 
 
 def save_plain(path: Path, state: dict[str, Any]) -> None:
@@ -43,29 +189,32 @@ def save_plain(path: Path, state: dict[str, Any]) -> None:
     os.replace(_staged(path, _dumped(state)), path)
 
 
+def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+    """A state in parts that ``joined`` puts together: all but the clients, then clients of about ``most`` bytes."""
+    parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
+    room = 0
+    for (part, client), value in _entries(state):
+        size = sum(t.numel() * t.element_size() for t in taken_apart(value)[1])
+        if size > room or len(parts) == 1:
+            parts.append({})
+            room = most
+        room -= size
+        parts[-1].setdefault(part, {})[client] = value
+    return parts
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state that was ``divided``."""
+    state = dict(parts[0])
+    for own in parts[1:]:
+        for part, clients in own.items():
+            state[part] |= clients
+    return state
+
+
 def load(path: Path) -> dict[str, Any] | None:
-    """The newest intact checkpoint of ``path`` and its predecessor, or ``None`` if neither exists.
-
-    A predecessor that has to serve takes the place of the damaged file, which would otherwise become the predecessor.
-
-    Raises:
-        RunError: files exist but none is intact, or one that is holds more than tensors and plain data.
-    """
-    found = [p for p in (path, previous(path)) if p.exists()]
-    for candidate in found:
-        raw = candidate.read_bytes()
-        head = len(MAGIC)
-        body = raw[head + 32 :]
-        if raw[:head] == MAGIC and hashlib.sha256(body).digest() == raw[head : head + 32]:
-            with suppress(OSError):
-                os.replace(candidate, path)
-            return _read(body, path)
-    if found:
-        raise RunError(
-            f"{path.parent}: no checkpoint is intact ({', '.join(p.name for p in found)}); "
-            "delete them to start this run over"
-        )
-    return None
+    """The newest intact checkpoint of ``path``; see ``Checkpoint.load``."""
+    return Checkpoint(path).load()
 
 
 def previous(path: Path) -> Path:
@@ -74,10 +223,15 @@ def previous(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint and its predecessor, if any; in a read-only folder they stay, which does no harm."""
-    for file in (path, previous(path), path.with_name(path.name + ".tmp")):
+    """Delete a checkpoint, its predecessor and their clients' files, if any.
+
+    In a read-only folder they stay, which does no harm.
+    """
+    for file in (path, previous(path), path.with_name(path.name + ".tmp"), *_folder(path).glob("*")):
         with suppress(OSError):
             file.unlink()
+    with suppress(OSError):
+        _folder(path).rmdir()
 
 
 def plain(value: Any, where: str = "state") -> Any:
@@ -104,9 +258,98 @@ def plain(value: Any, where: str = "state") -> Any:
     )
 
 
-def _read(body: bytes, path: Path) -> dict[str, Any]:
+def _folder(path: Path) -> Path:
+    """Where the files of the clients lie."""
+    return path.with_suffix(".clients")
+
+
+def _listed(path: Path) -> set[str]:
+    """All files beside each other in the folder of the clients, temporary ones included."""
+    with suppress(OSError):
+        return set(os.listdir(_folder(path)))
+    return set()
+
+
+def _entries(state: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
+    """What is kept for each client, by part and client."""
+    for part in PER_CLIENT:
+        for client, value in state.get(part, {}).items():
+            yield (part, client), value
+
+
+def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key not in PER_CLIENT}
+
+
+def _marks(value: Any) -> list[tuple[Tensor, int]]:
+    """The tensors of a value and how often each was changed in place; one made for inference alone cannot be."""
+    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in taken_apart(value)[1]]
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The content of a head whose checksum is right.
+
+    Raises:
+        _Damaged: it is not.
+        RunError: it holds more than tensors and plain data.
+    """
     try:
-        return dict(torch.load(io.BytesIO(body), map_location="cpu", weights_only=True))
+        raw = path.read_bytes()
+    except OSError as error:
+        raise _Damaged(f"{path.name}: {error.strerror}") from None
+    start = len(MAGIC) + DIGEST_BYTES
+    if raw[: len(MAGIC)] not in (MAGIC, WHOLE) or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
+        raise _Damaged(f"{path.name} is damaged")
+    return dict(_opened(raw[start:], path))
+
+
+def _files_of(path: Path) -> set[str]:
+    """Files of clients that a head names; none if it cannot be read."""
+    if not path.exists():
+        return set()
+    try:
+        return {name for names in _head(path).get("kept", {}).values() for name in names.values() if name}
+    except (_Damaged, RunError):
+        return set()
+
+
+def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int], str]]:
+    """The state of a head and of the files that it names, and these files' names.
+
+    Raises:
+        _Damaged: one of them is missing, torn or changed.
+        RunError: one of them holds more than tensors and plain data.
+    """
+    state = _head(path)
+    names: dict[tuple[str, int], str] = {}
+    for part, files in state.pop("kept", {}).items():
+        here = state[part]
+        state[part] = {}
+        for client, name in files.items():
+            if name:
+                names[part, client] = name
+                state[part][client] = _opened(_intact(folder, name), folder / name)
+            else:
+                state[part][client] = here[client]
+    return state, names
+
+
+def _intact(folder: Path, name: str) -> bytes:
+    """The bytes of a client's file."""
+    if not re.fullmatch(r"[a-z]+--?\d+-[0-9a-f]{64}\.pt", name):
+        raise _Damaged(f"{name} is no name of a client's file")
+    try:
+        body = (folder / name).read_bytes()
+    except OSError as error:
+        raise _Damaged(f"{folder.name}/{name}: {error.strerror}") from None
+    if not name.endswith(f"-{hashlib.sha256(body).hexdigest()}.pt"):
+        raise _Damaged(f"{folder.name}/{name} is damaged")
+    return body
+
+
+def _opened(body: bytes, path: Path) -> Any:
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, EOFError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise RunError(
@@ -115,10 +358,17 @@ def _read(body: bytes, path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _dumped(state: dict[str, Any]) -> memoryview:
+def _dumped(value: Any, where: str = "state") -> memoryview:
     buffer = io.BytesIO()
-    torch.save(plain(state), buffer)
+    torch.save(plain(value, where), buffer)
     return buffer.getbuffer()
+
+
+def _write(path: Path, body: memoryview) -> None:
+    """A file that appears whole or not at all."""
+    with named(path):
+        path.parent.mkdir(exist_ok=True)
+    os.replace(_staged(path, body), path)
 
 
 def _staged(path: Path, *parts: bytes | memoryview) -> Path:
