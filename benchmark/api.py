@@ -6,6 +6,7 @@ result = fit("fedavg", "digits", rounds=10)
 result.rounds.plot(x="round", y="acc")
 """
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,7 +21,7 @@ from lightning import Fabric
 from benchmark import run
 from benchmark.config import RunConfig, Runtime, from_dict, resolve
 from benchmark.federation.loop import Federation
-from benchmark.registry import KINDS, find_class, introduce, is_importable
+from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
 from benchmark.report.loggers import callbacks
 from benchmark.report.records import read_record, read_rows, readings
 from datamodules.base import FSSLDataModule
@@ -69,14 +70,18 @@ class Result:
         """The method with the global model of the last round; ``method.model`` is the network.
 
         Raises:
-            RunError: the run's folder has no weights.
+            RunError: the run's folder has no weights, or the file is damaged.
         """
         file = (self.path or Path()) / "weights.pt"
         if not file.exists():
             raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
         made, _ = run.make(self.config, torch.device("cpu"))
         method: FedMethod = made
-        method.load_tensors(torch.load(file, weights_only=True))
+        try:
+            weights = torch.load(file, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise RunError(f"{file}: the weights cannot be read ({one_line(error)}); run it again") from None
+        method.load_tensors(weights)
         return method.eval()
 
     def __repr__(self) -> str:

@@ -1,10 +1,12 @@
 """Whole runs from their configuration: records, kills, several processes, precisions, and a user's own method."""
 
+import errno
 import json
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from benchmark import run
+from benchmark.api import load_run
 from benchmark.config import apply, folder, from_dict, identity, resolve, run_id
 from benchmark.federation import checkpoint
 from benchmark.launch.lock import RunLocked, locked, run_lock
@@ -217,6 +220,48 @@ def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
             fit(config)
     assert not (folder(config) / "weights.pt").exists()
     assert torch.load(fit(config) / "weights.pt")
+
+
+@pytest.mark.parametrize("keep", [0, 100, -1])
+def test_torn_weights_are_named(reference, tmp_path, keep):
+    path = Path(shutil.copytree(reference, tmp_path / reference.name))
+    (path / "weights.pt").write_bytes((path / "weights.pt").read_bytes()[:keep])
+    with pytest.raises(RunError, match=r"weights\.pt: the weights cannot be read \(.*\); run it again"):
+        _ = load_run(path).method
+
+
+@pytest.mark.parametrize("name", ["clients-3-", "checkpoint.pt"])
+def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, monkeypatch, name):
+    """The error names the file, the checkpoint before stays, and the run goes on from it once there is room."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
+    path, fsync, written = folder(config), os.fsync, []
+
+    def full(handle):
+        written.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(name))
+        if sum(written) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left") as error:
+            fit(config)
+    assert Path(error.value.filename).name.startswith(name)
+    assert 0 < checkpoint.load(path / run.CHECKPOINT)["round"] == saved_rounds(path) < ROUNDS
+    assert not list(path.rglob("*.tmp"))
+    assert_same_run(fit(config), reference)
+
+
+@pytest.mark.parametrize("damage", ["head", "client"])
+def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(tmp_path, reference, damage):
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 5)
+    newest = max(path.rglob("clients-*"), key=lambda file: file.stat().st_mtime_ns)
+    file = newest if damage == "client" else path / run.CHECKPOINT
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert_same_run(fit(config), reference)
 
 
 def test_a_folder_whose_name_looks_like_a_number(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """The loop: who trains where, what is counted and kept, and symmetries that every federation has."""
 
 import copy
+import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation, assign
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule, SiteData
@@ -288,23 +291,60 @@ class Specks(FSSLDataModule):
         return Arrays(images, labels, images[:100], labels[:100], ("dark", "bright"), {})
 
 
-def test_ten_thousand_clients_of_whom_ten_take_part(tmp_path):
-    """Only who took part is stored, and both clients of a pair of images learn."""
+def specks(clients, participants, folder, rounds, **args):
+    """A federation of a linear model over clients with two images each."""
     empty = np.array([], dtype=np.int64)
-    pairs = tuple(np.arange(2 * k, 2 * k + 2) for k in range(10_000))
-    file = tmp_path / "partition.json"
-    Partition(labelled=pairs, unlabelled=(empty,) * 10_000, server=empty, pool=empty).save(file)
-    data = Specks(partition_file=str(file), num_clients=10_000)
+    pairs = tuple(np.arange(2 * k, 2 * k + 2) for k in range(clients))
+    file = folder / "partition.json"
+    Partition(labelled=pairs, unlabelled=(empty,) * clients, server=empty, pool=empty).save(file)
+    data = Specks(partition_file=str(file), num_clients=clients)
     data.setup()
     torch.manual_seed(0)
     method = Everybody(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)))
-    run = Federation(method, data, data.roster(0, participants=10), plain_fabric(), rounds=4, seed=0)
+    roster = data.roster(0, participants=participants)
+    return Federation(method, data, roster, plain_fabric(), rounds=rounds, seed=0, **args)
+
+
+def test_ten_thousand_clients_of_whom_ten_take_part(tmp_path):
+    """Only who took part is stored, and both clients of a pair of images learn."""
+    run = specks(10_000, 10, tmp_path, rounds=4)
     rows = run_rows(run)
     drawn = {c for r in range(4) for c in run.roster.sample(r)}
     assert 30 < len(drawn) <= 40
     assert run.clients.keys() == run.state_dict()["clients"].keys() == drawn
     assert [row["participants"] for row in rows] == [10] * 4
     assert rows[-1]["acc"] > rows[0]["acc"] - 1e-9 and rows[-1]["acc"] > 90
+
+
+class Memory:
+    """What the process holds after some rounds: blocks of Python's memory, and tensors."""
+
+    def __init__(self, path, rounds):
+        self.rounds, self.held = rounds, []
+        self.checkpoint = Checkpoint(path)
+
+    def on_round_end(self, federation, row):
+        if federation.round % 50 == 0:
+            self.checkpoint.save(federation.state_dict())
+        if federation.round in self.rounds:
+            gc.collect()
+            tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+            self.held.append((sys.getallocatedblocks(), len(tensors), sum(one.nbytes for one in tensors)))
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_memory_stays_flat(tmp_path, slots):
+    """From the 100th to the 400th round no tensor is left behind, and at most three small blocks of Python per round.
+
+    One was measured, of about 70 bytes; a row that is kept would be more than ten.
+    """
+    memory = Memory(tmp_path / "checkpoint.pt", (100, 400))
+    run = specks(10, 1, tmp_path, rounds=400, eval_every=10, callbacks=[memory], slots=slots)
+    run.run()
+    (blocks, *tensors), (more, *others) = memory.held
+    assert len(run.clients) == 10
+    assert more - blocks < 3 * 300
+    assert tensors == others
 
 
 # --- the server's own training
