@@ -357,7 +357,8 @@ def test_options_are_frozen():
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
         | {"--results_dir", "--nonfinite", "--dry_run"}
         | where,
-        "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--precision", "--threads", "--dry_run"}
+        "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
+        | {"--dry_run"}
         | suite
         | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
