@@ -357,8 +357,10 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "_Recor
     path = run.path
     try:
         method, data = make(config, fabric.device)
-        more: list[RoundCallback | Callback] = [*([recorder] if recorder else [])]
-        federation = assemble(config, method, data, fabric, [*more, *loggers.callbacks(config.runtime.callbacks)])
+        more: list[RoundCallback | Callback] = [*loggers.callbacks(config.runtime.callbacks)]
+        if recorder:
+            more.insert(0, recorder)
+        federation = assemble(config, method, data, fabric, more)
         known = {**facts(data), "client_state_bytes": client_state_bytes(federation)}
         _first(fabric, lambda: run.open(config, known))
         if recorder:
@@ -400,8 +402,11 @@ def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None
     if fabric.world_size == 1:
         return saved
     parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
-    received = [from_first(fabric, part) for part in [*parts, *[None] * (fabric.broadcast(len(parts)) - len(parts))]]
-    return checkpoint.joined(received) if received else None
+    count = fabric.broadcast(len(parts))
+    if count == 0:
+        return None
+    received = [from_first(fabric, parts[number] if parts else None) for number in range(count)]
+    return checkpoint.joined(received)
 
 
 def _saved(run: RunFolder, kept: checkpoint.Checkpoint) -> dict[str, Any] | None:
