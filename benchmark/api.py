@@ -18,12 +18,13 @@ import pandas as pd
 import torch
 from lightning import Fabric
 
-from benchmark import run
 from benchmark.config import RunConfig, Runtime, from_dict, resolve
+from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
 from benchmark.report.loggers import callbacks
 from benchmark.report.records import read_record, read_rows, readings
+from benchmark.run import fit_resolved
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from methods.base import FedMethod
@@ -75,7 +76,7 @@ class Result:
         file = (self.path or Path()) / "weights.pt"
         if not file.exists():
             raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
-        made, _ = run.make(self.config, torch.device("cpu"))
+        made, _ = make(self.config, torch.device("cpu"))
         method: FedMethod = made
         try:
             weights = torch.load(file, weights_only=True)
@@ -182,8 +183,8 @@ def _in_memory(config: RunConfig) -> Result:
     fabric = Fabric(accelerator=runtime.accelerator, devices=1, precision=config.precision)  # type: ignore[arg-type]
     fabric.launch()
     with _threads(runtime.threads):
-        method, data = run.make(config, fabric.device)
-        federation = run.assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
+        method, data = make(config, fabric.device)
+        federation = assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
     return Result(config, rows.rows, method.eval())
@@ -197,7 +198,7 @@ def _on_disk(config: RunConfig) -> Result:
                 f"{kind.what} '{path}' cannot be imported by anybody else, so that a record of it would mean nothing: "
                 "put the class into a module, or leave results_dir out"
             )
-    return load_run(run.fit_resolved(config), config.runtime.data_dir)
+    return load_run(fit_resolved(config), config.runtime.data_dir)
 
 
 def _named(given: str | type) -> str:

@@ -93,6 +93,11 @@ class Federation:
         self.nonfinite = nonfinite
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
 
+    @property
+    def client_state_bytes(self) -> int:
+        """What all clients together may keep between their visits, in bytes."""
+        return self.engine.kept_bytes() * self.data.num_clients
+
     def run(self) -> None:
         """Run the remaining rounds."""
         if self.round == 0:

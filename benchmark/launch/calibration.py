@@ -8,7 +8,8 @@ import torch
 from lightning import Fabric
 
 from benchmark.config import RunConfig, Runtime
-from benchmark.run import assemble, make, placed
+from benchmark.federation.assembly import assemble, make
+from benchmark.launch.placement import placed
 from methods.parts.aggregation import num_bytes
 
 SHORT_S = 5.0  # a round that takes less is run once more: the first one also warms the machine up
@@ -52,8 +53,7 @@ class Calibration:
 
     def sizes(self) -> Sizes:
         """How large the states get."""
-        kept = self.federation.engine.kept_bytes() * self.federation.data.num_clients
-        return Sizes(kept, num_bytes(self.federation.server))
+        return Sizes(self.federation.client_state_bytes, num_bytes(self.federation.server))
 
     def seconds(self) -> float:
         """Seconds that the run will take, judged by one round of its warm-up, if it has one, and one after it.

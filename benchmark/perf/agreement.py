@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from benchmark.config import RunConfig, resolve
+from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.perf.federations import arithmetic, launched
 from benchmark.perf.measure import Section, attempt, probe
 from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
-from benchmark.run import make
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
 from methods.base import FedMethod

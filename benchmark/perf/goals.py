@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from benchmark.config import RunConfig, apply, from_dict, resolve
+from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.files import read_value
 from benchmark.perf.federations import Noise, arithmetic, launched, synchronize
 from benchmark.perf.measure import seconds
 from benchmark.registry import KINDS, ClassSpec, find_class, typed_args
-from benchmark.run import make
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError
 

@@ -34,7 +34,7 @@ SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
-CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what `benchmark.run` resumes from
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what a run resumes from
 TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` that surely hold its last row
 
 Row = dict[str, Any]

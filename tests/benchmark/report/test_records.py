@@ -14,12 +14,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmark import run
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.federation import checkpoint
 from benchmark.files import write_atomic
 from benchmark.launch.environment import ROOT, environment
 from benchmark.launch.lock import RunLocked, holder, locked, run_lock
+from benchmark.launch.worker import CHECKPOINT
 from benchmark.registry import ClassSpec
 from benchmark.report import records
 from benchmark.report.records import RunFolder, last_row, read_record, readings, state, validate, without_clock
@@ -190,7 +190,7 @@ def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
 
 
 def test_the_checkpoints_are_those_that_a_run_resumes_from(tmp_path):
-    path = tmp_path / run.CHECKPOINT
+    path = tmp_path / CHECKPOINT
     assert (path.name, checkpoint.previous(path).name) == records.CHECKPOINTS
 
 

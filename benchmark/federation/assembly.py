@@ -1,0 +1,79 @@
+"""What a configuration describes, put together: the method with its network, the data module, the federation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning import Fabric
+from lightning.pytorch import Callback
+
+from benchmark.config import RunConfig
+from benchmark.federation.loop import Federation, RoundCallback
+from benchmark.registry import KINDS, build, find_class, parameters
+from datamodules.base import FSSLDataModule
+from datamodules.common.errors import ConfigError
+from methods import models
+from methods.base import FedMethod
+from methods.parts.declarations import check_declarations
+
+
+def make_data(config: RunConfig) -> FSSLDataModule:
+    """The data module, before it has read anything."""
+    data: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
+    return data
+
+
+def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
+    """The method with its freshly initialised network, and the data module, both on ``device``.
+
+    The network is built right after seeding torch with the run seed, as the papers' codes do.
+    """
+    dtype = torch.float64 if config.precision == "64-true" else torch.float32
+    data, devices = make_data(config), config.runtime.devices
+    data.place(device, dtype, devices if device.type == "cpu" and isinstance(devices, int) else 1)
+    data.setup()
+    torch.manual_seed(config.seed)
+    shape = {"image_size": data.image_size, "in_features": data.feature_dim}
+    shape["in_channels"] = data.hparams.get("channels", 3)
+    model = models.build(config.model, data.num_classes, **(shape | config.model_args))
+    image_shape = [data.hparams.get("channels", 3), data.image_size, data.image_size]
+    known = {
+        "model": model,
+        "num_classes": data.num_classes,
+        "num_clients": data.num_clients,
+        "image_shape": image_shape,
+    }
+    needed = parameters(find_class(config.method.class_path, KINDS["method"]))
+    method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
+    check_declarations(method)
+    needed_views = {view for stream in method.views.values() for view in stream.values()}
+    if missing := sorted(needed_views - set(data.views)):
+        raise ConfigError(
+            f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
+            f"{', '.join(data.views)}; choose another with --data.pipeline, and the setting that it was made for: "
+            f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
+        )
+    return method.to(device=device, dtype=dtype), data
+
+
+def assemble(
+    config: RunConfig,
+    method: FedMethod,
+    data: FSSLDataModule,
+    fabric: Fabric,
+    callbacks: Sequence[RoundCallback | Callback] = (),
+) -> Federation:
+    """The federation that ``config`` describes, of what ``make`` has made."""
+    return Federation(
+        method,
+        data,
+        data.roster(config.seed, **config.roster),
+        fabric,
+        config.rounds,
+        config.seed,
+        config.eval_every,
+        callbacks=callbacks,
+        slots=config.runtime.slots if config.runtime.engine == "slots" else None,
+        replay=config.runtime.replay,
+        nonfinite=config.nonfinite,
+    )

@@ -1,0 +1,70 @@
+"""Where a run takes place, if its configuration leaves that open: the accelerator, processes and their threads."""
+
+from dataclasses import replace
+
+import torch
+
+from benchmark.config import RunConfig, Runtime, folder
+from benchmark.launch.environment import asked_threads, cores, idle_cores
+from benchmark.launch.launchers import slurm_tasks
+from benchmark.registry import KINDS, find_class
+from benchmark.report.records import RunFolder, saved_rounds
+from datamodules.common.errors import ConfigError
+from methods import models
+
+WORTH_PROCESSES = 2_000_000
+WORTH_THREADS = 1_000_000
+
+
+def placed(config: RunConfig) -> Runtime:
+    """The runtime with ``auto`` replaced by what is faster here.
+
+    On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
+    small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
+    clients' states once. A run of a few seconds is not worth starting processes for. On GPUs a run takes one process:
+    several runs side by side use the others. Under SLURM the processes are the tasks that it has started.
+
+    The threads are those of ``OMP_NUM_THREADS`` where it is set; else a run that continues has as many as before, and a
+    new one takes the cores that nobody else is using.
+    """
+    rt = config.runtime
+    accelerator = rt.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    devices, threads = rt.devices, rt.threads
+    if devices == "auto" and (tasks := slurm_tasks()):
+        devices = max(1, tasks // rt.num_nodes)
+    if devices == "auto":
+        args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
+        active = config.roster.get("participants") or args["num_clients"]
+        total = max(args["num_clients"], 1)
+        work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
+        several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(config)
+        devices = min(cores(), active) if several else 1
+    if not isinstance(devices, int) or devices < 1:
+        raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
+    if threads == "auto":
+        threads = asked_threads() or (_threads(config, devices) if accelerator == "cpu" else 1)
+    return replace(rt, accelerator=accelerator, devices=devices, threads=threads)
+
+
+def _threads(config: RunConfig, devices: int) -> int:
+    """CPU threads of each process, as ``placed`` chooses them."""
+    if devices > 1:
+        return max(1, cores() // devices)
+    path = folder(config)
+    if saved_rounds(path) != 0 and (path / "record.json").exists():  # another number would round differently
+        before = RunFolder(path).record()["environment"].get("threads")
+        if isinstance(before, int):
+            return before
+    return idle_cores()
+
+
+def _is_small(config: RunConfig) -> bool:
+    cls = find_class(config.data.class_path, KINDS["data"])
+    shape = {"image_size": config.data.init_args.get("side") or getattr(cls, "image_size", 32)}
+    try:
+        parameters = models.num_parameters(config.model, getattr(cls, "num_classes", 10), **(shape | config.model_args))
+        return parameters < WORTH_THREADS
+    except ConfigError:  # it does not take images; feature vectors come with small networks
+        return True

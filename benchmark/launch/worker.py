@@ -1,0 +1,240 @@
+"""What each process of a run does: take up where the run stands, go on round by round, and record it."""
+
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing import parent_process
+from signal import SIGINT
+from typing import Any, TypeVar, cast
+
+import torch
+from lightning import Fabric
+from lightning.pytorch import Callback
+
+from benchmark.config import RunConfig, differences, folder
+from benchmark.federation import checkpoint
+from benchmark.federation.assembly import assemble, make
+from benchmark.federation.collectives import from_first
+from benchmark.federation.loop import Federation, RoundCallback
+from benchmark.launch.allocator import keep_memory
+from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.signals import STOPPED, Stopped, check_stopped, stoppable
+from benchmark.report import loggers
+from benchmark.report.facts import facts
+from benchmark.report.loggers import Mirror, mirror_run
+from benchmark.report.records import RunFolder
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.partition.partition import stored_hash
+
+CHECKPOINT = "checkpoint.pt"
+MESSAGE_BYTES = 1 << 28
+
+Found = TypeVar("Found")
+
+
+def work(fabric: Fabric, pickled: bytes) -> None:
+    """Body of every process of a run; its configuration comes as bytes, since Fabric takes no frozen class.
+
+    A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
+    """
+    try:
+        with stoppable(SIGINT):
+            _body(fabric, pickle.loads(pickled))
+    except Stopped:
+        if parent_process() is None:
+            raise
+        sys.exit(STOPPED)
+
+
+def is_complete(config: RunConfig) -> bool:
+    """Whether the run has its complete record.
+
+    Raises:
+        ConfigError: the record was made under other defaults, or from another partition file.
+    """
+    path = folder(config)
+    if not (path / "record.json").exists():
+        return False
+    record = RunFolder(path).record()
+    if changed := differences(record["config"], config):
+        raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
+    if record["status"] != "complete":
+        return False
+    split = config.data.init_args.get("partition_file")
+    if split and stored_hash(split) != record.get("partition_hash"):
+        raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
+    return True
+
+
+def _body(fabric: Fabric, config: RunConfig) -> None:
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
+    die_with_parent()
+    keep_memory()
+    if config.runtime.threads != "auto":
+        torch.set_num_threads(config.runtime.threads)
+    main, run = fabric.is_global_zero, RunFolder(folder(config))
+    try:
+        with ExitStack() as held:
+            _first(fabric, lambda: held.enter_context(run.lock()))
+            if not fabric.broadcast(main and is_complete(config)):  # another process may have been faster
+                _recorded(fabric, config, run)
+    except (ConfigError, DataError):
+        if main:
+            run.forget()
+        raise
+
+
+def _first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
+    """What the first process finds, ``None`` in the others.
+
+    Raises:
+        RunError: the first process cannot go on; every process raises its error, so that none waits for it.
+    """
+    found, error = None, None
+    if fabric.is_global_zero:
+        try:
+            found = work()
+        except RunError as refused:
+            error = refused
+    if (told := fabric.broadcast(error)) is not None:
+        raise told
+    return found
+
+
+def _recorded(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
+    main = fabric.is_global_zero
+    with mirror_run(config, run.path) if main else Mirror("off", run.path) as mirror:
+        recorder = Recorder(run, mirror, config.runtime.checkpoint_every_s) if main else None
+        try:
+            _rounds(fabric, config, run, recorder)
+        except (KeyboardInterrupt, Stopped):
+            if recorder is not None:
+                recorder.save()
+            raise
+
+
+def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Recorder | None") -> None:
+    """The run from where it stands to its record, which the first process writes: the one with a ``recorder``."""
+    path = run.path
+    try:
+        method, data = make(config, fabric.device)
+        more: list[RoundCallback | Callback] = [*loggers.callbacks(config.runtime.callbacks)]
+        if recorder:
+            more.insert(0, recorder)
+        federation = assemble(config, method, data, fabric, more)
+        known = {**facts(data), "client_state_bytes": federation.client_state_bytes}
+        _first(fabric, lambda: run.open(config, known))
+        if recorder:
+            print(f"{path}: {_in_words(config, federation)}", file=sys.stderr)
+        saved = _told(fabric, _first(fabric, lambda: _saved(run, cast(Recorder, recorder).checkpoint)))
+        if saved is not None:
+            federation.load_state_dict(saved)
+            if recorder:
+                recorder.checkpoint.taken_up(federation.state_dict())
+        fabric.barrier()
+        _first(fabric, lambda: run.rewind(federation.round))
+        if recorder:
+            run.saved(federation.round)
+        if recorder and saved is not None:
+            print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
+        federation.run()
+        if recorder:
+            weights = {name: value.cpu() for name, value in federation.server.items()}
+            checkpoint.save_plain(path / "weights.pt", weights)
+            recorder.finish()
+            checkpoint.remove(path / CHECKPOINT)
+        fabric.barrier()
+    except (Exception, SystemExit) as error:
+        check_stopped()  # a process that was left alone by others may meet that before the signal that all were sent
+        told = error
+        if isinstance(error, SystemExit):
+            told = RunError(f"{path}: the method or the data set ended the program (sys.exit({error.code!r}))")
+        if recorder and (run.opened or not isinstance(error, (ConfigError, DataError))):
+            run.fail(told, config)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's checkpoint, in every process. No message is much larger than ``MESSAGE_BYTES``, or than what
+    one client keeps.
+    """
+    if fabric.world_size == 1:
+        return saved
+    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
+    count = fabric.broadcast(len(parts))
+    if count == 0:
+        return None
+    received = [from_first(fabric, parts[number] if parts else None) for number in range(count)]
+    return checkpoint.joined(received)
+
+
+def _saved(run: RunFolder, kept: checkpoint.Checkpoint) -> dict[str, Any] | None:
+    """The checkpoint that the run continues from; one that does not say where it comes from (an old one) is trusted.
+
+    Raises:
+        RunError: it is of another run or partition.
+    """
+    saved = kept.load()
+    origin, ours = (saved or {}).get("origin", {}), run.origin
+    for key in ("run_id", "partition_hash"):
+        if origin and origin[key] != ours[key]:
+            raise RunError(
+                f"{run.path / CHECKPOINT}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}"
+                "; bring this run's own checkpoint back, or delete the folder to start over"
+            )
+    return saved
+
+
+def _in_words(config: RunConfig, federation: Federation) -> str:
+    """Where a run takes place, the memory that its clients' own states may grow to in every process, and a warning
+    where it never leaves its warm-up.
+    """
+    rt, clients, kept = config.runtime, federation.data.num_clients, federation.client_state_bytes / 1e9
+    engine = f", {rt.slots} slots" if rt.engine == "slots" else ""
+    warmup = federation.method.hparams.get("warmup_rounds", 0)
+    all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
+    return (
+        f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
+        f"what {clients} clients keep between visits takes up to {kept:.2g} GB{all_warm}"
+    )
+
+
+class Recorder:
+    """Writes each evaluated round to the run's folder and its mirror, and a checkpoint as often as it may.
+
+    It holds the state at the end of the last round, whose tensors nothing changes any more, so that it can be saved at
+    any moment.
+    """
+
+    def __init__(self, run: RunFolder, mirror: Mirror, every_s: float) -> None:
+        self.run, self.mirror = run, mirror
+        self.checkpoint = checkpoint.Checkpoint(run.path / CHECKPOINT, every_s)
+        self.state: dict[str, Any] | None = None
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        """Write the row of an evaluated round, and a checkpoint if it is time."""
+        if row is not None:
+            self.run.append(row)
+            self.mirror.row(row)
+        self.run.beat(federation.round)
+        self.state = federation.state_dict()
+        if federation.round < federation.rounds and self.checkpoint.due(self.state):
+            self.save()
+        check_stopped()
+
+    def save(self) -> None:
+        """Write a checkpoint of the end of the last round, unless it has been written."""
+        if self.state is not None:
+            self.checkpoint.save({**self.state, "origin": self.run.origin})
+            self.run.saved(self.state["round"])
+            self.state = None
+
+    def finish(self) -> None:
+        """Write the complete record, which makes checkpoints superfluous."""
+        self.state = None
+        self.mirror.record(self.run.finish())

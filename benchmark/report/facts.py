@@ -1,0 +1,37 @@
+"""What a record says about the data that a run had."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from datamodules.base import FSSLDataModule
+
+
+def facts(data: FSSLDataModule) -> Mapping[str, Any]:
+    """What a record says about the data: hashes of what was read and of the partition, class counts, the number of
+    images that are tested on, and what the data set adds (``provenance``).
+    """
+    held = [row for row in data.class_counts("labelled").tolist() if any(row)]
+    known = {
+        "partition_hash": data.partition.hash,
+        "data_sha256": data.sha256,
+        "labelled_histogram": held,
+        "class_counts": class_counts(data),
+        "test_images": len(data.test_labels),
+    }
+    return {**known, **data.provenance}
+
+
+def class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
+    """Images per class, a line for each client: ``labelled`` and ``unlabelled``; ``server``: a line, or none.
+
+    A line is one text, since a list would take as many lines of the record as there are classes.
+    """
+    server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
+    counts = {
+        "labelled": data.class_counts("labelled").tolist(),
+        "unlabelled": data.class_counts("unlabelled").tolist(),
+        "server": [server] if any(server) else [],
+    }
+    return {role: [" ".join(map(str, row)) for row in rows] for role, rows in counts.items()}

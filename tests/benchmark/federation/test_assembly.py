@@ -1,0 +1,20 @@
+"""What a configuration describes, put together."""
+
+import pytest
+import torch
+
+from benchmark.run import fit
+from datamodules.common.errors import ConfigError
+from runs import SHORT, configuration
+
+
+def test_a_view_that_the_pipeline_lacks_is_missed_before_the_first_round(tmp_path):
+    """Also where the method would ask for it only after some rounds."""
+    with pytest.raises(ConfigError, match=r"SemiFL needs the view 'strong'.*--data\.pipeline"):
+        fit(configuration(tmp_path, method="semifl"))
+
+
+def test_grey_images_reach_networks_of_one_channel(tmp_path):
+    """``data.channels`` sets the network's first layer, too."""
+    path = fit(configuration(tmp_path, **SHORT, data__channels=1))
+    assert torch.load(path / "weights.pt")["model.conv1.weight"].shape[1] == 1

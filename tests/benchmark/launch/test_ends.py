@@ -1,0 +1,134 @@
+"""Processes that die or are told to stop, and what follows."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmark.config import folder
+from benchmark.federation import checkpoint
+from benchmark.launch.signals import STOPPED
+from benchmark.launch.worker import CHECKPOINT
+from benchmark.report.records import read_record, read_rows, saved_rounds, state
+from benchmark.run import fit
+from runs import MIXED, ROUNDS, assert_same_run, configuration
+
+
+@pytest.mark.timeout(300)
+def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
+    """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
+    rng = random.Random(0)
+    config = configuration(tmp_path, **MIXED)
+    path = folder(config)
+    pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
+    kills = []
+    for starting, every_s in ((True, 0.0), (False, 0.0), (False, 1e9), (False, 0.0)):
+        runtime = replace(config.runtime, checkpoint_every_s=every_s)
+        process = context.Process(target=fit, args=(replace(config, runtime=runtime),))
+        process.start()
+        last = count = len(read_rows(path))
+        while not starting and count <= last and process.is_alive():  # until a row is added
+            time.sleep(0.002)
+            last, count = count, len(read_rows(path))
+        time.sleep(rng.uniform(0.0, 0.5) * pace)
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        kills.append(len(read_rows(path)))
+        assert state(path) in ("missing", "stale")
+        assert starting or (path / CHECKPOINT).exists()
+    (path / ".record.json.4711.tmp").write_text("half")  # as a kill inside a write leaves
+    assert len(kills) >= 3 and kills[1] >= 1, "the runs ended before they were killed"
+    assert_same_run(fit(config), reference)
+
+
+def started(config, rows):
+    """A process that works on a run, which has so many rows by now."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
+    process, path = context.Process(target=fit, args=(config,)), folder(config)
+    process.start()
+    while process.is_alive() and len(read_rows(path)) < rows:
+        time.sleep(0.005)
+    return process
+
+
+def descendants(pid):
+    """Processes that a process has started, and theirs."""
+    found = []
+    for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(number), *descendants(int(number))]
+    return found
+
+
+def alive(pid):
+    """Whether a process goes on; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ranks(process):
+    """Processes of a run, by rank: the youngest that the process has started."""
+    return sorted(pid for pid in descendants(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def assert_no_orphans(pids):
+    """The processes end within seconds."""
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
+    """Although checkpoints are hours apart: the code says so, and the next start goes on exactly there."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **MIXED)
+    path = folder(config)
+    for number, rows in ((signal.SIGTERM, 2), (signal.SIGUSR1, 5)):
+        process = started(config, rows)
+        os.kill(process.pid, number)
+        process.join()
+        assert process.exitcode == STOPPED
+        assert state(path) == "stale" and read_record(path)["error"] is None
+        done = len(read_rows(path))
+        assert rows <= done < ROUNDS, "the run ended before it was stopped"
+        assert checkpoint.load(path / CHECKPOINT)["round"] == saved_rounds(path)
+        assert done - saved_rounds(path) in (0, 1), "1: the signal came while the row was being written"
+    assert_same_run(fit(config), reference)
+
+
+@pytest.mark.timeout(300)
+def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference):
+    """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
+    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **MIXED)
+    path = folder(config)
+    process = started(config, 2)
+    pids = ranks(process)
+    os.kill(pids[-1], signal.SIGKILL)
+    began = time.monotonic()
+    process.join()
+    assert process.exitcode == 1 and time.monotonic() - began < 20
+    assert_no_orphans(pids)
+    assert state(path) == "failed"
+    assert "terminated with signal SIGKILL; the same command continues" in read_record(path)["error"]
+    done = saved_rounds(path)
+    assert 0 < done < ROUNDS
+
+    process = started(config, len(read_rows(path)) + 2)  # the signal may come before the last of them is saved
+    pids = ranks(process)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert_no_orphans(pids)
+    assert state(path) == "stale" and done < saved_rounds(path) < ROUNDS
+    assert_same_run(fit(configuration(tmp_path, **MIXED)), reference)

@@ -1,0 +1,64 @@
+"""Where runs take place."""
+
+from dataclasses import replace
+
+import torch
+
+from benchmark.launch import placement
+from benchmark.launch.placement import placed
+from runs import SHORT, configuration, interrupted
+
+
+def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
+    """One process per core, up to one per participant, for what is worth it; one process otherwise."""
+    monkeypatch.setattr(placement, "cores", lambda: 8)
+    monkeypatch.setattr(placement, "idle_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    auto = {"runtime__devices": "auto", "runtime__threads": "auto", "runtime__accelerator": "auto"}
+
+    def where(**options):
+        runtime = placed(configuration(tmp_path, method="fedavg", **{**auto, **options}))
+        assert runtime.accelerator == "cpu"
+        return runtime.devices, runtime.threads
+
+    assert where(rounds=10) == (1, 8)
+    assert where(rounds=4_000) == (6, 1)
+    assert where(rounds=4_000, roster__participants=2) == (1, 8)
+    assert where(rounds=10_000, roster__participants=2) == (2, 4)
+    assert where(rounds=10_000, runtime__devices=3) == (3, 2)
+    assert where(rounds=10, runtime__threads=5) == (1, 5)
+    assert where(rounds=4_000, model="wrn28_2") == (1, 8)
+    assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
+    assert where(rounds=4_000, data__side=224) == (1, 8)
+    assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
+
+
+def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(placement, "cores", lambda: 8)
+    monkeypatch.setattr(placement, "idle_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
+    several = replace(config, runtime=replace(config.runtime, devices=2))
+    asked = replace(config, runtime=replace(config.runtime, threads=5))
+    assert [placed(one).threads for one in (config, several, asked)] == [3, 4, 5]
+    interrupted(replace(config, runtime=replace(config.runtime, threads=2)), 1)
+    assert [placed(one).threads for one in (config, several, asked)] == [2, 4, 5]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
+    assert [placed(one).threads for one in (config, several, asked)] == [6, 6, 5]
+
+
+def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
+    """Not more, however large the run; in an interactive job there is nothing but the machine."""
+    monkeypatch.setattr(placement, "cores", lambda: 8)
+    monkeypatch.setattr(placement, "idle_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
+        monkeypatch.setenv("SLURM_NTASKS", str(tasks))
+        runtime = placed(configuration(tmp_path, runtime__num_nodes=nodes, **auto))
+        assert (runtime.devices, runtime.threads) == expected
+    assert placed(configuration(tmp_path, **{**auto, "runtime__devices": 3})).devices == 3
+    monkeypatch.setenv("SLURM_JOB_NAME", "bash")
+    assert placed(configuration(tmp_path, **auto)).devices == 6

@@ -1,0 +1,146 @@
+"""Runs of several processes, whoever starts them: they are the run of one."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.config import folder
+from benchmark.launch.worker import Recorder
+from benchmark.report.records import read_record
+from benchmark.run import fit
+from datamodules.common.errors import RunError
+from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
+    """Although they take over from one process that was interrupted after a round."""
+    record = Recorder.on_round_end
+
+    def stop(self, federation, row):
+        record(self, federation, row)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Recorder, "on_round_end", stop)
+        fit(configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED))
+    path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
+    assert read_record(path)["environment"]["devices"] == 2
+    assert_same_run(path, reference)
+
+
+FAILS = """
+from methods.fedavg import FedAvg
+
+
+class Fails(FedAvg):
+    \"""One of its clients asks for what there is not.\"""
+
+    def select_clients(self, round, roster):
+        return [list(range(6))]
+
+    def local_work(self, site):
+        return {}["strong"] if self.visit.client == 5 else super().local_work(site)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch):
+    """The record has the traceback of that one, also where another process writes it."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = configuration(tmp_path, **{**SHORT, "method": "fails.Fails", "runtime__devices": 2})
+    with pytest.raises(RunError, match=r"Fails, client 5 .*, round 0: KeyError: 'strong'"):
+        fit(config)
+    error = read_record(folder(config))["error"]
+    assert "KeyError: 'strong'" in error and "fails.py" in error and "Connection" not in error
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_share_the_norm_statistics(tmp_path):
+    """A server that trains and measures batch-norm statistics, which the processes divide among themselves."""
+    small = {"depth": 10, "width": 1}
+    server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
+    short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 300, **server, **short}
+    one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
+    assert_same_run(two, one)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.timeout(300)
+def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
+    """Two launchers with two processes each, both on this machine, as a user types it (``docs/usage.md``)."""
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v)) if "devices" not in k]
+    launcher = [Path(sys.executable).with_name("torchrun"), "--nnodes", "2", "--nproc_per_node", "2"]
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}", "--rdzv_id", "test"]
+    command = [*launcher, *meeting, "-m", "benchmark", "fit", *words, "--devices", "2", "--num_nodes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = "".join(node.communicate()[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0]
+    path = folder(configuration(tmp_path, **MIXED))
+    assert told.count(str(path)) == 1, "one of the processes speaks for all"
+    assert read_record(path)["environment"]["num_nodes"] == 2
+    assert_same_run(path, reference)
+
+
+@pytest.mark.timeout(300)
+def test_fabric_run_gives_the_same_record(tmp_path, reference):
+    """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
+    launcher = [Path(sys.executable).with_name("fabric"), "run", "--accelerator", "cpu", "--devices", "2"]
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
+    for name in ("devices", "accelerator"):
+        del options[f"runtime.{name}"]
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
+    done = subprocess.run(
+        [*launcher, "--main-port", free_port(), ROOT / "benchmark" / "run.py", *words],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = folder(configuration(tmp_path, **MIXED))
+    assert done.stdout.count(str(path)) == 1, "one of the processes speaks for all"
+    assert read_record(path)["environment"]["devices"] == 2
+    assert_same_run(path, reference)
+
+
+DRIFTING = """
+import torch
+import torch.distributed as dist
+
+from methods.server_only import ServerOnly
+
+
+class Drifting(ServerOnly):
+    \"""Its server's training rounds a little differently in every process, as on GPUs.\"""
+
+    def server_step(self, server):
+        super().server_step(server)
+        with torch.no_grad():
+            self.model.conv1.weight.mul_(1 + 0.5 * (dist.is_initialized() and dist.get_rank()))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch):
+    """Where devices round differently, they would otherwise evaluate, and send out, different global models."""
+    (tmp_path / "drift.py").write_text(DRIFTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = {"method": "drift.Drifting", "data__scenario": "server", "data__num_labels": 20, "rounds": 2}
+    one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
+    assert_same_run(two, one)

@@ -1,0 +1,191 @@
+"""One process at work: failures, checkpoints, full disks, folders that somebody else holds."""
+
+import errno
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark import run
+from benchmark.config import folder, run_id
+from benchmark.federation import checkpoint
+from benchmark.federation.loop import Federation
+from benchmark.launch import worker
+from benchmark.launch.lock import RunLocked, run_lock
+from benchmark.launch.worker import CHECKPOINT
+from benchmark.report.records import read_record, saved_rounds, state
+from benchmark.run import fit
+from datamodules.common.errors import RunError
+from datamodules.digits import Digits
+from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted
+
+
+def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, reference, capsys):
+    """After an error in the middle the same call finishes the run, as if nothing had happened."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 4)
+    record = read_record(path)
+    assert record["status"] == state(path) == "failed"
+    assert "no space left on device" in record["error"]
+    assert record["rounds"] == {"done": 4, "total": ROUNDS}
+    assert "continues from" not in capsys.readouterr().err
+    assert_same_run(fit(config), reference)
+    assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
+
+
+def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
+    """Its record would be complete without them; once they are back, so is the run."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 3)
+    rows = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; bring the file back"):
+        fit(config)
+    assert state(path) == "failed"
+    (path / "metrics.jsonl").write_bytes(rows)
+    assert_same_run(fit(config), reference)
+
+
+def test_a_checkpoint_says_where_it_comes_from(tmp_path):
+    """That of another run or partition is refused; an old one, which does not say, is taken."""
+    ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
+    saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
+    record = read_record(folder(ours))
+    assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
+    path = interrupted(other, 1) / CHECKPOINT
+    theirs = checkpoint.load(path)
+    checkpoint.save(path, saved)
+    with pytest.raises(RunError, match=f"its run_id is {run_id(ours)} .*, not {run_id(other)}; bring this run's own"):
+        fit(other)
+    checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
+    with pytest.raises(RunError, match="its partition_hash is another"):
+        fit(other)
+    checkpoint.save(path, {key: value for key, value in theirs.items() if key != "origin"})
+    assert state(fit(other)) == "complete"
+
+
+def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    config = configuration(tmp_path, **SHORT)
+    replaced = os.replace
+
+    def full(source, target):
+        if Path(target).name == "weights.pt":
+            raise OSError("no space left on device")
+        replaced(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="no space"):
+            fit(config)
+    assert not (folder(config) / "weights.pt").exists()
+    assert torch.load(fit(config) / "weights.pt")
+
+
+@pytest.mark.parametrize("name", ["clients-3-", "checkpoint.pt"])
+def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, monkeypatch, name):
+    """The error names the file, the checkpoint before stays, and the run goes on from it once there is room."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
+    path, fsync, written = folder(config), os.fsync, []
+
+    def full(handle):
+        written.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(name))
+        if sum(written) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left") as error:
+            fit(config)
+    assert Path(error.value.filename).name.startswith(name)
+    assert 0 < checkpoint.load(path / CHECKPOINT)["round"] == saved_rounds(path) < ROUNDS
+    assert not list(path.rglob("*.tmp"))
+    assert_same_run(fit(config), reference)
+
+
+@pytest.mark.parametrize("damage", ["head", "client"])
+def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(tmp_path, reference, damage):
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 5)
+    newest = max(path.rglob("clients-*"), key=lambda file: file.stat().st_mtime_ns)
+    file = newest if damage == "client" else path / CHECKPOINT
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert_same_run(fit(config), reference)
+
+
+def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
+    """The refusal must not forget the hashes that it is based on."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **SHORT)
+    whole = Federation.run_round
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", lambda self, n: whole(self, n) if n < 1 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit(config)
+    facts = read_record(folder(config))["partition_hash"]
+    with monkeypatch.context() as patch:
+        real = worker.facts
+        patch.setattr(worker, "facts", lambda data: {**real(data), "partition_hash": "another"})
+        for _ in range(3):
+            with pytest.raises(RunError, match="cannot resume, partition_hash was"):
+                fit(config)
+    assert read_record(folder(config))["partition_hash"] == facts
+    fit(config)
+    assert state(folder(config)) == "complete"
+
+
+def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Digits, "read", lambda self: sys.exit(0))
+    config = configuration(tmp_path, **SHORT)
+    with pytest.raises(RunError, match=r"the method or the data set ended the program \(sys\.exit\(0\)\)"):
+        fit(config)
+    assert state(folder(config)) == "failed"
+
+
+def test_a_run_in_progress_is_left_alone(tmp_path):
+    """Whoever holds the folder keeps it, and its record stays as it is."""
+    config = configuration(tmp_path, **SHORT)
+    path = folder(config)
+    with run_lock(path):
+        with pytest.raises(RunLocked, match="is working on this run"):
+            fit(config)
+        assert not (path / "record.json").exists()
+    assert state(fit(config)) == "complete"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, monkeypatch, devices):
+    """Between the look at its record and the lock."""
+    config = configuration(tmp_path, **SHORT)
+    launch, done = run.Fabric.launch, {}
+
+    def files(path):
+        kept = [file for file in path.iterdir() if file.name != "run.lock"]
+        return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept}
+
+    def late(self, *args):
+        monkeypatch.setattr(run.Fabric, "launch", launch)
+        done.update(files(fit(config)))
+        return launch(self, *args)
+
+    monkeypatch.setattr(run.Fabric, "launch", late)
+    assert files(fit(replace(config, runtime=replace(config.runtime, devices=devices)))) == done
+
+
+def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
+    config = configuration(tmp_path, **SHORT)
+    assert saved_rounds(folder(config)) == 0
+    path = interrupted(config, 1)
+    assert saved_rounds(path) == 1 == checkpoint.load(path / CHECKPOINT)["round"]
+    assert "saved_rounds" not in read_record(fit(config))["timing"]
+
+
+def test_a_warm_up_that_never_ends_is_said(tmp_path, capsys):
+    """The line at the start of a run warns."""
+    fit(configuration(tmp_path, method="cbafed", rounds=1))
+    assert "ALL 1 rounds lie within the warm-up of 501" in capsys.readouterr().err

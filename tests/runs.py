@@ -1,0 +1,63 @@
+"""Short runs for tests: their configurations, a broken one, and what makes two of them the same run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark.config import apply, folder, from_dict, resolve
+from benchmark.federation.loop import Federation
+from benchmark.report.records import read_record, read_rows, without_clock
+from benchmark.run import fit
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 8
+OPTIONS = {
+    "data": "digits",
+    "data.num_clients": 6,
+    "data.partition": "iid",
+    "rounds": ROUNDS,
+    "seed": 3,
+    "last_k": 3,
+    "runtime.devices": 1,
+    "runtime.threads": 1,
+    "runtime.accelerator": "cpu",
+    "runtime.wandb": "off",
+}
+MIXED = {"method": "fed_consist", "method.warmup_rounds": 1}
+SHORT = {"method": "fedavg", "rounds": 2}
+
+
+def configuration(results, **options):
+    """Options with ``__`` for the dot, on top of ``OPTIONS``."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    return resolve(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
+
+
+def assert_same_run(path, other):
+    """Equal but for the clock and the hardware, file by file."""
+    names = {file.name for file in path.iterdir()}
+    assert names == {file.name for file in other.iterdir()}
+    assert without_clock(read_record(path)) == without_clock(read_record(other))
+    assert without_clock(read_rows(path)) == without_clock(read_rows(other))
+    assert (path / "config.yaml").read_bytes() == (other / "config.yaml").read_bytes()
+    ours, theirs = (torch.load(p / "weights.pt") for p in (path, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
+
+
+def interrupted(config, at):
+    """The folder of a run that broke at the beginning of round ``at``, with a checkpoint of every round."""
+    whole = Federation.run_round
+
+    def breaks(self, number):
+        if number == at:
+            raise OSError("no space left on device")
+        return whole(self, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "run_round", breaks)
+        with pytest.raises(OSError, match="no space"):
+            fit(replace(config, runtime=replace(config.runtime, checkpoint_every_s=0)))
+    return folder(config)
