@@ -83,7 +83,15 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
     Returns:
         what was written, by row: the chosen ``options``, and all that was ``tried`` with its score.
+
+    Raises:
+        ConfigError: the suite is part of an installed package; or as ``trials`` does.
     """
+    if suite.is_installed:
+        raise ConfigError(
+            f"suite {suite.paper} lies in the installed package ({suite.folder}), and what is tuned is written beside "
+            f"the suite: write one of your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
+        )
     journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -115,7 +123,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
             made[row.full_name] = choice(own)
     path = suite.tuned_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, HEAD + dump_yaml({**suite.tuned(scale), **made}))
+    write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
     return made
 
 

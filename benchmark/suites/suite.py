@@ -4,6 +4,7 @@ Equal runs of several tables have the same ``run_id`` and are run once.
 """
 
 import csv
+import sysconfig
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -247,11 +248,22 @@ class Suite:
 
     def tuned(self, scale: str) -> dict[str, Any]:
         """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
-        path = self.tuned_file(scale)
         if scale not in self._tuned:
-            own = load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
-            self._tuned[scale] = {**(self.extended.tuned(scale) if self.extended else {}), **own}
+            self._tuned[scale] = {
+                **(self.extended.tuned(scale) if self.extended else {}),
+                **self.own_tuned(scale),
+            }
         return self._tuned[scale]
+
+    def own_tuned(self, scale: str) -> dict[str, Any]:
+        """What ``tuned_file`` says, without what an extended suite knows."""
+        path = self.tuned_file(scale)
+        return load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the file belongs to an installed package, where nobody looks for it and an update replaces it."""
+        return self.folder.resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve())
 
     def files(self, scale: str) -> list[Path]:
         """All files that say what is run and shown at a scale, whether or not they are there."""

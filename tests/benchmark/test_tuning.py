@@ -124,3 +124,25 @@ def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, hi
     made = choice(scored(tmp_path, runtime, low=low, paper=paper, high=high))
     assert made["options"] == {"method.lr": chosen}
     assert len(made["tried"]) == 3
+
+
+def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"suite toy lies in the installed package .* `extends: toy` and tune that"):
+        tune(suite, "quick", suite.rows, runtime, jobs=1)
+    assert not suite.folder.exists() and not (tmp_path / "results").exists()
+
+
+def test_a_suite_that_extends_another_keeps_its_own_choices_alone(tmp_path, runtime):
+    """The other suite's choices stay in that one's file, and count here as long as nothing of its own does."""
+    base, folder = toy(tmp_path), tmp_path / "suites"
+    chosen = {"1/Digits/plain": {"options": {"method.lr": 0.1}}, "1/Digits/teacher": {"options": {"method.lr": 0.2}}}
+    folder.joinpath("tuned").mkdir(parents=True)
+    base.tuned_file("quick").write_text(yaml.safe_dump(chosen))
+    mine = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
+    assert mine.tuned("quick") == chosen
+    made = tune(mine, "quick", mine.rows[:1], runtime, jobs=1)
+    assert yaml.safe_load(mine.tuned_file("quick").read_text()) == made and list(made) == ["1/Digits/plain"]
+    again = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
+    assert again.tuned("quick") == {**chosen, **made}
