@@ -1,6 +1,7 @@
 """The measuring tools measure what they say; what they find is no test."""
 
 import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from benchmark.perf import (
     profiles,
     reads,
     sharpness,
+    start,
     visits,
 )
 from benchmark.perf.federations import Noise, arithmetic, federation
@@ -346,3 +348,13 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     assert 1 < found.saved / (11 * found.kept) < 1.2
     assert found.images == pytest.approx(3e-6 * 32 * 32 * (40 + 40))
     assert found.seconds > 0 and found.saving > 0 and found.peak > found.images
+
+
+@pytest.mark.timeout(300)
+def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
+    """Nothing is left behind, and a command that fails is no measurement."""
+    monkeypatch.chdir(tmp_path)
+    start._call(start.COMMANDS["first round of FedAvg on digits"])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(subprocess.CalledProcessError):
+        start._call([*start.FIT, "--method.lr", "fast"])

@@ -1,0 +1,46 @@
+"""How long a command takes before, and after, it does anything: imports, the first round, the end."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmark import ROOT
+from benchmark.perf.measure import Section, interleaved, probe
+
+NOTE = (
+    "Seconds from the start of a process to its end, one thread, files read before. The round takes under 0.1 s; "
+    "beside the imports it needs the digits, which scikit-learn reads, and the end of the process. Weights & Biases "
+    "is another package's start and end (`--wandb off`)."
+)
+FIT = ("-m", "benchmark", "fit", "--method", "fedavg", "--data", "digits", "--rounds", "1", "--devices", "1")
+COMMANDS: dict[str, Sequence[str]] = {
+    "import lightning.pytorch": ("-c", "import lightning.pytorch"),
+    "first round of FedAvg on digits": (*FIT, "--wandb", "off"),
+    "the same, mirrored to an offline W&B": (*FIT, "--wandb", "offline"),
+}
+
+
+def section() -> list[Section]:
+    """Commands in processes of their own, in turn."""
+    before = probe()
+    taken = interleaved({name: partial(_call, words) for name, words in COMMANDS.items()})
+    imports = next(iter(taken.values()))
+    rows = [[name, value, value / imports] for name, value in taken.items()]
+    return [Section("Start", ["command", "seconds", "x import"], rows, NOTE, (before, probe()))]
+
+
+def _call(words: Sequence[str]) -> None:
+    with TemporaryDirectory() as place:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        own = ["--results_dir", str(Path(place) / "results")] if words[0] == "-m" else []
+        subprocess.run(
+            [sys.executable, *words, *own],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"},
+            check=True,
+            capture_output=True,
+        )
