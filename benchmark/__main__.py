@@ -1,7 +1,5 @@
 """``python -m benchmark``, and the console script ``fssl-bench``."""
 
-import atexit
-import gc
 import os
 import sys
 from pathlib import Path
@@ -14,11 +12,7 @@ def run() -> int:
 
     The working directory is searched for modules of one's own, and last: nothing that lies in it hides a package. It
     stays where it is only in a checkout of this repository. Processes that a run starts take over the order.
-
-    At the end Python would look for garbage among all that torch and Lightning have made, which takes a second; the
-    system takes the memory back anyway.
     """
-    atexit.register(gc.freeze)
     here = os.getcwd()
     if Path(here).resolve() != ROOT:
         sys.path[:] = [path for path in sys.path if path not in ("", here)]
