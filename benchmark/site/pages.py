@@ -28,6 +28,27 @@ PSEUDO = {
     "pseudo/certain": "Share of the images above the threshold",
 }
 COUNTS = {"n": "Int64", "reached": "Int64"}  # columns of a leaderboard that are numbers of seeds
+COMPARED = {
+    "mean": "accuracy, %",
+    "ci95": "± 95 %",
+    "n": "seeds",
+    "difference": "Δ",
+    "difference_ci95": "± 95 % of Δ",
+    "p": "p",
+    "p_holm": "p (Holm)",
+    "above": "share above",
+    "rank": "rank",
+    "tuned": "tuned",
+}
+SPENT = {
+    "reached": "seeds that reach it",
+    "rounds": "rounds",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "steps": "steps",
+    "seconds": "seconds",
+    "client_state_bytes": "bytes of client state",
+}
 VERDICTS = ("reproduced", "close", "not reproduced")
 
 Page = dict[str, Any]
@@ -136,21 +157,28 @@ def _board(view: View, charts: Charts) -> Page:
     parts = []
     for one in settings:
         lines = one.lines.sort_values("mean", ascending=False)
-        shown = [
-            (f"{method} (bound)" if line["bound"] else str(method), line["mean"], _given(line["ci95"]))
-            for method, line in lines.iterrows()
-            if line["n"]
-        ]
+        lines.index = pd.Index(
+            [f"{method} (bound)" if bound else method for method, bound in lines["bound"].items()], name="method"
+        )
+        shown = [(str(method), line["mean"], _given(line["ci95"])) for method, line in lines.iterrows() if line["n"]]
+        whole = lines.astype(COUNTS)
         parts.append(
             {
                 "title": f"{one.table.title}: {one.dataset}",
                 "reference": one.reference,
                 "chart": charts.intervals(shown, "Means and 95 % intervals"),
-                "frame": _filled(lines.astype(COUNTS).rename_axis("method").reset_index()),
+                "compared": _columns_of(whole, COMPARED),
+                "goal": _given(one.lines["goal"].iloc[0]),
+                "spent": _columns_of(whole, SPENT),
             }
         )
     rankings = {one.table.title: leaderboard.ranking(settings, one.table) for one in settings}
     return {"view": view, "settings": parts, "rankings": {title: found for title, found in rankings.items() if found}}
+
+
+def _columns_of(lines: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
+    """Some columns under their titles, behind the method, and without those that are empty."""
+    return _filled(lines[list(titles)].rename(columns=dict(titles)).reset_index())
 
 
 def _filled(frame: pd.DataFrame) -> pd.DataFrame:
