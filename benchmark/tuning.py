@@ -41,38 +41,60 @@ class Trial:
     run: PlannedRun
 
 
+Scored = tuple[Trial, tuple[float, int]]
+"""A trial, its held-out accuracy in percent, and the number of held-out images."""
+
+
 def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Trial]:
-    """All trials of some rows, as the entry ``tuning`` of the suite's scale describes them.
+    """The trials that every one of some rows begins with, as the entry ``tuning`` of the suite's scale describes them.
 
     That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
     ``share_of_rounds``, and a layer of options (``set``, ``methods``): a seed of its own, held-out labels, and lengths
-    in rounds that fit the shorter run.
+    in rounds that fit the shorter run. ``beyond`` is for ``further``.
 
     Raises:
         ConfigError: the scale has no such entry, or a row has no learning rate to multiply.
     """
-    spec = suite.scale(scale).get(FOLDER)
+    factors = _spec(suite, scale)["factors"]
+    return [_trial(suite, scale, row, float(factor), runtime) for row in rows for factor in factors]
+
+
+def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime) -> Trial | None:
+    """One trial more for a row whose best factor is the least or the greatest: ``beyond`` times further out.
+
+    ``None`` if the best lies between others, a trial has no score yet, or the suite does not go beyond its factors.
+    """
+    spec = _spec(suite, scale)
+    best, factors, beyond = _best(scored)[0], [one.factor for one, _ in scored], spec["beyond"]
+    if beyond is None or len(scored) < len(spec["factors"]) or min(factors) < best.factor < max(factors):
+        return None
+    factor = best.factor * beyond if best.factor == max(factors) else best.factor / beyond
+    return _trial(suite, scale, best.row, factor, runtime)
+
+
+def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
     if spec is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so nothing is tuned there")
-    runtime = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    found = []
-    for row in rows:
-        values = suite.values(row, scale, tuned=False, last=spec)
-        values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
-        config = resolve(from_dict(values))
-        arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
-        rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
-        if not rates:
-            raise ConfigError(
-                f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; give it one "
-                f"in scale {scale}"
-            )
-        for factor in spec["factors"]:
-            options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
-            tried: RunConfig = replace(resolve(from_dict(apply(values, options))), runtime=runtime)
-            run = PlannedRun(run_id(tried), tried, [f"tune {row.name} x {factor:g}"])
-            found.append(Trial(row, float(factor), options, run))
-    return found
+    return {"beyond": None, **spec}
+
+
+def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) -> Trial:
+    spec = _spec(suite, scale)
+    values = suite.values(row, scale, tuned=False, last=spec)
+    values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
+    config = resolve(from_dict(values))
+    arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
+    rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
+    if not rates:
+        raise ConfigError(
+            f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; give it one "
+            f"in scale {scale}"
+        )
+    options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
+    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    tried: RunConfig = replace(resolve(from_dict(apply(values, options))), runtime=own)
+    return Trial(row, factor, options, PlannedRun(run_id(tried), tried, [f"tune {row.name} x {factor:g}"]))
 
 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
@@ -96,31 +118,18 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     journal.parent.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-    factors = [float(factor) for factor in suite.scale(scale)[FOLDER]["factors"]]
     studies = {
         row.full_name: optuna.create_study(
-            study_name=row.full_name,
-            storage=storage,
-            sampler=optuna.samplers.GridSampler({FACTOR: factors}),
-            direction="maximize",
-            load_if_exists=True,
+            study_name=row.full_name, storage=storage, direction="maximize", load_if_exists=True
         )
         for row in rows
     }
     planned = trials(suite, scale, rows, runtime)
-    missing = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
-    runs = {trial.run.id: trial.run for trial in missing}
-    if runs:
-        _, gpus = pool.default_jobs(runtime)
-        pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
-    for trial in missing:
-        _tell(studies[trial.row.full_name], trial, factors)
-    made = {}
-    for row in rows:
-        known = scores(studies[row.full_name])
-        own = [(trial, known[trial.run.id]) for trial in planned if trial.row is row and trial.run.id in known]
-        if own:
-            made[row.full_name] = choice(own)
+    _run_missing(planned, studies, runtime, jobs)
+    more = [further(suite, scale, own, runtime) for row in rows if (own := _known(planned, row, studies))]
+    planned += filter(None, more)
+    _run_missing(planned, studies, runtime, jobs)
+    made = {row.full_name: choice(own) for row in rows if (own := _known(planned, row, studies))}
     path = suite.tuned_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
@@ -128,6 +137,24 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
 
 HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n"
+
+
+def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:
+    """Run the trials that their studies do not know, and tell them what came of it."""
+    missing = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
+    runs = {trial.run.id: trial.run for trial in missing}
+    if runs:
+        _, gpus = pool.default_jobs(runtime)
+        pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
+    for trial in missing:
+        _tell(studies[trial.row.full_name], trial)
+
+
+def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Study]) -> list[Scored]:
+    """The trials of a row that have a score, with it, in the order of their factors."""
+    known = scores(studies[row.full_name])
+    own = [(trial, known[trial.run.id]) for trial in planned if trial.row is row and trial.run.id in known]
+    return sorted(own, key=lambda one: one[0].factor)
 
 
 def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
@@ -139,19 +166,18 @@ def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
     }
 
 
-def choice(scored: Sequence[tuple[Trial, tuple[float, int]]]) -> dict[str, Any]:
+def choice(scored: Sequence[Scored]) -> dict[str, Any]:
     """The trial to use: the paper's rates, unless another's accuracy is more than one standard error higher.
 
     The standard error is that of the paper's rates' accuracy on the held-out images. Few labels make a noisy score, and
     noise is no reason to leave the paper.
     """
-    ordered = sorted(scored, key=lambda one: abs(math.log(one[0].factor)))
-    best, (base, images) = ordered[0]
+    best, (base, images) = _from_paper(scored)[0]
     share = base / 100
     margin = 100 * math.sqrt(share * (1 - share) / images)
-    highest = max(scored, key=lambda one: one[1][0])
-    if highest[1][0] > base + margin:
-        best = highest[0]
+    highest, (score, _) = _best(scored)
+    if score > base + margin:
+        best = highest
     return {
         "options": dict(best.options),
         "tried": [{**trial.options, "held_out_accuracy": round(score, 2)} for trial, (score, _) in scored],
@@ -162,7 +188,17 @@ def choice(scored: Sequence[tuple[Trial, tuple[float, int]]]) -> dict[str, Any]:
     }
 
 
-def _tell(study: optuna.Study, trial: Trial, factors: Sequence[float]) -> None:
+def _from_paper(scored: Sequence[Scored]) -> list[Scored]:
+    """The trials, those next to the paper's rates first."""
+    return sorted(scored, key=lambda one: abs(math.log(one[0].factor)))
+
+
+def _best(scored: Sequence[Scored]) -> Scored:
+    """The trial with the highest score; of several, the one next to the paper's rates."""
+    return max(_from_paper(scored), key=lambda one: one[1][0])
+
+
+def _tell(study: optuna.Study, trial: Trial) -> None:
     """Add a trial's run to its study; one that failed scores 0, one that did not end is left for the next call."""
     path = folder(trial.run.config)
     ended = state(path)
@@ -173,7 +209,7 @@ def _tell(study: optuna.Study, trial: Trial, factors: Sequence[float]) -> None:
     study.add_trial(
         optuna.trial.create_trial(
             params={FACTOR: trial.factor},
-            distributions={FACTOR: optuna.distributions.CategoricalDistribution(factors)},
+            distributions={FACTOR: optuna.distributions.CategoricalDistribution([trial.factor])},
             value=score,
             user_attrs={
                 "run_id": trial.run.id,

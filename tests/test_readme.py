@@ -193,6 +193,17 @@ def test_excerpts_are_what_the_committed_tables_say() -> None:
         assert text.count("\n") >= 3  # the head and at least two methods
 
 
+def test_the_leaderboard_is_what_its_committed_page_says() -> None:
+    """The block in README has every row that was run, with the means of the CSV file."""
+    blocks = re.findall(r"<!-- leaderboard:([\w-]+):begin -->\n(.*?)\n<!-- leaderboard", README, flags=re.S)
+    ((name, text),) = blocks
+    lines = pd.read_csv(ROOT / "results/tables" / f"{name}-leaderboard.csv").query("n > 0")
+    shown = re.findall(r"^\| (\S.*?) +\| (\d+\.\d\d)", text, flags=re.M)
+    assert shown and len(shown) == len(lines)
+    for _, line in lines.iterrows():
+        assert any(method == line["method"] and abs(float(mean) - line["mean"]) < 0.006 for method, mean in shown)
+
+
 def test_pages_of_quick_runs_are_not_committed() -> None:
     """They, their stamps and their records are ignored, so that making them leaves a checkout clean."""
     files = ["results/tables/rscfed-quick.md", "results/tables/common-quick.csv", "results/tables/.rscfed-paper.json"]

@@ -136,7 +136,7 @@ def _csv(data: pd.DataFrame) -> str:
 
 def _section(found: Sequence[Setting], table: Table) -> str:
     own = [one for one in found if one.table is table]
-    return f"**{table.title}**\n\n{_comparison(own)}" if own else ""
+    return f"**{table.title}**\n\n{_comparison(own, brief=True)}" if own else ""
 
 
 def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
@@ -182,31 +182,33 @@ def _setting(
     return Setting(table, dataset, scores, reference, bounds, lines.join(pd.DataFrame.from_dict(extra, orient="index")))
 
 
-def _comparison(own: Sequence[Setting]) -> str:
+def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
+    """Methods as rows, and for each data set how far they are apart; ``brief`` has what a first look needs."""
     methods = list(dict.fromkeys(m for one in own for m in one.lines.sort_values("mean", ascending=False).index))
-    head, body = ["method"], []
-    for one in own:
-        head += [one.dataset, f"Δ to {one.reference}", "p (Holm)", "above", "rank", "tuned"]
-    for method in methods:
-        cells = [method]
-        for one in own:
-            line = one.lines.loc[method]
-            if not line["n"]:
-                cells += ["not run", "", "", "", "", ""]
-                continue
-            delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
-            clear = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
-            told = f"{delta} ± {half}" if half else delta
-            cells += [
-                f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
-                f"**{told}**" if clear else told,
-                _number(line["p_holm"], ".3f"),
-                _number(100 * line["above"], ".0f %"),
-                "bound" if line["bound"] else _number(line["rank"], ".1f"),
-                line["tuned"],
-            ]
-        body.append(cells)
+    head = ["method", *(title for one in own for title in _cells(one, one.reference, brief))]
+    body = [[method, *(cell for one in own for cell in _cells(one, method, brief).values())] for method in methods]
     return str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+
+
+def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
+    """What stands in the row of a method about one data set, by the title of the column."""
+    line = one.lines.loc[method]
+    delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
+    clear = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
+    told = f"{delta} ± {half}" if half else delta
+    cells = {
+        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
+        f"Δ to {one.reference}": f"**{told}**" if clear else told,
+        "p (Holm)": _number(line["p_holm"], ".3f"),
+        "above": _number(100 * line["above"], ".0f %"),
+        "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
+        "tuned": line["tuned"],
+    }
+    if brief:
+        del cells["p (Holm)"], cells["above"], cells["tuned"]
+    if not line["n"]:
+        return {title: "not run" if title == one.dataset else "" for title in cells}
+    return cells
 
 
 def _ranking(found: Ranking | None) -> str:

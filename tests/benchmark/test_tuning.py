@@ -6,7 +6,7 @@ import yaml
 from benchmark.config import Runtime, folder
 from benchmark.report.records import read_record, state
 from benchmark.suites.suite import Suite
-from benchmark.tuning import choice, trials, tune
+from benchmark.tuning import choice, further, trials, tune
 from datamodules.common.errors import ConfigError
 
 SPEC = {
@@ -123,6 +123,40 @@ def scored(tmp_path, runtime, **accuracies):
 def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, high, chosen):
     made = choice(scored(tmp_path, runtime, low=low, paper=paper, high=high))
     assert made["options"] == {"method.lr": chosen}
+    assert len(made["tried"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("low", "paper", "high", "factor"),
+    [
+        (50.0, 60.0, 55.0, None),
+        (50.0, 60.0, 60.0, None),  # as good as the paper's
+        (50.0, 50.0, 51.0, 6.0),
+        (51.0, 50.0, 50.0, 0.001 / 3),
+    ],
+)
+def test_the_best_at_the_edge_asks_for_one_trial_further_out(tmp_path, runtime, low, paper, high, factor):
+    own = scored(tmp_path, runtime, low=low, paper=paper, high=high)
+    assert further(toy(tmp_path), "quick", own, runtime) is None
+    spec = {**SPEC["scales"]["quick"], "tuning": {**SPEC["scales"]["quick"]["tuning"], "beyond": 3}}
+    suite = Suite({**SPEC, "scales": {"quick": spec}}, "toy.yaml", tmp_path / "suites")
+    assert further(suite, "quick", own[:2], runtime) is None
+    one = further(suite, "quick", own, runtime)
+    assert (one and one.factor) == (factor and pytest.approx(factor))
+    if one:
+        rate = float(f"{0.03 * factor:.2g}")
+        assert one.options == {"method.lr": rate} and one.run.config.method.init_args["lr"] == rate
+        assert (one.run.config.seed, one.run.config.rounds) == (1000, 3)
+
+
+def test_the_trial_further_out_is_run_and_may_be_chosen(tmp_path, runtime):
+    """Rates of a thousandth and less: the largest is the best of them, and nine hundredths better than that."""
+    tuning = {**SPEC["scales"]["quick"]["tuning"], "factors": [0.0005, 0.001], "beyond": 1000}
+    spec = {**SPEC, "scales": {"quick": {**SPEC["scales"]["quick"], "tuning": tuning}}}
+    suite = Suite(spec, "toy.yaml", tmp_path / "suites")
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    rates = [one["method.lr"] for one in made["tried"]]
+    assert rates in ([1.5e-5, 3e-5, 0.03], [1.5e-8, 1.5e-5, 3e-5])
     assert len(made["tried"]) == 3
 
 
