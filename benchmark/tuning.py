@@ -17,7 +17,8 @@ from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.report.records import read_record, state
-from benchmark.suites.suite import PlannedRun, Row, Suite
+from benchmark.suites.plan import PlannedRun, Row
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 FOLDER = "tuning"

@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.config import Runtime
 from benchmark.launch.environment import gpu_name, slow_precision
 from benchmark.registry import KINDS, described, find_class, known_names
-from benchmark.suites.suite import Plan, Suite
+from benchmark.suites.plan import Plan
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 MAPPINGS = ("model_args", "roster")

@@ -14,7 +14,7 @@ from benchmark.config import identity
 from benchmark.launch.calibration import Calibration, Sizes
 from benchmark.launch.environment import gpu_name
 from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError
 
 

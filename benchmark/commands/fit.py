@@ -14,7 +14,8 @@ from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, ident
 from benchmark.files import load_yaml
 from benchmark.launch.signals import STOPPED, Stopped
 from benchmark.registry import KINDS, one_line
-from benchmark.suites.suite import PlannedRun, load, rows_of_papers
+from benchmark.suites.plan import PlannedRun
+from benchmark.suites.suite import load, rows_of_papers
 from datamodules.common.errors import BenchError, ConfigError
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED}"

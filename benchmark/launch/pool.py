@@ -19,7 +19,7 @@ from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED, Stopped, stop, stoppable
 from benchmark.registry import imported, one_line
 from benchmark.report.records import RunFolder, state
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError
 
 FIT = "benchmark.run.fit_resolved"

@@ -13,7 +13,7 @@ from benchmark.config import folder
 from benchmark.launch.background import repeatedly
 from benchmark.report.cost import duration
 from benchmark.report.records import last_row, read_record, saved_rounds, state
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5

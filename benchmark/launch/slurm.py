@@ -11,7 +11,7 @@ from string import Template
 from benchmark.config import to_yaml
 from benchmark.files import write_atomic
 from benchmark.launch.signals import STOPPED
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "slurm"

@@ -10,7 +10,7 @@ from typing import Any
 from benchmark.config import RunConfig, differences, folder, identity
 from benchmark.launch.environment import machine
 from benchmark.report.records import read_record, saved_rounds
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "data.init_args.partition_seed"}

@@ -8,7 +8,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype, is_scalar
 from tabulate import tabulate
 
-from benchmark.suites.suite import Row, Table
+from benchmark.suites.plan import Row, Table
 
 UNTOUCHED = ("not run", "pending")  # what a cell lacks that need not be shown
 NONE_RUN = "–"

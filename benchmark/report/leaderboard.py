@@ -14,7 +14,8 @@ from benchmark.launch.environment import hardware
 from benchmark.report.records import RunFolder
 from benchmark.report.statistics import SPENT, Ranking, compare, cost, rank, superiority
 from benchmark.report.tables import READING, Run, network, replace_block
-from benchmark.suites.suite import Plan, Row, Suite, Table
+from benchmark.suites.plan import Plan, Row, Table
+from benchmark.suites.suite import Suite
 
 SIGNIFICANT = 0.05
 METRIC = "acc"

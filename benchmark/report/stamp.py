@@ -17,7 +17,7 @@ from benchmark.config import folder
 from benchmark.files import write_atomic
 from benchmark.launch.environment import CODE
 from benchmark.registry import KINDS, find_class
-from benchmark.suites.suite import Plan
+from benchmark.suites.plan import Plan
 
 
 class Stamp:

@@ -12,7 +12,7 @@ from benchmark.launch.environment import gpu_name
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.report.records import read_record, read_rows, readings
 from benchmark.report.tables import READING, collect
-from benchmark.suites.suite import Plan, PlannedRun
+from benchmark.suites.plan import Plan, PlannedRun
 from datamodules.common.errors import BenchError
 
 NAMES = {

@@ -15,7 +15,8 @@ from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
 from benchmark.report.records import Record, read_record, state
-from benchmark.suites.suite import Plan, PlannedRun, Row, Suite, Table, operands
+from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}

@@ -9,7 +9,8 @@ from benchmark.report import tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
 from benchmark.report.records import Record, read_record
-from benchmark.suites.suite import Plan, Suite, available, load
+from benchmark.suites.plan import Plan
+from benchmark.suites.suite import Suite, available, load
 
 
 @dataclass(frozen=True)

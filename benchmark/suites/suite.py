@@ -3,19 +3,19 @@
 Equal runs of several tables have the same ``run_id`` and are run once.
 """
 
-import csv
 import sysconfig
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
 from benchmark.registry import unknown
+from benchmark.suites.plan import Plan, PlannedRun, Row, Table
+from benchmark.suites.published import read_published
 from benchmark.suites.schema import check
 from datamodules.common.errors import BenchError, ConfigError
 
@@ -23,110 +23,8 @@ SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
-NAMED_COLUMNS = ("table", "dataset", "method", "metric", "value")
 
 Options = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table, for all its metrics.
-
-    Args:
-        table: number of the table.
-        dataset: label of the data set, as published.
-        method: label of the method, as published.
-        columns: further columns that tell the row apart, as published.
-        options: what the row changes in the configuration.
-        minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
-        band: whether the acceptance band applies.
-        pending: why the row cannot be run yet; empty where it can.
-        judged_by: table whose published value the verdict rests on, where a paper prints a cell twice; empty: its own.
-    """
-
-    table: str
-    dataset: str
-    method: str
-    columns: dict[str, str]
-    options: dict[str, Any]
-    minus: tuple[str, str] | None = None
-    band: bool = True
-    pending: str = ""
-    judged_by: str = ""
-
-    @property
-    def name(self) -> str:
-        """``table/dataset/method``, what ``--only`` matches."""
-        return f"{self.table}/{self.dataset}/{self.method}"
-
-    @property
-    def full_name(self) -> str:
-        """The name, and the columns that tell rows of one name apart: ``1/digits/mine/partition=iid``."""
-        return "/".join([self.name, *(f"{column}={value}" for column, value in self.columns.items())])
-
-    def is_named(self, text: str) -> bool:
-        """Whether ``text`` is the row's name, alone or with some of its columns behind it."""
-        columns = {f"{column}={value}" for column, value in self.columns.items()}
-        return text == self.name or (
-            text.startswith(f"{self.name}/") and set(text.removeprefix(f"{self.name}/").split("/")) <= columns
-        )
-
-    def key(self, metric: str) -> tuple[str, str, str, tuple[tuple[str, str], ...], str]:
-        """What identifies a published value."""
-        return self.table, self.dataset, self.method, tuple(sorted(self.columns.items())), metric
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of the paper.
-
-    Args:
-        number: its number, or its name.
-        title: what it shows.
-        metrics: keys of the metrics that it has.
-        rows: its lines.
-        unpublished: what stands where a value is not in the published file.
-        reference: label that the others are compared with, in a suite that ranks methods.
-        bounds: labels that know more than a method may, and are not ranked.
-    """
-
-    number: str
-    title: str
-    metrics: tuple[str, ...]
-    rows: tuple[Row, ...]
-    unpublished: str = "none"
-    reference: str = ""
-    bounds: tuple[str, ...] = ()
-
-
-@dataclass
-class PlannedRun:
-    """A run that at least one cell of the suite needs."""
-
-    id: str
-    config: RunConfig
-    cells: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Plan:
-    """The runs of a suite at a scale.
-
-    Args:
-        scale: name of the scale.
-        runs: by run id, in the order of the tables.
-        of_row: run ids of each row with runs of its own, by seed.
-        seeds: seeds in order.
-    """
-
-    scale: str
-    runs: dict[str, PlannedRun]
-    of_row: dict[int, dict[int, str]]
-    seeds: tuple[int, ...]
-
-    def run(self, row: Row, seed: int) -> PlannedRun:
-        """The run behind a row."""
-        return self.runs[self.of_row[id(row)][seed]]
 
 
 class Suite:
@@ -545,72 +443,6 @@ def rows_of_papers(config: RunConfig) -> list[str]:
     return phrases
 
 
-def read_published(path: Path) -> dict[Any, str]:
-    """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
-
-    A column ``std``, the printed spread over seeds, is filed under the metric's name with `` std`` behind it.
-
-    Raises:
-        ConfigError: it cannot be read, a value is no number, or there twice.
-    """
-    values: dict[Any, str] = {}
-    for line in _published_lines(path):
-        named = {name: line.pop(name) for name in NAMED_COLUMNS}
-        spread = line.pop("std", "")
-        columns = {name: value for name, value in line.items() if value}
-        row = Row(named["table"], named["dataset"], named["method"], columns, {})
-        key = row.key(named["metric"])
-        if key in values:
-            raise ConfigError(f"{path}: two values for {row.name} {named['metric']} {columns}")
-        values[key] = named["value"]
-        if spread:
-            values[row.key(f"{named['metric']} std")] = spread
-    return values
-
-
-def _published_lines(path: Path) -> list[dict[str, str]]:
-    """Lines of a published file by column, looked at.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks a column, or has a line of another length or a value that is no
-            number.
-    """
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file, strict=True)
-            columns, lines = table.fieldnames or (), list(table)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: the published values cannot be read: {error}") from None
-    if missing := [name for name in NAMED_COLUMNS if name not in columns]:
-        raise ConfigError(f"{path}: the column {missing[0]} is missing; there are {', '.join(columns) or 'none'}")
-    for number, line in enumerate(lines, start=2):
-        if None in line or None in line.values():
-            raise ConfigError(f"{path}, line {number}: it has not {len(columns)} values, as the header has columns")
-        for name in ("value", "std"):
-            if not _is_number(line.get(name) or "0") or (name == "value" and not line[name]):
-                raise ConfigError(f"{path}, line {number}: {name} is {line[name]!r}; print a number")
-    return lines
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _options(options: Options, method: str) -> Options:
     """A layer's options; the ``method`` it may name is that of the run."""
     return {**options, "method": method}
-
-
-def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
-    """The two rows whose difference a row with ``minus`` shows: same table, data set and columns."""
-    assert row.minus is not None
-    where = (row.table, row.dataset, row.columns)
-    same = {r.method: r for r in rows if (r.table, r.dataset, r.columns) == where}
-    missing = [label for label in row.minus if label not in same]
-    if missing:
-        raise ConfigError(f"{row.name}: the table has no row {missing[0]} with the columns {row.columns}")
-    first, second = row.minus
-    return same[first], same[second]

@@ -22,7 +22,7 @@ from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
 from benchmark.report import records
 from benchmark.report.records import RunFolder, read_record, state
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}

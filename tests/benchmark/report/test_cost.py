@@ -10,7 +10,7 @@ from benchmark.registry import ClassSpec
 from benchmark.report import cost, records
 from benchmark.report.cost import Measured, duration, estimate, measured_here, parts, size, summary
 from benchmark.report.records import RunFolder
-from benchmark.suites.suite import PlannedRun
+from benchmark.suites.plan import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 

@@ -11,7 +11,7 @@ from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.registry import ClassSpec
 from benchmark.report.records import RunFolder
 from benchmark.report.status import show
-from benchmark.suites.suite import Plan, PlannedRun
+from benchmark.suites.plan import Plan, PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 ACCURACY = (10.0, 60.0, 50.0, 30.0)

@@ -10,7 +10,9 @@ from benchmark.files import dump_yaml
 from benchmark.registry import build
 from benchmark.report.tables import collect
 from benchmark.suites import suite
-from benchmark.suites.suite import Suite, operands
+from benchmark.suites.plan import operands
+from benchmark.suites.published import read_published
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from methods import models
 
@@ -217,7 +219,7 @@ def test_published_spreads(tmp_path):
     path = tmp_path / "toy.csv"
     path.write_text("table,dataset,method,M,metric,value,std\n1,A,low,1,acc,50.1,2.0\n1,A,low,2,acc,51.0,\n")
     where = "1", "A", "low", (("M", "1"),)
-    values = suite.read_published(path)
+    values = read_published(path)
     assert (values[*where, "acc"], values[*where, "acc std"]) == ("50.1", "2.0")
     assert len(values) == 3
     toy = Suite(spec(band_spreads=1.5))

@@ -7,7 +7,8 @@ import pytest
 from benchmark.config import RunConfig
 from benchmark.report.tables import collect, render
 from benchmark.suites import suite
-from benchmark.suites.suite import Plan, Suite
+from benchmark.suites.plan import Plan
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 

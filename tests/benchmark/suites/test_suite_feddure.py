@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.suites.suite import Row, Suite, load
+from benchmark.suites.plan import Row
+from benchmark.suites.suite import Suite, load
 
 
 @pytest.fixture(scope="module")
