@@ -18,6 +18,7 @@ from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
 SIGNIFICANT = 0.05
+ENOUGH = 3  # seeds that a row needs (RULES.md)
 METRIC = "acc"
 
 
@@ -28,6 +29,7 @@ class Setting:
     Args:
         table: the table.
         dataset: label of the data set.
+        rows: its lines on this data set that are run at all.
         scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN.
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are not ranked.
@@ -37,6 +39,7 @@ class Setting:
 
     table: Table
     dataset: str
+    rows: Sequence[Row]
     scores: pd.DataFrame
     reference: str
     bounds: tuple[str, ...]
@@ -101,8 +104,8 @@ def write(
 ) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, and the readme's block.
 
-    The block ``leaderboard:<name>`` (see ``replace_block``) receives the comparisons without ranks and costs. Returns
-    the files that changed; nothing is written as long as nothing was run.
+    The block ``leaderboard:<name>`` (see ``replace_block``) receives the comparisons in brief, of the settings in which
+    every row has ``ENOUGH`` seeds. Returns the files that changed; nothing is written as long as nothing was run.
     """
     found = settings(suite, plan, runs)
     if not found:
@@ -114,8 +117,10 @@ def write(
         tables / f"{name}-pairs.csv": _csv(pairs(found)),
     }
     if readme is not None and readme.exists():
-        parts = [part for table in suite.tables if (part := _section(found, table))]
-        block = "\n\n".join([*parts, _provenance(suite, plan, runs)])
+        told = [one for one in found if (one.lines["n"] >= ENOUGH).all()]
+        parts = [part for table in suite.tables if (part := _section(told, table))]
+        shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
+        block = "\n\n".join([*parts, _provenance(suite, plan, shown)] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
     return write_changed(texts)
 
@@ -180,7 +185,8 @@ def _setting(
         chosen = suite.tuned(plan.scale).get(row.full_name, {})
         line["tuned"] = ", ".join(f"{k.partition('.')[2]} {v:g}" for k, v in chosen.get("options", {}).items())
         extra[row.method] = line
-    return Setting(table, dataset, scores, reference, bounds, lines.join(pd.DataFrame.from_dict(extra, orient="index")))
+    lines = lines.join(pd.DataFrame.from_dict(extra, orient="index"))
+    return Setting(table, dataset, rows, scores, reference, bounds, lines)
 
 
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:

@@ -114,6 +114,23 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
 
 
+def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
+    """In brief, with the provenance of these runs alone; of B, a row has three seeds."""
+    suite, plan, runs, _ = made
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\ntail\n")
+    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    text = readme.read_text()
+    assert "| A " in text and "| B " in text and "31 of 32 complete" in text and "tuned" not in text
+    monkeypatch.setattr(leaderboard, "ENOUGH", 4)
+    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    text = readme.read_text()
+    assert "| A " in text and "| B " not in text and "16 of 16 complete" in text and text.endswith("tail\n")
+    monkeypatch.setattr(leaderboard, "ENOUGH", 5)
+    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
+
+
 def test_as_data(made):
     *_, found = made
     whole, pairs = leaderboard.frame(found), leaderboard.pairs(found)
