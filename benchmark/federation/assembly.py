@@ -27,6 +27,10 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     """The method with its freshly initialised network, and the data module, both on ``device``.
 
     The network is built right after seeding torch with the run seed, as the papers' codes do.
+
+    Raises:
+        ConfigError: an argument is wrong or missing, or the method needs a view that the data's pipeline lacks.
+        DataError: the data are missing, or the partition cannot be made.
     """
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     data, devices = make_data(config), config.runtime.devices
@@ -63,7 +67,11 @@ def assemble(
     fabric: Fabric,
     callbacks: Sequence[RoundCallback | Callback] = (),
 ) -> Federation:
-    """The federation that ``config`` describes, of what ``make`` has made."""
+    """The federation that ``config`` describes, of what ``make`` has made.
+
+    Raises:
+        ConfigError: the roster does not fit the clients.
+    """
     return Federation(
         method,
         data,

@@ -12,8 +12,8 @@ from benchmark.report.records import RunFolder, saved_rounds
 from datamodules.common.errors import ConfigError
 from methods import models
 
-WORTH_PROCESSES = 2_000_000
-WORTH_THREADS = 1_000_000
+WORTH_PROCESSES = 2_000_000  # images that a run trains on in all: fewer are not worth starting processes for
+WORTH_THREADS = 1_000_000  # parameters: larger networks are as fast with threads
 
 
 def placed(config: RunConfig) -> Runtime:
@@ -26,6 +26,9 @@ def placed(config: RunConfig) -> Runtime:
 
     The threads are those of ``OMP_NUM_THREADS`` where it is set; else a run that continues has as many as before, and a
     new one takes the cores that nobody else is using.
+
+    Raises:
+        ConfigError: ``devices`` is no number of processes.
     """
     rt = config.runtime
     accelerator = rt.accelerator
