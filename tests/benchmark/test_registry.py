@@ -1,11 +1,12 @@
-"""Names of other packages' classes: entry points that work, that break, and that have a name of ours."""
+"""Names and classes: entry points that work, that break, and that have a name of ours; imports."""
 
+import gc
 import warnings
 
 import pytest
 
 from benchmark.config import from_dict, resolve
-from benchmark.registry import KINDS, find_class, known_names, own_names
+from benchmark.registry import KINDS, find_class, imported, known_names, own_names
 from datamodules.common.errors import ConfigError
 
 METHOD = KINDS["method"]
@@ -91,3 +92,19 @@ def test_names_that_two_have(install):
     assert find_class("fedavg", METHOD).__module__ == "methods.fedavg"
     with pytest.raises(ConfigError, match=r"'theirs' is ambiguous; name one of (one|two)_package\.Theirs, "):
         find_class("theirs", METHOD)
+
+
+def test_nothing_is_collected_during_an_import_and_all_is_as_before_after_it(tmp_path, monkeypatch):
+    """Also where the import fails, and where collection was off anyway."""
+    (tmp_path / "collecting.py").write_text("import gc\nenabled = gc.isenabled()\n")
+    (tmp_path / "failing.py").write_text("raise ImportError('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert imported("collecting.enabled") is False and gc.isenabled()
+    with pytest.raises(ImportError, match="no"):
+        imported("failing.anything")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert imported("collecting.enabled") is False and not gc.isenabled()
+    finally:
+        gc.enable()
