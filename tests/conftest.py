@@ -1,5 +1,6 @@
 """Options and fixtures that several test folders use."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
 
 pytest_plugins = ["benchmark.contract.plugin"]
 

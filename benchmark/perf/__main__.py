@@ -45,7 +45,7 @@ SECTIONS: dict[str, tuple[Callable[..., list[Section]], int]] = {
     "reads": (reads.section, 0),
     "augmentation": (augmentation.section, 0),
     "memory": (memory.section, 0),
-    "start": (start.section, 0),
+    "start": (start.section, 1),
     "profiles": (profiles.section, 2),
 }
 GPU, NO_GPU = "gpu", 2

@@ -16,21 +16,25 @@ NOTE = (
     "beside the imports it needs the digits, which scikit-learn reads, and the end of the process. Weights & Biases "
     "is another package's start and end (`--wandb off`)."
 )
-FIT = ("-m", "benchmark", "fit", "--method", "fedavg", "--data", "digits", "--rounds", "1", "--devices", "1")
-COMMANDS: dict[str, Sequence[str]] = {
-    "import lightning.pytorch": ("-c", "import lightning.pytorch"),
-    "first round of FedAvg on digits": (*FIT, "--wandb", "off"),
-    "the same, mirrored to an offline W&B": (*FIT, "--wandb", "offline"),
-}
 
 
-def section() -> list[Section]:
+def section(method: str) -> list[Section]:
     """Commands in processes of their own, in turn."""
     before = probe()
-    taken = interleaved({name: partial(_call, words) for name, words in COMMANDS.items()})
+    taken = interleaved({name: partial(_call, words) for name, words in commands(method).items()})
     imports = next(iter(taken.values()))
     rows = [[name, value, value / imports] for name, value in taken.items()]
     return [Section("Start", ["command", "seconds", "x import"], rows, NOTE, (before, probe()))]
+
+
+def commands(method: str) -> dict[str, Sequence[str]]:
+    """What is measured: the first row is what the others are compared with."""
+    fit = ("-m", "benchmark", "fit", "--method", method, "--data", "digits", "--rounds", "1", "--devices", "1")
+    return {
+        "import lightning.pytorch": ("-c", "import lightning.pytorch"),
+        f"one round of {method} on digits": (*fit, "--wandb", "off"),
+        "the same, mirrored to an offline W&B": (*fit, "--wandb", "offline"),
+    }
 
 
 def _call(words: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from benchmark import cli, config, run
 from benchmark.cli import main, split_dotted
 from benchmark.config import folder, from_yaml, run_id
+from benchmark.launch import placement
 from benchmark.launch.environment import ROOT
 from benchmark.registry import KINDS, find_class, known_names
 from benchmark.report import loggers
@@ -568,7 +569,7 @@ def test_plot(here, fitted, capsys):
 
 
 def test_a_real_table_from_nothing(here, monkeypatch):
-    monkeypatch.setattr(run, "cores", lambda: 1)
+    monkeypatch.setattr(placement, "cores", lambda: 1)
     assert table("--seeds", "1") == 0
     text = (here / "results/tables/toy-quick.md").read_text()
     assert "digits (as A)" in text and "not run" not in text

@@ -354,7 +354,8 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
 def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
     """Nothing is left behind, and a command that fails is no measurement."""
     monkeypatch.chdir(tmp_path)
-    start._call(start.COMMANDS["first round of FedAvg on digits"])
+    words = start.commands("fedavg")["one round of fedavg on digits"]
+    start._call(words)
     assert not list(tmp_path.iterdir())
     with pytest.raises(subprocess.CalledProcessError):
-        start._call([*start.FIT, "--method.lr", "fast"])
+        start._call([*words, "--method.lr", "fast"])

@@ -74,4 +74,5 @@ def test_what_tuning_has_chosen_was_tried() -> None:
         assert name in names
         tried = [{k: v for k, v in one.items() if k != "held_out_accuracy"} for one in made["tried"]]
         assert made["options"] in tried
-        assert len(tried) == len(common.scale("laptop")["tuning"]["factors"])
+        factors = len(common.scale("laptop")["tuning"]["factors"])
+        assert len(tried) in (factors, factors + 1), "one more where the best lies at the edge"
