@@ -4,6 +4,7 @@ import netrc
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -114,7 +115,9 @@ def _place(runtime: Runtime, scale: str) -> dict[str, Any]:
 class Mirror:
     """One W&B run, or nothing at all.
 
-    The first failure of any kind is reported as a warning and switches the mirror off.
+    The first failure of any kind is reported as a warning and switches the mirror off. An offline run, at which nobody
+    looks meanwhile, starts with the first thing that it has to hold: importing and starting W&B takes longer than the
+    first rounds of many runs.
 
     Args:
         mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
@@ -124,8 +127,11 @@ class Mirror:
 
     def __init__(self, mode: Mode, folder: Path, **init: Any) -> None:
         self._logger: Any = None  # Lightning's WandbLogger
-        if mode != "off":
+        self._later: Callable[[], None] | None = None
+        if mode == "online":
             self._try(lambda: self._start(mode, folder, init))
+        elif mode == "offline":
+            self._later = partial(self._start, mode, folder, init)
 
     def __enter__(self) -> "Mirror":
         return self
@@ -155,6 +161,7 @@ class Mirror:
 
     def close(self) -> None:
         """Finish the W&B run."""
+        self._later = None
         self._do(lambda logger: logger.experiment.finish())
         self._logger = None
 
@@ -168,6 +175,9 @@ class Mirror:
         self._logger = WandbLogger(experiment=wandb.init(dir=str(folder), settings=settings, **more))
 
     def _do(self, action: Callable[[Any], object]) -> None:
+        if self._later is not None:
+            start, self._later = self._later, None
+            self._try(start)
         if self._logger is not None:
             self._try(lambda: action(self._logger))
 

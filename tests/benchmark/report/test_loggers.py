@@ -100,19 +100,32 @@ def started(monkeypatch):
 def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, started):
     where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
     runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
-    mirror_run(replace(CONFIG, runtime=runtime), tmp_path)
+    mirror_run(replace(CONFIG, runtime=runtime), tmp_path).row({"round": 0})
     mirror_tables(runtime, "toy", "paper", {})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
     assert [{name: init[name] for name in place} for init in started] == [place, place]
 
 
 def test_without_options_the_environment_says_where(tmp_path, started, monkeypatch):
-    mirror_run(CONFIG, tmp_path)
+    mirror_run(CONFIG, tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
-    mirror_run(CONFIG, tmp_path)
+    mirror_run(CONFIG, tmp_path).row({"round": 0})
     assert [(init["project"], init["group"]) for init in started] == [("fssl-bench", "custom"), ("p", "g")]
     assert all(init["entity"] is init["tags"] is None for init in started)  # W&B reads its own variables
+
+
+@pytest.mark.parametrize(("mode", "at_once"), [("offline", 0), ("online", 1)])
+def test_an_offline_run_starts_with_its_first_row(tmp_path, started, mode, at_once):
+    """Once; one that has nothing to hold is not started at all."""
+    with Mirror(mode, tmp_path) as mirror:
+        assert len(started) == at_once
+        mirror.row({"round": 0})
+        mirror.row({"round": 1})
+        assert len(started) == 1
+    with Mirror(mode, tmp_path):
+        pass
+    assert len(started) == 1 + at_once
 
 
 def test_off_does_not_import_wandb(tmp_path, monkeypatch):
