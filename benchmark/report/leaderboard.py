@@ -126,13 +126,13 @@ def write(
 
 
 READ = (
-    "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the "
-    "reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the p-value of "
-    "the paired t-test is below 0.05 after Holm's correction over the rows of the setting. Above: seeds in which the "
-    "row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank "
-    "test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than methods may. "
-    "The learning rates are those of the papers or were tuned, with as many values for every row, on held-out "
-    "labelled images; `tuned` says which rate was chosen."
+    "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
+    "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "
+    "p-value of the paired t-test is below 0.05 after Holm's correction over the rows of the setting, from three "
+    "seeds on. Above: seeds in which the row is above the reference. Rank: mean over the seeds, bounds left out. "
+    "With five seeds Wilcoxon's signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the "
+    "t-test. Bounds know more labels than methods may. The learning rates are those of the papers or were tuned, "
+    "with as many values for every row, on held-out labelled images; `tuned` says which rate was chosen."
 )
 
 
@@ -201,7 +201,8 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
     line = one.lines.loc[method]
     delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
-    clear = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
+    apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
+    clear = apart and line["n"] >= ENOUGH
     told = f"{delta} ± {half}" if half else delta
     cells = {
         one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
