@@ -132,7 +132,7 @@ READ = (
     "seeds on. Above: seeds in which the row is above the reference. Rank: mean over the seeds, bounds left out. "
     "With five seeds Wilcoxon's signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the "
     "t-test. Bounds know more labels than methods may. The learning rates are those of the papers or were tuned, "
-    "with as many values for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
 )
 
 
