@@ -127,9 +127,10 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     }
     planned = trials(suite, scale, rows, runtime)
     _run_missing(planned, studies, runtime, jobs)
-    more = [further(suite, scale, own, runtime) for row in rows if (own := _known(planned, row, studies))]
-    planned += filter(None, more)
-    _run_missing(planned, studies, runtime, jobs)
+    asked = [further(suite, scale, own, runtime) for row in rows if (own := _known(planned, row, studies))]
+    more = [trial for trial in asked if trial is not None]
+    _run_missing(more, studies, runtime, jobs)
+    planned += more
     made = {row.full_name: choice(own) for row in rows if (own := _known(planned, row, studies))}
     path = suite.tuned_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
