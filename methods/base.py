@@ -103,12 +103,12 @@ class Site(Protocol):
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
 
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
         """Log how good pseudo-labels are; only this metric sees the hidden labels, and no hook can read it back.
 
         Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
-        right ones, selected or not, ``pseudo/right``; with ``per_class`` also the parts that each class (as labelled)
-        has, ``..._by_class``.
+        right ones, selected or not, ``pseudo/right``; of each also the part that every class (as labelled) has,
+        ``..._by_class``.
         """
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:

@@ -191,7 +191,7 @@ class CBAFed(LabelledClients):
         for part, x in zip(torch.split(index, block), views, strict=True):
             with self.autocast():
                 y, sure, rare = assign(self.predict(x), self.thresholds, self.tail)
-            client.report_pseudo_labels(part, y, sure | rare, per_class=True)
+            client.report_pseudo_labels(part, y, sure | rare)
             labels.append(y)
             confident.append(sure)
             rescued.append(rare)
@@ -226,7 +226,7 @@ class CBAFed(LabelledClients):
         loss, labels, kept = batch_loss(wide(self(samples["x"])), self.thresholds, self.tail)
         self.counts.add_(class_counts(labels, len(self.counts), kept) / self.hparams.local_epochs)
         if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, kept, per_class=True)
+            self.site.report_pseudo_labels(samples["index"], labels, kept)
         return loss
 
     def on_train_epoch_end(self) -> None:

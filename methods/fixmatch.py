@@ -148,7 +148,7 @@ class FixMatch(LabelsAtServer):
         """The streams of pseudo-labelled images, given the predictions ``[n, C]`` on all of them."""
         index = client.data.unlabelled
         labels, keep = self.select(probabilities)
-        client.report_pseudo_labels(index, labels, keep, per_class=True)
+        client.report_pseudo_labels(index, labels, keep)
         fields = {"y": labels[keep]}
         if self.hparams["unsup_norm"] == "all":
             fields["share"] = keep.float().mean().expand(len(fields["y"]))
@@ -179,7 +179,7 @@ class FixMatch(LabelsAtServer):
         with torch.no_grad():
             labels, keep = self.select(self.debiased(self.predict(samples["weak"])))
         if self.site is not None:
-            self.site.report_pseudo_labels(samples["index"], labels, keep, per_class=True)
+            self.site.report_pseudo_labels(samples["index"], labels, keep)
         losses = F.cross_entropy(self(samples["strong"]), labels, reduction="none") * keep
         if self.hparams["unsup_norm"] == "confident":
             return losses.sum() / keep.sum().clamp(min=1)

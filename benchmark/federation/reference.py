@@ -134,17 +134,16 @@ class LocalSite:
         self.steps += fit.global_step
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
         """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
         data, count = self._around.data, len(index)
         if not count:
             return
         right = data.oracle.correct(index, labels)
-        classes = one_hot(labels, data.num_classes) if per_class else None
+        classes = one_hot(labels, data.num_classes)
         for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
             self._hidden.add(f"pseudo/{name}", hits.float().mean(), count)
-            if classes is not None:
-                self._hidden.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
+            self._hidden.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
         """Whether labels are true; see ``methods.base.Site``."""

@@ -16,7 +16,8 @@ class Comparison:
     Args:
         lines: for people, one per subject.
         equal: whether configuration, partition, data and all rounds are equal. Code and environment do not count: the
-            point of a comparison may be that other code, or another machine, gives the same numbers.
+            point of a comparison may be that other code, or another machine, gives the same numbers. Nor do columns
+            that one run does not have in any round: other code may log more.
     """
 
     lines: tuple[str, ...]
@@ -55,21 +56,23 @@ def _environment(record: Record) -> dict[str, Any]:
 
 
 def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:
-    """Where the rows part, and whether they are all equal."""
+    """Where the rows part, and whether they are all equal; of the columns that both runs have."""
     rows = [{row["round"]: without_clock(row) for row in part} for part in (one, other)]
     common = sorted(set(rows[0]) & set(rows[1]))
-    for number in common:
-        if apart := _apart(rows[0][number], rows[1][number]):
-            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(apart)}", False
     if not common:
         return "none in common", False
-    told = f"equal in all {len(common)} that both have"
-    more = [
-        f"the {which} has {len(own) - len(common)} more"
-        for which, own in zip(("first", "second"), rows, strict=True)
-        if len(own) > len(common)
-    ]
-    return "; ".join([told, *more]), not more
+    columns = [dict.fromkeys(name for row in part.values() for name in row) for part in rows]
+    shared = columns[0].keys() & columns[1].keys()
+    for number in common:
+        if apart := _apart(*({name: row for name, row in part[number].items() if name in shared} for part in rows)):
+            return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(apart)}", False
+    told, more = [f"equal in all {len(common)} that both have"], []
+    for which, own, names in zip(("first", "second"), rows, columns, strict=True):
+        if extra := len(own) - len(common):
+            more.append(f"the {which} has {extra} more")
+        if unknown := [name for name in names if name not in shared]:
+            told.append(f"only the {which} has the columns {', '.join(unknown)}")
+    return "; ".join(told + more), not more
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

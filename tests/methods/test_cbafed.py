@@ -100,7 +100,7 @@ class FakeSite:
         """The logits in blocks."""
         return list(self.logits[index].split(size))
 
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool = False) -> None:
+    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
         """Keep what is reported."""
         self.reported.append((index, labels, selected))
 

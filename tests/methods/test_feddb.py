@@ -261,7 +261,7 @@ def test_pseudo_labels_are_debiased_and_the_app_u_covers_everything(monkeypatch:
     def predict(site: LocalSite, index: Tensor) -> Tensor:
         return shown.setdefault(site.visit.client, FedDB.probabilities(run.method, site, index))
 
-    def report(site: LocalSite, index: Tensor, labels: Tensor, selected: Tensor, per_class: bool) -> None:
+    def report(site: LocalSite, index: Tensor, labels: Tensor, selected: Tensor) -> None:
         reported[site.visit.client] = labels, selected
 
     monkeypatch.setattr(run.method, "probabilities", predict)

@@ -81,7 +81,7 @@ class Peeps(Everybody):
         self.found = []
         for position in client.data.unlabelled[:5]:
             one = position[None]
-            client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool), per_class=True)
+            client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool))
             self.found += [self.tallied(f"pseudo/{name}") for name in ("correct", "right", "right_by_class")]
             self.found += [value for value in self._tally.sums if value.startswith("pseudo")]
         return super().local_work(client)

@@ -515,9 +515,9 @@ def test_the_server_meets_other_numbers_before_the_first_round_than_in_it():
     assert [len(set(numbers)) for numbers in zip(*run.method.drawn, strict=True)] == [1 + ROUNDS] * 2
 
 
-def tallies(run, index, labels, selected, **options):
+def tallies(run, index, labels, selected):
     site = site_of(run)
-    site.report_pseudo_labels(index, labels, selected, **options)
+    site.report_pseudo_labels(index, labels, selected)
     return {name: (total / weight).tolist() for name, (total, weight) in site._hidden.taken().items()}
 
 
@@ -530,9 +530,10 @@ def test_pseudo_labels_are_judged_by_the_hidden_labels():
     labels[[0, 1, 6]] = (labels[[0, 1, 6]] + 1) % 10
     shares = tallies(run, index, labels, selected)
     assert (shares["pseudo/selected"], shares["pseudo/correct"]) == (0.75, 0.5)
-    per_class = tallies(run, index, labels, selected, per_class=True)
-    assert sum(per_class["pseudo/selected_by_class"]) == pytest.approx(0.75)
-    assert sum(per_class["pseudo/correct_by_class"]) == pytest.approx(0.5)
+    assert sum(shares["pseudo/selected_by_class"]) == pytest.approx(0.75)
+    assert sum(shares["pseudo/correct_by_class"]) == pytest.approx(0.5)
+    one_of_eight = torch.bincount(labels[selected], minlength=10) / 8
+    assert shares["pseudo/selected_by_class"] == pytest.approx(one_of_eight.tolist())
     assert tallies(run, index[:0], labels[:0], selected[:0]) == {}
     assert tallies(run, index, labels, torch.zeros(8, dtype=torch.bool))["pseudo/correct"] == 0
 

@@ -19,7 +19,7 @@ ACCURACY = (10.0, 20.0, 30.0, 40.0)
 def make(tmp_path, monkeypatch):
     """Make a run, by default always the same one, in a folder of its own."""
 
-    def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, **changes):
+    def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, more=None, **changes):
         monkeypatch.setattr(records, "environment", lambda: {"threads": threads})
         monkeypatch.setattr(records, "code_version", lambda: f"code {threads}")
         config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), **{"rounds": 4, **changes})
@@ -27,7 +27,8 @@ def make(tmp_path, monkeypatch):
         run = RunFolder(folder(config))
         run.open(config, facts)
         for number, value in enumerate(accuracy):
-            run.append({"round": number, "acc": value, "timing": {"seconds": value * threads}})
+            logged = {"loss": more[number]} if more and more[number] is not None else {}
+            run.append({"round": number, "acc": value, **logged, "timing": {"seconds": value * threads}})
         if len(accuracy) == config.rounds:
             run.finish()
         return run.path
@@ -53,6 +54,18 @@ def test_the_first_round_at_which_runs_part(make):
     found = compare(make("a"), make("b", accuracy=(10.0, 20.0, 30.5, 41.0)))
     assert not found.equal
     assert line(found, "rounds") == "they part at round 2 (of 3, from 0): acc 30.0 | 30.5"
+
+
+def test_columns_that_other_code_logs_besides_are_told_and_do_not_count(make):
+    found = compare(make("a"), make("b", more=(4.0, 3.0, 2.0, 1.0)))
+    assert found.equal
+    assert line(found, "rounds") == "equal in all 4 that both have; only the second has the columns loss"
+
+
+def test_a_column_that_one_run_lacks_in_a_round_counts(make):
+    found = compare(make("a", more=(4.0, 3.0, 2.0, 1.0)), make("b", more=(4.0, None, 2.0, 1.0)))
+    assert not found.equal
+    assert line(found, "rounds") == "they part at round 1 (of 3, from 0): loss 3.0 | -"
 
 
 def test_what_was_run_is_compared_option_by_option(make):
