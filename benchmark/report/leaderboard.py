@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from benchmark.config import folder
+from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.records import RunFolder
-from benchmark.report.statistics import SPENT, Ranking, compare, cost, rank, superiority
-from benchmark.report.tables import READING, Run, network, replace_block
+from benchmark.report.statistics import SPENT, Ranking, compare, cost, interval, rank, superiority
+from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
@@ -33,8 +33,10 @@ class Setting:
         scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN.
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are not ranked.
-        lines: by method label: what ``compare`` gives, ``rank`` (mean over the seeds that all methods have), the costs
-            to reach the reference's mean accuracy and the tuned options.
+        lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
+            the last rounds), ``rank`` (mean over the seeds that all methods have), the costs to reach the reference's
+            mean accuracy and the tuned options.
+        averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
     """
 
     table: Table
@@ -44,6 +46,7 @@ class Setting:
     reference: str
     bounds: tuple[str, ...]
     lines: pd.DataFrame
+    averaged: str
 
 
 def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
@@ -129,7 +132,8 @@ READ = (
     "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
     "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "
     "p-value of the paired t-test is below 0.05 after Holm's correction over the rows of the setting, from three "
-    "seeds on. Above: seeds in which the row is above the reference. Rank: mean over the seeds, bounds left out. "
+    "seeds on. The mean of the last rounds stands beside it because single rounds swing; nothing is compared or ranked "
+    "by it. Above: seeds in which the row is above the reference. Rank: mean over the seeds, bounds left out. "
     "With five seeds Wilcoxon's signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the "
     "t-test. Bounds know more labels than methods may. The learning rates are those of the papers or were tuned, "
     "by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
@@ -166,27 +170,51 @@ def _setting(
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
     goal = scores[reference].mean()
-    extra: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        line: dict[str, Any] = {"bound": row.method in bounds, "goal": goal}
-        complete = {key: run for key in plan.of_row[id(row)].values() if (run := runs[key]).record is not None}
-        spent = [
-            found
-            for key, run in complete.items()
-            if run.record
-            and (found := cost(run.record, RunFolder(folder(plan.runs[key].config)).rows(), goal)) is not None
-        ]
-        line["reached"] = len(spent)
-        for name in ("rounds", *SPENT, "seconds"):
-            values = [one[name] for one in spent if name in one]
-            line[name] = sum(values) / len(values) if values else None
-        kept = [r["client_state_bytes"] for run in complete.values() if (r := run.record) and "client_state_bytes" in r]
-        line["client_state_bytes"] = max(kept, default=None)
-        chosen = suite.tuned(plan.scale).get(row.full_name, {})
-        line["tuned"] = ", ".join(f"{k.partition('.')[2]} {v:g}" for k, v in chosen.get("options", {}).items())
-        extra[row.method] = line
-    lines = lines.join(pd.DataFrame.from_dict(extra, orient="index"))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines)
+    more = {
+        row.method: {
+            "bound": row.method in bounds,
+            "goal": goal,
+            **_smooth(plan, runs, row),
+            **_spent(plan, runs, row, goal),
+            "tuned": _tuned(suite, plan, row),
+        }
+        for row in rows
+    }
+    lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
+    averaged = " or ".join(sorted({last_rounds(config) for row in rows for config in _configs(plan, row)}))
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged)
+
+
+def _configs(plan: Plan, row: Row) -> list[RunConfig]:
+    return [plan.runs[key].config for key in plan.of_row[id(row)].values()]
+
+
+def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | None]:
+    """Mean over the seeds, with its interval, of the mean of the last rounds."""
+    values = _scores(plan, runs, row, "last_k_mean")
+    return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
+
+
+def _spent(plan: Plan, runs: Mapping[str, Run], row: Row, goal: float) -> dict[str, Any]:
+    """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
+    costs, kept = [], []
+    for key in plan.of_row[id(row)].values():
+        record = runs[key].record
+        if record is None:
+            continue
+        if "client_state_bytes" in record:
+            kept.append(record["client_state_bytes"])
+        spent = cost(record, RunFolder(folder(plan.runs[key].config)).rows(), goal)
+        if spent is not None:
+            costs.append(spent)
+    means = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"]).mean()
+    return {"reached": len(costs), **means, "client_state_bytes": max(kept, default=None)}
+
+
+def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
+    """The options that tuning has chosen for a row, such as ``lr 0.03``."""
+    chosen = suite.tuned(plan.scale).get(row.full_name, {}).get("options", {})
+    return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
 
 
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
@@ -206,6 +234,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     told = f"{delta} ± {half}" if half else delta
     cells = {
         one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
+        f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
         f"Δ to {one.reference}": f"**{told}**" if clear else told,
         "p (Holm)": _number(line["p_holm"], ".3f"),
         "above": _number(100 * line["above"], ".0f %"),
@@ -213,7 +242,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         "tuned": line["tuned"],
     }
     if brief:
-        del cells["p (Holm)"], cells["above"], cells["tuned"]
+        cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "rank")}
     if not line["n"]:
         return {title: "not run" if title == one.dataset else "" for title in cells}
     return cells

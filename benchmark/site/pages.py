@@ -32,6 +32,7 @@ COMPARED = {
     "mean": "accuracy, %",
     "ci95": "± 95 %",
     "n": "seeds",
+    "last_k_mean": "mean of last rounds, %",
     "difference": "Δ",
     "difference_ci95": "± 95 % of Δ",
     "p": "p",

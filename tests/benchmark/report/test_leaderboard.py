@@ -43,6 +43,7 @@ def record(accuracy):
     environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
     return {
         "final": {"acc": accuracy},
+        "last_k_mean": {"acc": accuracy - 0.5, "rounds": 10},
         "timing": {"seconds": 100.0},
         "rounds": {"total": 10},
         "environment": environment,
@@ -87,6 +88,8 @@ def test_lines_of_a_setting(made):
     assert first.lines.loc["bound", "bound"] and not good["bound"]
     assert second.lines.loc["bad", "n"] == 3
     assert first.scores["bound"].mean() == pytest.approx(92.0)
+    assert good["last_k_mean"] == pytest.approx(good["mean"] - 0.5)
+    assert good["last_k_ci95"] == pytest.approx(good["ci95"])
 
 
 def test_costs_are_those_of_reaching_the_references_accuracy(made):
@@ -111,6 +114,7 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     bold = [line for line in page.splitlines() if "| **" in line]
     assert [line.split("|")[1].strip() for line in bold] == ["bound", "good"]
     assert "31 of 32 complete" in page
+    assert "mean of the last 50 rounds" in page and "| 66.55 ± " in page
     assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
 
 
