@@ -18,13 +18,15 @@ import pandas as pd
 import torch
 from lightning import Fabric
 
-from benchmark.config import RunConfig, Runtime, from_dict, resolve
+from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
 from benchmark.report.loggers import callbacks
 from benchmark.report.records import read_record, read_rows, readings
+from benchmark.report.tables import collect
 from benchmark.run import fit_resolved
+from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError
 from methods.base import FedMethod
@@ -165,6 +167,35 @@ def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """
     paths = sorted(file.parent for file in Path(results_dir, "runs").glob("*/record.json"))
     return pd.json_normalize([{"path": str(path), **read_record(path)} for path in paths])
+
+
+def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> pd.DataFrame:
+    """The evaluated rounds of all complete runs behind a suite's rows: one line per row, seed and round.
+
+    Before the columns of ``metrics.jsonl`` stand ``table``, ``dataset``, ``row`` (the method as the table calls it, and
+    the columns that tell rows of one name apart) and ``seed``.
+
+    Args:
+        paper: name of a suite, or the path of its YAML file.
+        scale: one of the suite's.
+        results_dir: the folder above ``runs``.
+
+    Raises:
+        ConfigError: there is no such suite or scale.
+        RunError: a record is damaged.
+    """
+    suite = load(paper)
+    plan = suite.plan(scale, runtime=Runtime(results_dir=str(results_dir)))
+    runs = collect(plan)
+    parts = [pd.DataFrame(columns=["table", "dataset", "row", "seed"])]
+    for row in suite.rows:
+        name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
+        for seed, key in plan.of_row.get(id(row), {}).items():
+            if runs[key].record is not None:
+                rounds = pd.json_normalize(read_rows(folder(plan.runs[key].config)))
+                where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
+                parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))
+    return pd.concat(parts, ignore_index=True)
 
 
 class _Rows:

@@ -157,7 +157,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipes give what the record says."""
-    record, (_, pandas, weights) = read_record(run), python_blocks("docs/usage.md")
+    record, (_, pandas, _, weights) = read_record(run), python_blocks("docs/usage.md")
     capsys.readouterr()
     found: dict[str, Any] = {}
     exec(pandas, found)
@@ -165,6 +165,16 @@ def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[
     exec(weights.replace("<run>", run.name), found)
     scores = eval(capsys.readouterr().out.splitlines()[-1])
     assert scores == pytest.approx({name: record["final"][name] for name in scores}, abs=1e-4)
+
+
+def test_rounds_of_the_leaderboard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe prints a column per row that has pseudo-labels, and others empty."""
+    monkeypatch.chdir(ROOT)
+    (block,) = [block for block in python_blocks("docs/usage.md") if "load_rounds" in block]
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert "FixMatch" in capsys.readouterr().out
+    assert found["rounds"].groupby("row")["seed"].nunique()["FixMatch"] == 5
 
 
 def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

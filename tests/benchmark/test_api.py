@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmark.api import fit, load_run, load_runs
+from benchmark.api import fit, load_rounds, load_run, load_runs
+from benchmark.config import Runtime, folder
 from benchmark.contract.federations import make_method
-from benchmark.report.records import without_clock
+from benchmark.report.records import RunFolder, without_clock
+from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
 from methods.base import FedMethod
@@ -48,6 +50,49 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     (recorded.path / "weights.pt").unlink()
     with pytest.raises(RunError, match="there are no weights"):
         load_run(recorded.path).method  # noqa: B018
+
+
+SUITE = """
+paper: toy
+title: Two rows
+published: null
+report: last
+base: {set: {data: digits, rounds: 3}}
+datasets: {digits: {}}
+labels: {plain: {method: fedavg}, again: {method: fedavg}, other: {method: rscfed}}
+tables:
+  1:
+    title: A table
+    datasets: [digits]
+    metrics: [acc]
+    rows: [{method: plain}, {method: again, partition: iid, set: {data.partition: iid}}, {method: other}]
+scales: {quick: {seeds: [0, 1], note: for the test}}
+"""
+
+
+def test_rounds_under_the_names_of_a_suites_rows(here):
+    """Of complete runs alone; columns that tell rows of one name apart are part of the name."""
+    here.joinpath("toy.yaml").write_text(SUITE)
+    assert len(load_rounds("toy.yaml", "quick", "out")) == 0
+    suite = load("toy.yaml")
+    plan = suite.plan("quick", runtime=Runtime(results_dir="out"))
+    for row in suite.rows:
+        for seed in plan.seeds:
+            config = plan.run(row, seed).config
+            run = RunFolder(folder(config))
+            run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+            for number in range(3):
+                run.append({"round": number, "acc": 10.0 * seed + number, "timing": {"seconds": 1.0}})
+            if row.method != "other" or seed == 1:
+                run.finish()
+    rounds = load_rounds("toy.yaml", "quick", "out")
+    assert list(rounds.columns[:6]) == ["table", "dataset", "row", "seed", "round", "acc"]
+    assert dict(rounds["row"].value_counts()) == {"plain": 6, "again/partition=iid": 6, "other": 3}
+    own = rounds[(rounds["row"] == "other") & (rounds["table"] == "1") & (rounds["dataset"] == "digits")]
+    assert own["seed"].tolist() == [1, 1, 1] and own["acc"].tolist() == [10.0, 11.0, 12.0]
+    assert rounds["timing.seconds"].tolist() == [1.0] * 15
+    with pytest.raises(ConfigError, match="unknown scale 'qick'"):
+        load_rounds("toy.yaml", "qick", "out")
 
 
 def test_classes_that_no_module_has():
