@@ -187,7 +187,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     suite = load(paper)
     plan = suite.plan(scale, runtime=Runtime(results_dir=str(results_dir)))
     runs = collect(plan)
-    parts = [pd.DataFrame(columns=["table", "dataset", "row", "seed"])]
+    parts = []
     for row in suite.rows:
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
         for seed, key in plan.of_row.get(id(row), {}).items():
@@ -195,7 +195,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
                 rounds = pd.json_normalize(read_rows(folder(plan.runs[key].config)))
                 where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
                 parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["table", "dataset", "row", "seed"])
 
 
 class _Rows:

@@ -90,6 +90,7 @@ def test_rounds_under_the_names_of_a_suites_rows(here):
     assert dict(rounds["row"].value_counts()) == {"plain": 6, "again/partition=iid": 6, "other": 3}
     own = rounds[(rounds["row"] == "other") & (rounds["table"] == "1") & (rounds["dataset"] == "digits")]
     assert own["seed"].tolist() == [1, 1, 1] and own["acc"].tolist() == [10.0, 11.0, 12.0]
+    assert rounds["round"].dtype == rounds["seed"].dtype == "int64"
     assert rounds["timing.seconds"].tolist() == [1.0] * 15
     with pytest.raises(ConfigError, match="unknown scale 'qick'"):
         load_rounds("toy.yaml", "qick", "out")
