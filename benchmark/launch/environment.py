@@ -56,7 +56,8 @@ def hardware(environment: dict[str, Any]) -> str:
     devices, gpu = environment.get("devices", 1), environment.get("gpu")
     if gpu and environment.get("accelerator") != "cpu":
         return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
-    return f"{environment['cpu']}, {environment['threads']} of {environment['cores']} cores per run"
+    processes = devices if isinstance(devices, int) else 1
+    return f"{environment['cpu']}, {processes * environment['threads']} of {environment['cores']} cores per run"
 
 
 def cores() -> int:

@@ -64,7 +64,8 @@ def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:
     columns = [dict.fromkeys(name for row in part.values() for name in row) for part in rows]
     shared = columns[0].keys() & columns[1].keys()
     for number in common:
-        if apart := _apart(*({name: row for name, row in part[number].items() if name in shared} for part in rows)):
+        first, second = ({name: part[number][name] for name in part[number] if name in shared} for part in rows)
+        if apart := _apart(first, second):
             return f"they part at round {number} (of {common[-1]}, from 0): {'; '.join(apart)}", False
     told, more = [f"equal in all {len(common)} that both have"], []
     for which, own, names in zip(("first", "second"), rows, columns, strict=True):

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.launch import environment
-from benchmark.launch.environment import _busy_and_all, _cpuinfo, asked_threads, idle_cores, slow_precision
+from benchmark.launch.environment import _busy_and_all, _cpuinfo, asked_threads, hardware, idle_cores, slow_precision
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,16 @@ def test_a_checkout_is_described_and_marked_if_it_differs(monkeypatch, tmp_path)
         answers = {"describe": "v1-3-gabc", "status": changes}
         monkeypatch.setattr(environment, "_git", lambda *command, answers=answers: answers[command[0]])
         assert environment.code_version() == expected
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ({"threads": 2}, "Some CPU, 2 of 8 cores per run"),
+        ({"threads": 1, "devices": 1}, "Some CPU, 1 of 8 cores per run"),
+        ({"threads": 2, "devices": 3}, "Some CPU, 6 of 8 cores per run"),
+        ({"threads": 1, "devices": 2, "gpu": "Some GPU", "accelerator": "cuda"}, "2 x Some GPU"),
+    ],
+)
+def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
+    assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
