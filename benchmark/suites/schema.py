@@ -73,11 +73,15 @@ class _Tuning(_Layer):
     beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
 
 
+class _TableAtScale(_Layer):
+    datasets: dict[str, _Layer] = {}
+
+
 class _Scale(_Layer):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     compare: bool = False
     note: str = ""
-    tables: dict[str | int, _Layer] = {}
+    tables: dict[str | int, _TableAtScale] = {}
     datasets: dict[str, _Layer] = {}
     tuning: _Tuning | None = None
     without: dict[str, str] = {}
@@ -131,9 +135,13 @@ def _check_names(suite: _Suite, where: str) -> None:
     for name, scale in suite.scales.items():
         layers[f"scales.{name}"] = scale
         layers |= {f"scales.{name}.datasets.{data}": layer for data, layer in scale.datasets.items()}
-        layers |= {f"scales.{name}.tables.{table}": layer for table, layer in scale.tables.items()}
         layers |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
         _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
+        for key, at_table in scale.tables.items():
+            part = f"scales.{name}.tables.{key}"
+            layers[part] = at_table
+            layers |= {f"{part}.datasets.{data}": layer for data, layer in at_table.datasets.items()}
+            _known("data set label", at_table.datasets, suite.datasets, f"{where}, {part}")
         _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
         if len(set(scale.seeds)) < len(scale.seeds):
             raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
@@ -179,6 +187,8 @@ def _told(problem: Any, spec: Mapping[str, Any]) -> str:
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     """The part of the schema that a place in the file belongs to."""
     parts: dict[str, type[BaseModel]] = {"datasets": _Dataset, "labels": _Label, "tables": _Table, "scales": _Scale}
+    if place[0] == "scales" and len(place) == 4 and place[2] == "tables":
+        return _TableAtScale
     if place[0] == "base" or (place[0] == "scales" and len(place) > 2):
         return _Layer
     return parts.get(str(place[0]), _Suite)

@@ -73,7 +73,8 @@ class Suite:
         """The suite's entry for a scale."""
         if name not in self.spec["scales"]:
             raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
-        return dict(self.spec["scales"][name])
+        entry = self.spec["scales"][name]
+        return {**entry, "tables": {str(number): layer for number, layer in entry.get("tables", {}).items()}}
 
     def band(self, row: Row, metric: str, spread: str | None) -> float | None:
         """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more."""
@@ -180,14 +181,16 @@ class Suite:
         """
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
+        at_table = at["tables"].get(row.table, {})
         layers: list[Mapping[str, Any]] = [
             self.spec["base"],
             self.spec["datasets"][row.dataset],
             {"set": {k: v for k, v in label.items() if k != "band"}},
             {"set": row.options},
             at,
-            at.get("tables", {}).get(row.table, {}),
+            at_table,
             at.get("datasets", {}).get(row.dataset, {}),
+            at_table.get("datasets", {}).get(row.dataset, {}),
             {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
             last or {},
         ]

@@ -84,6 +84,31 @@ def test_layers_in_their_order():
     assert toy.config(on_b[0], "quick").rounds == 3 and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
 
 
+def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
+    """A table that is a number in the file is found too, and its data set's layer comes last."""
+    changed = spec()
+    quick = changed["scales"]["quick"]
+    quick["tables"] = {
+        1: {
+            "set": {"rounds": 4, "eval_every": 2},
+            "datasets": {"B": {"set": {"rounds": 5}, "methods": {"rscfed": {"method.subsets": 6}}}},
+        }
+    }
+    toy = Suite(changed)
+    low_on_a, low_on_b, high_on_b = (toy.tables[0].rows[n] for n in (0, 4, 5))
+    assert (toy.config(low_on_a, "quick").rounds, toy.config(low_on_a, "quick").eval_every) == (4, 2)
+    assert (toy.config(low_on_b, "quick").rounds, toy.config(low_on_b, "quick").eval_every) == (5, 2)
+    assert toy.config(high_on_b, "quick").method.init_args["subsets"] == 6
+    assert toy.config(toy.tables[1].rows[0], "quick").rounds == 2
+
+    quick["tables"] = {1: {"datasets": {"C": {"set": {"rounds": 5}}}}}
+    with pytest.raises(ConfigError, match=r"unknown data set label 'C'.*scales\.quick\.tables\.1"):
+        Suite(changed)
+    quick["tables"] = {1: {"dataset": {"B": {}}}}
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown; did you mean 'datasets'"):
+        Suite(changed)
+
+
 def test_equal_runs_of_several_tables_are_one_run():
     toy = Suite(spec())
     plan = toy.plan("paper")
