@@ -92,13 +92,14 @@ def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
 
 
 def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
-    """The page: one table per setting table with its data sets side by side, the ranking, and the costs."""
+    """The page: for every table the comparison on each of its data sets, the ranking, and the costs."""
     parts = [f"# {suite.title}", _provenance(suite, plan, runs), READ]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         if not own:
             continue
-        parts += [f"## {table.title}", _comparison(own), _ranking(ranking(found, table)), "What it costs", _costs(own)]
+        parts += [f"## {table.title}", *(_comparison([one]) for one in own)]
+        parts += [_ranking(ranking(found, table)), "What it costs", _costs(own)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -112,7 +112,9 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     suite, plan, runs, found = made
     page = leaderboard.markdown(suite, plan, runs, found)
     bold = [line for line in page.splitlines() if "| **" in line]
-    assert [line.split("|")[1].strip() for line in bold] == ["bound", "good"]
+    assert [line.split("|")[1].strip() for line in bold] == ["bound", "good", "bound", "good"]
+    heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
+    assert heads == ["A", "B"]
     assert "31 of 32 complete" in page
     assert "mean of the last 50 rounds" in page and "| 66.55 ± " in page
     assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
