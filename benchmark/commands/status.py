@@ -1,4 +1,4 @@
-"""``status``: how far the runs of a paper's tables are."""
+"""``status``: how far the rows and runs of a paper's tables are."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,14 @@ from benchmark.commands.common import add_seeds_argument, add_suite_arguments, p
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
-ABOUT = "Show the state of all runs of a paper's tables."
+ABOUT = "Show how far the rows of a paper's tables are, and what is left."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
     add_suite_arguments(parser)
     add_seeds_argument(parser)
+    parser.add_argument("--runs", action="store_true", help="one line per run instead of one per row")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
 
 
@@ -24,5 +25,5 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "status")
     from benchmark.report.status import show
 
-    show(planned(load(options.paper), options, Runtime(results_dir=options.results_dir)))
+    show(planned(load(options.paper), options, Runtime(results_dir=options.results_dir)), every_run=options.runs)
     return 0

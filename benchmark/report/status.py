@@ -1,6 +1,8 @@
 """How far the runs of a suite are."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -26,51 +28,115 @@ NAMES = {
 }
 
 
-def show(plan: Plan, console: Console | None = None) -> None:
-    """Print one line per run, the counts of the states, and what is left with the time that it will take.
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
 
-    A line has state, rounds, accuracy (the reading that the tables report, over the rounds so far) and cells; runs
-    of one cell and seed also have the options in which they differ. What is wrong with a run is said below.
+    Args:
+        state: a key of ``NAMES``.
+        done: rounds done, ``?`` where that cannot be read.
+        accuracy: the reading that the tables report, over the rounds so far, in percent.
+        problem: what is wrong with its files, if anything is.
+    """
+
+    state: str
+    done: str
+    accuracy: float | None = None
+    problem: str = ""
+
+
+def show(plan: Plan, every_run: bool = False, console: Console | None = None) -> None:
+    """Print how far rows and runs are, the counts of the states, and what is left with the time that it will take.
+
+    Args:
+        plan: the runs of a suite.
+        every_run: one line per run, with its state, rounds, accuracy (the reading that the tables report, over the
+            rounds so far) and cells; runs of one cell and seed also have the options in which they differ. Otherwise
+            one line per row, with the states of its seeds and the mean accuracy of the complete ones, and then those
+            runs that have begun and are not complete.
+        console: where to; default: standard output.
+
+    What is wrong with a run is said below.
     """
     console = console or Console()
     if not console.is_terminal:
         console.width = 250
+    found = collect(plan)
+    progress = {key: _progress(run, found[key].state) for key, run in plan.runs.items()}
+    begun = [key for key, one in progress.items() if one.state not in ("complete", "missing")]
+    if every_run:
+        console.print(_runs(plan, list(plan.runs), progress))
+    else:
+        console.print(_rows(plan, progress))
+    if begun and not every_run:
+        console.print()
+        console.print(_runs(plan, begun, progress))
+    console.print(_counts([one.state for one in progress.values()]))
+    for line in _left(plan, {key: one.state for key, one in progress.items()}):
+        console.print(line, highlight=False)
+    for key, run in plan.runs.items():
+        if progress[key].state == "failed":
+            error = str(read_record(folder(run.config))["error"]).strip().splitlines()[-1]
+            console.print(f"{folder(run.config).name}: {error}", markup=False)
+    for one in progress.values():
+        if one.problem:
+            console.print(one.problem, markup=False)
+
+
+def _rows(plan: Plan, progress: Mapping[str, Progress]) -> Table:
+    """One line per row: the runs that differ in nothing but the seed."""
+    options = _options(plan)
+    rows: dict[tuple[str, str], list[Progress]] = {}
+    for key, run in plan.runs.items():
+        rows.setdefault((_cells(run), options[key]), []).append(progress[key])
     table = Table(box=None, pad_edge=False)
-    reported = dict.fromkeys(run.config.report for run in plan.runs.values())
-    acc = f"acc ({', '.join(reported)})"
+    table.add_column("row")
+    table.add_column("seeds")
+    table.add_column(_reading(plan), justify="right", no_wrap=True)
+    table.add_column("options")
+    for (cells, told), runs in rows.items():
+        known = [one.accuracy for one in runs if one.state == "complete" and one.accuracy is not None]
+        mean = f"{sum(known) / len(known):.2f}" if known else ""
+        table.add_row(escape(cells), _counts([one.state for one in runs]), mean, escape(told))
+    return table
+
+
+def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress]) -> Table:
+    """One line per run."""
+    options = _options(plan)
+    table = Table(box=None, pad_edge=False)
+    acc = _reading(plan)
     for name in ("state", "run", "seed", "rounds", acc, "cells", "options"):
         right = name in ("seed", "rounds", acc)
         table.add_column(name, justify="right" if right else "left", no_wrap=name not in ("cells", "options"))
-    found, options, problems = collect(plan), _options(plan), []
-    for key, run in plan.runs.items():
-        path, (name, style) = folder(run.config), NAMES[found[key].state]
-        try:
-            done, value = _progress(run)
-            if found[key].state == "damaged":
-                read_record(path)
-        except BenchError as damage:
-            done, value = "?", ""
-            problems.append(str(damage))
+    for key in keys:
+        run, one = plan.runs[key], progress[key]
+        name, style = NAMES[one.state]
         table.add_row(
             f"[{style}]{name}[/]",
-            path.name,
+            folder(run.config).name,
             str(run.config.seed),
-            f"{done}/{run.config.rounds}",
-            value,
-            escape(", ".join(dict.fromkeys(run.cells))),
+            f"{one.done}/{run.config.rounds}",
+            "" if one.accuracy is None else f"{one.accuracy:.2f}",
+            escape(_cells(run)),
             escape(options[key]),
         )
-    console.print(table)
-    counts = Counter(run.state for run in found.values())
-    console.print(", ".join(f"{counts[state]} {name}" for state, (name, _) in NAMES.items() if counts[state]))
-    for line in _left(plan, {key: run.state for key, run in found.items()}):
-        console.print(line, highlight=False)
-    for key, run in plan.runs.items():
-        if found[key].state == "failed":
-            error = str(read_record(folder(run.config))["error"]).strip().splitlines()[-1]
-            console.print(f"{folder(run.config).name}: {error}", markup=False)
-    for problem in problems:
-        console.print(problem, markup=False)
+    return table
+
+
+def _reading(plan: Plan) -> str:
+    """Title of the column of accuracies."""
+    return f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
+
+
+def _cells(run: PlannedRun) -> str:
+    return ", ".join(dict.fromkeys(run.cells))
+
+
+def _counts(states: Iterable[str]) -> str:
+    """How many there are of each state, such as ``3 DONE, 2 MISSING``."""
+    counts = Counter(states)
+    return ", ".join(f"[{style}]{counts[state]} {name}[/]" for state, (name, style) in NAMES.items() if counts[state])
 
 
 def _left(plan: Plan, states: dict[str, str]) -> list[str]:
@@ -80,14 +146,19 @@ def _left(plan: Plan, states: dict[str, str]) -> list[str]:
     return summary(parts(plan.runs.values(), states, measured))
 
 
-def _progress(run: PlannedRun) -> tuple[str, str]:
-    """Rounds done, and the accuracy that the tables would report if the run ended here."""
-    rows = read_rows(folder(run.config))
+def _progress(run: PlannedRun, state: str) -> Progress:
+    """How far a run is, and the accuracy that the tables would report if it ended here."""
+    path = folder(run.config)
+    try:
+        rows = read_rows(path)
+        if state == "damaged":
+            read_record(path)
+    except BenchError as damage:
+        return Progress(state, "?", problem=str(damage))
     if not rows:
-        return "0", ""
+        return Progress(state, "0")
     scores = readings(rows, run.config.last_k)[READING[run.config.report]]
-    acc = scores.get("acc")
-    return str(rows[-1]["round"] + 1), "" if acc is None else f"{acc:.2f}"
+    return Progress(state, str(rows[-1]["round"] + 1), scores.get("acc"))
 
 
 def _options(plan: Plan) -> dict[str, str]:

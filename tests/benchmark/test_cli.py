@@ -552,9 +552,13 @@ def test_status(here, fitted, capsys):
     record = read_record(path)
     capsys.readouterr()
     assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5"]) == 0
-    out = capsys.readouterr().out
-    assert "2 DONE, 2 FAILED, 2 MISSING" in out and record["run_id"] in out
-    assert "1/A/low, 2/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
+    rows = capsys.readouterr().out
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5", "--runs"]) == 0
+    runs = capsys.readouterr().out
+    for out in (rows, runs):
+        assert "2 DONE, 2 FAILED, 2 MISSING" in out
+        assert "1/A/low, 2/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
+    assert rows.count("1 DONE, 1 FAILED, 1 MISSING") == 2 and record["run_id"] in runs
 
 
 def test_plot(here, fitted, capsys):

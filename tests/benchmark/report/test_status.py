@@ -40,10 +40,37 @@ def run(planned_run, rounds=4):
         run_folder.finish()
 
 
-def said(*runs):
+def said(*runs, every_run=True):
     console = Console(file=io.StringIO(), width=250)
-    show(Plan("quick", {run.id: run for run in runs}, {}, (1,)), console)
+    show(Plan("quick", {run.id: run for run in runs}, {}, (1,)), every_run, console)
     return console.file.getvalue().splitlines()
+
+
+def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
+    """The accuracy is the mean of the complete ones; rows of one name show the options in which they differ."""
+    seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
+    others = [planned(tmp_path, clients=50, seed=seed) for seed in (1, 2, 3, 4)]
+    elsewhere = replace(planned(tmp_path, clients=5), cells=["5/A/low"])
+    run(seeds[0])
+    run(seeds[1], rounds=2)
+    run(seeds[2])
+    run(elsewhere)
+    head, *lines = said(*seeds, *others, elsewhere, every_run=False)
+    assert head.split() == ["row", "seeds", "acc", "(best)", "options"]
+    assert [line.split() for line in lines[:3]] == [
+        ["4/A/low", "2", "DONE,", "1", "STALE,", "1", "MISSING", "60.00", "data.num_clients=10"],
+        ["4/A/low", "4", "MISSING", "data.num_clients=50"],
+        ["5/A/low", "1", "DONE", "60.00"],
+    ]
+    assert lines[3] == "" and lines[4].split()[:3] == ["state", "run", "seed"]
+    assert lines[5].split()[:5] == ["STALE", folder(seeds[1].config).name, "2", "2/4", "60.00"]
+    assert lines[6:8] == ["3 DONE, 1 STALE, 5 MISSING", "9 runs, 36 rounds; 24 rounds are left"]
+
+
+def test_nothing_begun_is_no_second_table(tmp_path):
+    _, line, *totals = said(planned(tmp_path), every_run=False)
+    assert line.split() == ["4/A/low", "1", "MISSING"]
+    assert totals[:2] == ["1 MISSING", "1 runs, 4 rounds; 4 rounds are left"]
 
 
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
