@@ -50,8 +50,8 @@ def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> l
     """The trials that every one of some rows begins with, as the entry ``tuning`` of the suite's scale describes them.
 
     That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
-    ``share_of_rounds``, and a layer of options (``set``, ``methods``): a seed of its own, held-out labels, and lengths
-    in rounds that fit the shorter run. ``beyond`` is for ``further``.
+    ``share_of_rounds``, and a layer of options (``set``, ``methods``, ``datasets``): a seed of its own, held-out
+    labels, and lengths in rounds that fit the shorter run. ``beyond`` is for ``further``.
 
     Raises:
         ConfigError: the scale has no such entry, or a row has no learning rate to multiply.

@@ -66,22 +66,22 @@ class _Table(_Part):
     bounds: list[str] = []
 
 
-class _Tuning(_Layer):
+class _PerDataset(_Layer):
+    datasets: dict[str, _Layer] = {}
+
+
+class _Tuning(_PerDataset):
     factors: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]], Field(min_length=1)]
     rates: Annotated[list[str], Field(min_length=1)]
     share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
     beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
 
 
-class _TableAtScale(_Layer):
-    datasets: dict[str, _Layer] = {}
-
-
 class _Scale(_Layer):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     compare: bool = False
     note: str = ""
-    tables: dict[str | int, _TableAtScale] = {}
+    tables: dict[str | int, _PerDataset] = {}
     datasets: dict[str, _Layer] = {}
     tuning: _Tuning | None = None
     without: dict[str, str] = {}
@@ -135,13 +135,13 @@ def _check_names(suite: _Suite, where: str) -> None:
     for name, scale in suite.scales.items():
         layers[f"scales.{name}"] = scale
         layers |= {f"scales.{name}.datasets.{data}": layer for data, layer in scale.datasets.items()}
-        layers |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
         _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
-        for key, at_table in scale.tables.items():
-            part = f"scales.{name}.tables.{key}"
-            layers[part] = at_table
-            layers |= {f"{part}.datasets.{data}": layer for data, layer in at_table.datasets.items()}
-            _known("data set label", at_table.datasets, suite.datasets, f"{where}, {part}")
+        parts: dict[str, _PerDataset] = {f"scales.{name}.tables.{key}": part for key, part in scale.tables.items()}
+        parts |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
+        for place, part in parts.items():
+            layers[place] = part
+            layers |= {f"{place}.datasets.{data}": layer for data, layer in part.datasets.items()}
+            _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
         _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
         if len(set(scale.seeds)) < len(scale.seeds):
             raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
@@ -187,8 +187,10 @@ def _told(problem: Any, spec: Mapping[str, Any]) -> str:
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     """The part of the schema that a place in the file belongs to."""
     parts: dict[str, type[BaseModel]] = {"datasets": _Dataset, "labels": _Label, "tables": _Table, "scales": _Scale}
-    if place[0] == "scales" and len(place) == 4 and place[2] == "tables":
-        return _TableAtScale
+    if place[0] == "scales" and place[2:] == ("tuning",):
+        return _Tuning
+    if place[0] == "scales" and place[2:3] == ("tables",) and len(place) == 4:
+        return _PerDataset
     if place[0] == "base" or (place[0] == "scales" and len(place) > 2):
         return _Layer
     return parts.get(str(place[0]), _Suite)

@@ -177,7 +177,7 @@ class Suite:
             row: of this suite.
             scale: one of its scales.
             tuned: whether what tuning has chosen counts.
-            last: a layer on top of all.
+            last: a layer on top of all, and its own ``datasets``.
         """
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
@@ -192,7 +192,7 @@ class Suite:
             at.get("datasets", {}).get(row.dataset, {}),
             at_table.get("datasets", {}).get(row.dataset, {}),
             {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
-            last or {},
+            *([last, last.get("datasets", {}).get(row.dataset, {})] if last else []),
         ]
         values: dict[str, Any] = {}
         for layer in layers:

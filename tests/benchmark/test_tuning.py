@@ -66,6 +66,19 @@ def test_a_trial_is_the_row_with_other_rates_and_a_seed_of_its_own(tmp_path, run
     assert len({one.run.id for one in found}) == 6
 
 
+def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
+    quick = SPEC["scales"]["quick"]
+    own = {"Digits": {"set": {"data.labelled_clients": 2}, "methods": {"fed_consist": {"method.warmup_rounds": 1}}}}
+    tuning = {**quick["tuning"], "datasets": own}
+    suite = Suite({**SPEC, "scales": {"quick": {**quick, "tuning": tuning}}}, "toy.yaml", tmp_path)
+    *_, last = trials(suite, "quick", suite.rows, runtime)
+    assert last.run.config.data.init_args["labelled_clients"] == 2
+    assert last.run.config.method.init_args["warmup_rounds"] == 1
+    quick = {**quick, "tuning": {**tuning, "factor": [1]}}
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.factor is unknown; did you mean 'factors'"):
+        Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
+
+
 def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
     suite = toy(tmp_path)
     with pytest.raises(ConfigError, match="scale paper has no entry `tuning`"):
