@@ -187,12 +187,12 @@ def _told(problem: Any, spec: Mapping[str, Any]) -> str:
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     """The part of the schema that a place in the file belongs to."""
     parts: dict[str, type[BaseModel]] = {"datasets": _Dataset, "labels": _Label, "tables": _Table, "scales": _Scale}
-    if place[0] == "scales" and place[2:] == ("tuning",):
-        return _Tuning
-    if place[0] == "scales" and place[2:3] == ("tables",) and len(place) == 4:
-        return _PerDataset
-    if place[0] == "base" or (place[0] == "scales" and len(place) > 2):
+    if place[0] == "base":
         return _Layer
+    if place[0] == "scales" and len(place) > 2:
+        if place[2:] == ("tuning",):
+            return _Tuning
+        return _PerDataset if place[2] == "tables" and len(place) == 4 else _Layer
     return parts.get(str(place[0]), _Suite)
 
 

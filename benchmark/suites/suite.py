@@ -177,7 +177,7 @@ class Suite:
             row: of this suite.
             scale: one of its scales.
             tuned: whether what tuning has chosen counts.
-            last: a layer on top of all, and its own ``datasets``.
+            last: a layer on top of all, and on top of it what its ``datasets`` say about the row's.
         """
         label, at = self.spec["labels"][row.method], self.scale(scale)
         name = label["method"]
