@@ -363,7 +363,7 @@ def test_options_are_frozen():
         | suite
         | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
-        "status": suite,
+        "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
         "site": {"--results_dir", "--out", "--papers"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
