@@ -63,14 +63,15 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
         console.width = 250
     found = collect(plan)
     progress = {key: _progress(run, found[key].state) for key, run in plan.runs.items()}
-    begun = [key for key, one in progress.items() if one.state not in ("complete", "missing")]
+    options = _options(plan)
     if every_run:
-        console.print(_runs(plan, list(plan.runs), progress))
+        console.print(_runs(plan, list(plan.runs), progress, options))
     else:
-        console.print(_rows(plan, progress))
-    if begun and not every_run:
-        console.print()
-        console.print(_runs(plan, begun, progress))
+        console.print(_rows(plan, progress, options))
+        begun = [key for key, one in progress.items() if one.state not in ("complete", "missing")]
+        if begun:
+            console.print()
+            console.print(_runs(plan, begun, progress, options))
     console.print(_counts([one.state for one in progress.values()]))
     for line in _left(plan, {key: one.state for key, one in progress.items()}):
         console.print(line, highlight=False)
@@ -83,9 +84,8 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
             console.print(one.problem, markup=False)
 
 
-def _rows(plan: Plan, progress: Mapping[str, Progress]) -> Table:
+def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
     """One line per row: the runs that differ in nothing but the seed."""
-    options = _options(plan)
     rows: dict[tuple[str, str], list[Progress]] = {}
     for key, run in plan.runs.items():
         rows.setdefault((_cells(run), options[key]), []).append(progress[key])
@@ -101,9 +101,8 @@ def _rows(plan: Plan, progress: Mapping[str, Progress]) -> Table:
     return table
 
 
-def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress]) -> Table:
+def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
     """One line per run."""
-    options = _options(plan)
     table = Table(box=None, pad_edge=False)
     acc = _reading(plan)
     for name in ("state", "run", "seed", "rounds", acc, "cells", "options"):
