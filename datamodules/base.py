@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -20,7 +19,7 @@ from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, random_split
 from datamodules.partition import partition as P
-from datamodules.partition.partition import Partition
+from datamodules.partition.draw import draw_without, labelled_holdout, validation_images
 from datamodules.partition.roster import Roster
 from datamodules.views import pipelines
 from datamodules.views.augment import Geometry, View
@@ -312,10 +311,12 @@ class FSSLDataModule(L.LightningDataModule):
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
         self._labels, self.test_labels = torch.from_numpy(arrays.train_labels), torch.from_numpy(arrays.test_labels)
-        self.partition = self._partition_without(self._held_out(len(arrays.train_labels)), arrays.train_labels)
-        self.partition.validate(len(arrays.train_labels))
-        if self.hparams["labelled_holdout"]:
-            held = self._labelled_holdout()
+        options, seed, labels = self.hparams, self.partition_seed, arrays.train_labels
+        self._validation = validation_images(options, len(labels), seed)
+        self.partition = draw_without(options, labels, self._validation, seed)
+        self.partition.validate(len(labels))
+        if options["labelled_holdout"]:
+            held = labelled_holdout(self.partition, options["labelled_holdout"], seed)
             self.partition = self.partition.without_labelled(held)
             self._test, self.test_labels = self._train[held], self._labels[held]
         self._ready = True
@@ -415,113 +416,6 @@ class FSSLDataModule(L.LightningDataModule):
         device = "cpu" if purpose.startswith("order") else self.device
         return random_streams.generator(self.partition_seed, purpose, number, device=device)
 
-    def _held_out(self, images: int) -> np.ndarray:
-        """Ascending positions of the validation images."""
-        count = self.hparams["validation"]
-        if not count:
-            return np.empty(0, dtype=np.int64)
-        if self.hparams["partition_file"] or not 0 < count < images:
-            raise ConfigError(
-                f"data.validation={count}: give a number of the {images} training images, and no data.partition_file"
-            )
-        generator = random_streams.generator(self.partition_seed, "validation")
-        return torch.randperm(images, generator=generator)[:count].sort().values.numpy()
-
-    def _labelled_holdout(self) -> np.ndarray:
-        """Ascending positions of the labelled images that are tested on, drawn at random from all but one per site."""
-        share, generator = self.hparams["labelled_holdout"], random_streams.generator(self.partition_seed, "holdout")
-
-        def shuffled(part: np.ndarray) -> np.ndarray:
-            order: np.ndarray = torch.randperm(len(part), generator=generator).numpy()
-            return np.take(part, order)
-
-        parts = [shuffled(part) for part in (*self.partition.labelled, self.partition.server)]
-        count = round(share * sum(map(len, parts)))
-        spare = shuffled(np.concatenate([part[1:] for part in parts]))
-        if not 0 < count <= len(spare):
-            raise ConfigError(
-                f"data.labelled_holdout={share} of the labelled images is {count}; there must be some, and each of the "
-                f"sites must keep one, so that {len(spare)} can be held out: change it, or give more labels"
-            )
-        held: np.ndarray = np.sort(spare[:count])
-        return held
-
-    def _partition_without(self, held: np.ndarray, labels: np.ndarray) -> Partition:
-        """The partition of all images but the ``held`` ones."""
-        self._held = held
-        if not len(held):
-            return self._partition(labels)
-        rest = np.setdiff1d(np.arange(len(labels)), held)
-        made = self._partition(labels[rest])
-        return Partition(
-            tuple(rest[part] for part in made.labelled),
-            tuple(rest[part] for part in made.unlabelled),
-            rest[made.server],
-            rest[made.pool],
-        )
-
-    def _partition(self, labels: np.ndarray) -> Partition:
-        h = self.hparams
-        if h["partition_file"]:
-            made = Partition.load(h["partition_file"], labels)
-            if made.num_clients != h["num_clients"]:
-                raise DataError(
-                    f"{h['partition_file']} has {made.num_clients} clients; give --data.num_clients {made.num_clients}"
-                )
-            return made
-        rng = np.random.RandomState(self.partition_seed)
-        n, split = h["num_clients"], self._split(h["partition"])
-        if h["scenario"] == "partial_clients":
-            return P.labels_at_partial_clients(
-                labels,
-                n,
-                rng,
-                split=split,
-                labelled_clients=h["labelled_clients"],
-                picked=h["picked"],
-                rule=h["labelled_pick"],
-                labelled_from=h["labelled_from"],
-                labelled_histogram=h["labelled_histogram"],
-            )
-        if h["scenario"] == "all_clients":
-            in_order = h["labelled_pool_order"] == "dataset"
-            return P.labels_at_all_clients(
-                labels,
-                n,
-                rng,
-                split=split,
-                labelled_split=self._split(h["labelled_partition"]) if h["labelled_partition"] else None,
-                num_labels=h["num_labels"],
-                fraction=h["label_fraction"],
-                per_class=h["labels_per_class"],
-                shuffle_pool=not in_order,
-                order="class" if in_order else "dataset",
-            )
-        if h["scenario"] == "server" and h["num_labels"]:
-            return P.labels_at_server(labels, n, rng, split=split, num_labels=h["num_labels"])
-        raise ConfigError(
-            f"scenario {h['scenario']!r} with num_labels={h['num_labels']}: choose partial_clients, all_clients or "
-            "server (which needs num_labels)"
-        )
-
-    def _split(self, kind: str) -> P.Split:
-        h = self.hparams
-        if kind == "iid":
-            return partial(
-                P.iid,
-                remainder=h["iid_remainder"],
-                permutations=h["iid_permutations"],
-                stratified=h["iid_stratified"],
-            )
-        return partial(
-            P.dirichlet,
-            beta=h["beta"],
-            min_size=h["min_size"],
-            num_classes=h["split_classes"],
-            shuffle_classes=h["shuffle"],
-            shuffle_clients=h["shuffle"],
-        )
-
     def _seen(self, images: Tensor) -> Tensor:
         seen = images[:, : self.hparams["channels"]] if images.ndim == 4 else images
         return seen.to(self.dtype)
@@ -545,8 +439,8 @@ class FSSLDataModule(L.LightningDataModule):
         labelled = P.labelled_sets(part, self._labels.cpu(), self.hparams["labelled_repeats"])
         self._clients = [site(a, b) for a, b in zip(labelled, unlabelled, strict=True)]
         self._server = site(part.server, part.server[:0])
-        if len(self._held):
-            held = torch.tensor(self._held, device=device)
+        if len(self._validation):
+            held = torch.tensor(self._validation, device=device)
             self._server = replace(self._server, validation=held, validation_labels=self._labels[held])
         self._pool = torch.tensor(part.pool, device=device)
 

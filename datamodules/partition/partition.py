@@ -167,6 +167,16 @@ class Partition:
             None if self.labelled_pool is None else rest(self.labelled_pool),
         )
 
+    def moved(self, positions: Positions) -> "Partition":
+        """The same partition of samples that lie at ``positions[i]`` and no longer at i."""
+        return Partition(
+            tuple(positions[part] for part in self.labelled),
+            tuple(positions[part] for part in self.unlabelled),
+            positions[self.server],
+            positions[self.pool],
+            None if self.labelled_pool is None else positions[self.labelled_pool],
+        )
+
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
         """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not.
 

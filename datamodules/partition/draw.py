@@ -1,0 +1,147 @@
+"""From the options of a data module to its partition."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from datamodules.common import streams
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition import partition as P
+from datamodules.partition.partition import Partition, Positions, Split
+
+Options = Mapping[str, Any]
+"""Options of ``FSSLDataModule`` by name, which documents them."""
+
+
+def draw(options: Options, labels: Positions, seed: int) -> Partition:
+    """Draw or load the partition that the options describe.
+
+    Args:
+        options: of the data module.
+        labels: class of every training image, int ``[N]``.
+        seed: of NumPy's legacy generator.
+
+    Raises:
+        DataError: impossible sizes, or a partition file that does not fit.
+        ConfigError: contradictory options.
+    """
+    clients, scenario = options["num_clients"], options["scenario"]
+    if options["partition_file"]:
+        loaded = Partition.load(options["partition_file"], labels)
+        if loaded.num_clients != clients:
+            raise DataError(
+                f"{options['partition_file']} has {loaded.num_clients} clients; "
+                f"give --data.num_clients {loaded.num_clients}"
+            )
+        return loaded
+    rng = np.random.RandomState(seed)
+    split = split_rule(options, options["partition"])
+    if scenario == "partial_clients":
+        return P.labels_at_partial_clients(
+            labels,
+            clients,
+            rng,
+            split=split,
+            labelled_clients=options["labelled_clients"],
+            picked=options["picked"],
+            rule=options["labelled_pick"],
+            labelled_from=options["labelled_from"],
+            labelled_histogram=options["labelled_histogram"],
+        )
+    if scenario == "all_clients":
+        in_order = options["labelled_pool_order"] == "dataset"
+        of_labels = options["labelled_partition"]
+        return P.labels_at_all_clients(
+            labels,
+            clients,
+            rng,
+            split=split,
+            labelled_split=split_rule(options, of_labels) if of_labels else None,
+            num_labels=options["num_labels"],
+            fraction=options["label_fraction"],
+            per_class=options["labels_per_class"],
+            shuffle_pool=not in_order,
+            order="class" if in_order else "dataset",
+        )
+    if scenario == "server" and options["num_labels"]:
+        return P.labels_at_server(labels, clients, rng, split=split, num_labels=options["num_labels"])
+    raise ConfigError(
+        f"scenario {scenario!r} with num_labels={options['num_labels']}: choose partial_clients, all_clients or "
+        "server (which needs num_labels)"
+    )
+
+
+def split_rule(options: Options, kind: str) -> Split:
+    """How images are spread over clients: ``iid`` or ``dirichlet``, with the options that belong to it."""
+    if kind == "iid":
+        return partial(
+            P.iid,
+            remainder=options["iid_remainder"],
+            permutations=options["iid_permutations"],
+            stratified=options["iid_stratified"],
+        )
+    return partial(
+        P.dirichlet,
+        beta=options["beta"],
+        min_size=options["min_size"],
+        num_classes=options["split_classes"],
+        shuffle_classes=options["shuffle"],
+        shuffle_clients=options["shuffle"],
+    )
+
+
+def draw_without(options: Options, labels: Positions, held: Positions, seed: int) -> Partition:
+    """``draw`` for all images but those at the positions ``held``."""
+    if not len(held):
+        return draw(options, labels, seed)
+    rest = np.setdiff1d(np.arange(len(labels)), held)
+    return draw(options, labels[rest], seed).moved(rest)
+
+
+def validation_images(options: Options, images: int, seed: int) -> Positions:
+    """Ascending positions of the images, of so many, that ``validation`` keeps from everybody.
+
+    Raises:
+        ConfigError: more than there are, or from a partition that was saved whole.
+    """
+    count = options["validation"]
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    if options["partition_file"] or count >= images:
+        raise ConfigError(
+            f"data.validation={count}: give a number of the {images} training images, and no data.partition_file"
+        )
+    generator = streams.generator(seed, "validation")
+    return torch.randperm(images, generator=generator)[:count].sort().values.numpy()
+
+
+def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions:
+    """Ascending positions of the labelled images that are tested on, drawn at random from all but one per site.
+
+    Args:
+        partition: who has labelled images.
+        share: of them, above 0.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: the share is less than one image, or leaves a site without a label.
+    """
+    generator = streams.generator(seed, "holdout")
+
+    def shuffled(part: Positions) -> Positions:
+        order: Positions = torch.randperm(len(part), generator=generator).numpy()
+        return np.take(part, order)
+
+    parts = [shuffled(part) for part in (*partition.labelled, partition.server)]
+    count = round(share * sum(map(len, parts)))
+    spare = shuffled(np.concatenate([part[1:] for part in parts]))
+    if not 0 < count <= len(spare):
+        raise ConfigError(
+            f"data.labelled_holdout={share} of the labelled images is {count}; there must be some, and each of the "
+            f"sites must keep one, so that {len(spare)} can be held out: change it, or give more labels"
+        )
+    held: Positions = np.sort(spare[:count])
+    return held

@@ -1,0 +1,73 @@
+"""Options become partitions: those of each scenario, with images held back from all or from one role."""
+
+import numpy as np
+import pytest
+
+from datamodules.common.errors import ConfigError
+from datamodules.partition.draw import draw, draw_without, labelled_holdout, validation_images
+from datamodules.partition.partition import unlabelled_sets
+from federations import SCENARIOS, make_data
+
+SEED = 3
+labels = np.random.RandomState(0).permutation(np.arange(600) % 10)
+
+
+def options(scenario, **changes):
+    """The options of a data module of that scenario."""
+    return dict(make_data(scenario).hparams) | changes
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_partition_of_the_rest_is_that_of_a_data_set_without_the_held_images(scenario):
+    held = np.array([0, 5, 17, 599])
+    rest = np.delete(np.arange(600), held)
+    made, alone = draw_without(options(scenario), labels, held, SEED), draw(options(scenario), labels[rest], SEED)
+    made.validate(600)
+    for ours, theirs in zip(made.labelled + made.unlabelled, alone.labelled + alone.unlabelled, strict=True):
+        assert ours.tolist() == rest[theirs].tolist()
+    assert made.server.tolist() == rest[alone.server].tolist()
+    assert made.pool.tolist() == rest[alone.pool].tolist()
+
+
+def test_the_labelled_pool_moves_with_the_images():
+    """What looks up places in the labelled pool works beside validation images."""
+    held = np.array([0, 5, 17, 599])
+    made = draw_without(options("all_clients"), labels, held, SEED)
+    made.validate(600)
+    assert {*made.labelled_pool} >= {i for part in made.labelled for i in part}
+    for labelled, joint in zip(made.labelled, unlabelled_sets(made, "code_index"), strict=True):
+        assert {*joint[: len(labelled)]} <= {*made.pool}
+
+
+def test_without_held_images_nothing_moves():
+    nothing = validation_images({"validation": 0}, 600, SEED)
+    plain = options("server")
+    assert nothing.shape == (0,)
+    assert draw_without(plain, labels, nothing, SEED).hash == draw(plain, labels, SEED).hash
+
+
+def test_validation_images_are_distinct_ascending_and_repeat():
+    first, again = (validation_images({"validation": 50, "partition_file": None}, 600, SEED) for _ in range(2))
+    assert first.tolist() == again.tolist() == sorted({*first.tolist()})
+    assert len(first) == 50
+    other = validation_images({"validation": 50, "partition_file": None}, 600, SEED + 1)
+    assert other.tolist() != first.tolist()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"validation": 600, "partition_file": None}, {"validation": 5, "partition_file": "x"}]
+)
+def test_validation_images_that_cannot_be_held_out(wrong):
+    with pytest.raises(ConfigError, match=r"validation=.*600 training images, and no data.partition_file"):
+        validation_images(wrong, 600, SEED)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_holdout_is_a_share_of_the_labels_and_leaves_each_site_one(scenario):
+    made = draw(options(scenario), labels, SEED)
+    parts = [{*part.tolist()} for part in (*made.labelled, made.server)]
+    held = labelled_holdout(made, 0.5, SEED)
+    assert len(held) == round(0.5 * sum(map(len, parts)))
+    assert {*held.tolist()} <= set.union(*parts)
+    assert all(part - {*held.tolist()} for part in parts if part)
+    assert held.tolist() == labelled_holdout(made, 0.5, SEED).tolist() == sorted(held.tolist())
