@@ -32,9 +32,11 @@ def test_the_partition_of_the_rest_is_that_of_a_data_set_without_the_held_images
 def test_the_labelled_pool_moves_with_the_images():
     """What looks up places in the labelled pool works beside validation images."""
     held = np.array([0, 5, 17, 599])
-    made = draw_without(options("all_clients"), labels, held, SEED)
+    rest = np.delete(np.arange(600), held)
+    given = options("all_clients")
+    made, alone = draw_without(given, labels, held, SEED), draw(given, labels[rest], SEED)
     made.validate(600)
-    assert {*made.labelled_pool} >= {i for part in made.labelled for i in part}
+    assert made.labelled_pool.tolist() == rest[alone.labelled_pool].tolist()
     for labelled, joint in zip(made.labelled, unlabelled_sets(made, "code_index"), strict=True):
         assert {*joint[: len(labelled)]} <= {*made.pool}
 
