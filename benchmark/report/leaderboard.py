@@ -11,6 +11,7 @@ from tabulate import tabulate
 from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
+from benchmark.report.differences import Panel, draw_differences, svg_text
 from benchmark.report.records import RunFolder
 from benchmark.report.statistics import SPENT, Ranking, compare, cost, interval, rank, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
@@ -85,6 +86,24 @@ def pairs(found: Sequence[Setting]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["setting", "dataset", "a", "b", "probability_a_above_b"]]
 
 
+def panels(suite: Suite, found: Sequence[Setting]) -> list[Panel]:
+    """What ``draw_differences`` draws: a panel per table of the suite that has a setting among ``found``."""
+    made = []
+    for table in suite.tables:
+        own = [one for one in found if one.table is table]
+        if own:
+            parts = [one.lines.assign(dataset=one.dataset, clear=one.lines.apply(told_apart, axis=1)) for one in own]
+            lines = pd.concat(parts).rename_axis("method").reset_index()
+            made.append(Panel(table.title, own[0].reference, lines))
+    return made
+
+
+def told_apart(line: pd.Series) -> bool:
+    """Whether a line differs from its reference by more than noise explains (see ``READ``)."""
+    apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
+    return bool(apart and line["n"] >= ENOUGH)
+
+
 def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
     """How the methods of a table rank over all its data sets and seeds; ``None`` where there is too little."""
     parts = [one.scores.drop(columns=list(one.bounds)) for one in found if one.table is table]
@@ -106,10 +125,11 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
 def write(
     suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path | None
 ) -> list[Path]:
-    """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, and the readme's block.
+    """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, a picture, and the readme's block.
 
-    The block ``leaderboard:<name>`` (see ``replace_block``) receives the comparisons in brief, of the settings in which
-    every row has ``ENOUGH`` seeds. Returns the files that changed; nothing is written as long as nothing was run.
+    The picture, ``tables/<name>-leaderboard.svg``, and the block ``leaderboard:<name>`` (see ``replace_block``), which
+    has the comparisons in brief, show the settings in which every row has ``ENOUGH`` seeds. Returns the files that
+    changed; nothing is written as long as nothing was run.
     """
     found = settings(suite, plan, runs)
     if not found:
@@ -120,8 +140,10 @@ def write(
         tables / f"{name}-leaderboard.csv": _csv(frame(found)),
         tables / f"{name}-pairs.csv": _csv(pairs(found)),
     }
+    told = [one for one in found if (one.lines["n"] >= ENOUGH).all()]
+    if told:
+        texts[tables / f"{name}-leaderboard.svg"] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
-        told = [one for one in found if (one.lines["n"] >= ENOUGH).all()]
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
         block = "\n\n".join([*parts, _provenance(suite, plan, shown)] if parts else [])
@@ -230,14 +252,12 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     """What stands in the row of a method about one data set, by the title of the column."""
     line = one.lines.loc[method]
     delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
-    apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
-    clear = apart and line["n"] >= ENOUGH
     told = f"{delta} ± {half}" if half else delta
     cells = {
         one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
-        f"Δ to {one.reference}": f"**{told}**" if clear else told,
-        "p (Holm)": _number(line["p_holm"], ".3f"),
+        f"Δ to {one.reference}": f"**{told}**" if told_apart(line) else told,
+        "p (Holm)": "< 0.001" if line["p_holm"] < 0.001 else _number(line["p_holm"], ".3f"),
         "above": _number(100 * line["above"], ".0f %"),
         "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
         "tuned": line["tuned"],

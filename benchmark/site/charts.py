@@ -93,12 +93,13 @@ class Charts:
             ends = "; ".join(f"{name}: {curve.rows[-1][column]:.4g} at the end" for name, curve in shown.values())
             return Chart(title, self._svg(figure, f"{title} over {label}. {ends}."))
 
-    def intervals(self, lines: Sequence[tuple[str, float, float | None]], title: str) -> Chart:
-        """Means with their intervals, one below the other.
+    def intervals(self, lines: Sequence[tuple[str, float, float | None]], title: str, unit: str) -> Chart:
+        """Means with their intervals, one below the other; a line marks zero where it is in sight.
 
         Args:
             lines: name, mean and half-width of the interval (or ``None``), from the top.
             title: what the means are of.
+            unit: of the means, for the axis.
         """
         with rc_context(SETTINGS):
             height = 0.5 + 0.24 * len(lines)
@@ -112,7 +113,10 @@ class Charts:
             panel.set_ylim(-0.6, len(lines) - 0.4)
             panel.grid(axis="x", color=GRID, linewidth=0.6)
             panel.set_axisbelow(True)
-            panel.set_xlabel("accuracy (%), mean and 95 % interval")
+            low, high = panel.get_xlim()
+            if low < 0 < high:
+                panel.axvline(0, color=INK, linewidth=0.8)
+            panel.set_xlabel(f"{unit}, mean and 95 % interval")
             return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals, as in the table."))
 
     def _svg(self, figure: Figure, about: str) -> Markup:

@@ -127,7 +127,7 @@ def value_text(name: str, value: Any) -> str:
         return f"{number:.2f} s" if number < 60 else str(timedelta(seconds=round(number)))
     if number.is_integer() and "." not in cell_text(value):
         return str(int(number))
-    return f"{number:.2g}" if 0 < abs(number) < 0.01 else f"{number:.2f}"
+    return f"{number:.2g}" if 0 < abs(number) < 0.1 else f"{number:.2f}"
 
 
 def partition_chart(record: Record) -> Chart | None:
@@ -161,13 +161,15 @@ def _board(view: View, charts: Charts) -> Page:
         lines.index = pd.Index(
             [f"{method} (bound)" if bound else method for method, bound in lines["bound"].items()], name="method"
         )
-        shown = [(str(method), line["mean"], _given(line["ci95"])) for method, line in lines.iterrows() if line["n"]]
         whole = lines.astype(COUNTS)
+        means = charts.intervals(_points(lines, "mean", "ci95"), "Accuracy", "accuracy (%)")
+        apart = _points(lines, "difference", "difference_ci95")
+        title = f"Difference to {one.reference}, paired by seed"
         parts.append(
             {
                 "title": f"{one.table.title}: {one.dataset}",
                 "reference": one.reference,
-                "chart": charts.intervals(shown, "Means and 95 % intervals"),
+                "charts": [means, charts.intervals(apart, title, "points")] if apart else [means],
                 "compared": _columns_of(whole, COMPARED),
                 "goal": _given(one.lines["goal"].iloc[0]),
                 "spent": _columns_of(whole, SPENT),
@@ -175,6 +177,12 @@ def _board(view: View, charts: Charts) -> Page:
         )
     rankings = {one.table.title: leaderboard.ranking(settings, one.table) for one in settings}
     return {"view": view, "settings": parts, "rankings": {title: found for title, found in rankings.items() if found}}
+
+
+def _points(lines: pd.DataFrame, mean: str, half: str) -> list[tuple[str, float, float | None]]:
+    """Name, mean and half-width of the interval of every line that has the mean."""
+    given = lines[lines[mean].notna()]
+    return [(str(name), line[mean], _given(line[half])) for name, line in given.iterrows()]
 
 
 def _columns_of(lines: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:

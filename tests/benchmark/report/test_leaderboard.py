@@ -118,6 +118,7 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     assert "31 of 32 complete" in page
     assert "mean of the last 50 rounds" in page and "| 66.55 ± " in page
     assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
+    assert "| < 0.001 " in page and "| 0.000 " not in page
 
 
 def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
@@ -135,6 +136,24 @@ def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_pa
     monkeypatch.setattr(leaderboard, "ENOUGH", 5)
     leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
     assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
+
+
+def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
+    """A panel with both data sets; a difference is clear where it is bold. Settings with too few seeds are left out."""
+    *run, found = made
+    suite = run[0]
+    (panel,) = leaderboard.panels(suite, found)
+    assert (panel.title, panel.reference) == ("Labels at some clients", "base")
+    assert panel.lines.loc[panel.lines["clear"], ["dataset", "method"]].to_numpy().tolist() == [
+        ["A", "bound"],
+        ["A", "good"],
+        ["B", "bound"],
+        ["B", "good"],
+    ]
+    (drawn,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick", None) if path.suffix == ".svg"]
+    assert drawn == tmp_path / "tables" / "toy-quick-leaderboard.svg"
+    monkeypatch.setattr(leaderboard, "ENOUGH", 5)
+    assert drawn.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick", None)]
 
 
 def test_as_data(made):

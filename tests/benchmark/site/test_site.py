@@ -328,6 +328,7 @@ def test_the_command_makes_a_site_and_leaves_other_folders_alone(
     [
         ("acc", 12.345, "12.35"),
         ("p", 0.0012, "0.0012"),
+        ("p_holm", 0.0552, "0.055"),
         ("n", 3, "3"),
         ("bytes_up", 6.9e9, "6.90 GB"),
         ("seconds", 12.3, "12.30 s"),

@@ -1,0 +1,75 @@
+"""The leaderboard at a glance: how far every row is from its reference, beside what noise explains."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+INK, GRID = "#2b2d33", "#d9d9d6"
+SPREAD = 0.22  # between the data sets of one row, in rows
+DETERMINISTIC = {"svg.hashsalt": "fssl-bench"}  # the same records give the same bytes
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The rows of one setting.
+
+    Args:
+        title: of the setting.
+        reference: label of the row that the others are compared with.
+        lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``difference_ci95`` (points),
+            ``bound``, and ``clear``, whether the difference is more than noise explains.
+    """
+
+    title: str
+    reference: str
+    lines: pd.DataFrame
+
+
+def draw_differences(panels: Sequence[Panel]) -> Figure:
+    """A panel per setting, a line per row, a point with its 95 % interval per data set.
+
+    Filled points differ from the reference by more than noise explains, hollow ones do not. Rows stand in the order of
+    their mean difference over the data sets.
+    """
+    datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
+    heights = [panel.lines["method"].nunique() + 1 for panel in panels]
+    figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
+    drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, panel in zip(drawn, panels, strict=True):
+        lines = panel.lines[panel.lines["method"] != panel.reference]
+        order = lines.groupby("method")["difference"].mean().sort_values().index
+        bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
+        shown = [name for name in datasets if name in set(lines["dataset"])]
+        for place, dataset in enumerate(shown):
+            own = lines[lines["dataset"] == dataset].set_index("method").reindex(order)
+            y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
+            colour = f"C{datasets.index(dataset)}"
+            axes.errorbar(own["difference"], y, xerr=own["difference_ci95"], fmt="none", ecolor=colour, elinewidth=1.2)
+            fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
+            axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
+        axes.set_ylim(-0.6, len(order) - 0.4)
+        axes.set_title(f"{panel.title}: points above {panel.reference}", fontsize="medium", loc="left")
+        axes.grid(axis="x", color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, labelsize="small", labelbottom=True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    points = [Line2D([], [], marker="o", linestyle="-", color=f"C{n}", label=name) for n, name in enumerate(datasets)]
+    hollow = Line2D([], [], marker="o", linestyle="-", color=INK, markerfacecolor="white", label="noise can explain it")
+    figure.legend(handles=[*points, hollow], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+    return figure
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG; the same figure gives the same text."""
+    text = io.StringIO()
+    with rc_context(DETERMINISTIC):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
