@@ -238,7 +238,9 @@ class Suite:
         methods: Collection[str] = (),
         only: Collection[str] = (),
     ) -> list[PlannedRun]:
-        """The runs behind the rows that pass all filters.
+        """The runs behind the rows that pass all filters, all rows of the first seed before those of the second.
+
+        So a sweep that is stopped half-way leaves rows that can be compared.
 
         Args:
             plan: of this suite.
@@ -275,7 +277,7 @@ class Suite:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
             raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
-        return list(chosen.values())
+        return sorted(chosen.values(), key=lambda run: plan.seeds.index(run.config.seed))
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.

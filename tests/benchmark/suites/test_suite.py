@@ -127,6 +127,17 @@ def test_seeds_and_runtime_of_a_plan():
     assert set(plan.runs) == set(Suite(spec()).plan("paper", seeds=[5]).runs)
 
 
+def test_runs_go_seed_by_seed_in_the_order_that_was_asked_for():
+    """Within a seed in the order of the tables."""
+    toy = Suite(spec())
+    plan = toy.plan("paper", seeds=[7, 3])
+    selected = toy.select(plan)
+    first, second = selected[: len(selected) // 2], selected[len(selected) // 2 :]
+    assert {run.config.seed for run in first} == {7} and {run.config.seed for run in second} == {3}
+    for seed, own in ((7, first), (3, second)):
+        assert [run.id for run in own] == [key for key, run in plan.runs.items() if run.config.seed == seed]
+
+
 def test_filters():
     toy = Suite(spec())
     plan = toy.plan("paper")
