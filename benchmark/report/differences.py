@@ -3,10 +3,12 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -38,32 +40,39 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]
-    figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
-    drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    for axes, panel in zip(drawn, panels, strict=True):
-        lines = panel.lines[panel.lines["method"] != panel.reference]
-        order = lines.groupby("method")["difference"].mean().sort_values().index
-        bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
-        shown = [name for name in datasets if name in set(lines["dataset"])]
-        for place, dataset in enumerate(shown):
-            own = lines[lines["dataset"] == dataset].set_index("method").reindex(order)
-            y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
-            colour = f"C{datasets.index(dataset)}"
-            axes.errorbar(own["difference"], y, xerr=own["difference_ci95"], fmt="none", ecolor=colour, elinewidth=1.2)
-            fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
-            axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
-        axes.set_ylim(-0.6, len(order) - 0.4)
-        axes.set_title(f"{panel.title}: points above {panel.reference}", fontsize="medium", loc="left")
-        axes.grid(axis="x", color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=0, labelsize="small", labelbottom=True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-    points = [Line2D([], [], marker="o", linestyle="-", color=f"C{n}", label=name) for n, name in enumerate(datasets)]
-    hollow = Line2D([], [], marker="o", linestyle="-", color=INK, markerfacecolor="white", label="noise can explain it")
-    figure.legend(handles=[*points, hollow], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+    with rc_context({"text.parse_math": False}):  # names may have dollar signs
+        figure = Figure(figsize=(7.5, 0.24 * sum(heights) + 0.45 * len(panels) + 0.6), layout="constrained")
+        drawn = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for axes, panel in zip(drawn, panels, strict=True):
+            _draw_panel(axes, panel, datasets)
+        entry = partial(Line2D, [], [], marker="o")
+        points = [entry(color=f"C{number}", label=name) for number, name in enumerate(datasets)]
+        hollow = entry(color=INK, markerfacecolor="white", label="noise can explain it")
+        figure.legend(handles=[*points, hollow], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
+    """Draw one setting; a data set has the same colour in all of them."""
+    lines = panel.lines[panel.lines["method"] != panel.reference]
+    order = lines.groupby("method")["difference"].mean().sort_values().index
+    bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
+    shown = [name for name in datasets if name in set(lines["dataset"])]
+    for place, dataset in enumerate(shown):
+        own = lines[lines["dataset"] == dataset].set_index("method").reindex(order)
+        y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
+        colour = f"C{datasets.index(dataset)}"
+        fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
+        axes.errorbar(own["difference"], y, xerr=own["difference_ci95"], fmt="none", ecolor=colour, elinewidth=1.2)
+        axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])
+    axes.set_ylim(-0.6, len(order) - 0.4)
+    axes.set_title(f"{panel.title}: points above {panel.reference}", fontsize="medium", loc="left")
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize="small", labelbottom=True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def svg_text(figure: Figure) -> str:

@@ -61,6 +61,14 @@ def test_a_panel_per_setting_with_one_scale_and_one_colour_per_data_set():
     assert tuple(edges[0]) == tuple(edges[1]) == to_rgba("C1")
 
 
+def test_names_are_shown_as_they_are():
+    """A dollar sign begins no formula."""
+    lines = [(dataset, method.replace("good", "$\\frac{$"), *rest) for dataset, method, *rest in ROWS]
+    drawn = draw_differences([panel(lines, "$^")])
+    assert "$\\frac{$" in [tick.get_text() for tick in drawn.axes[0].get_yticklabels()]
+    assert svg_text(drawn).count("<svg") == 1
+
+
 def test_the_same_lines_give_the_same_text():
     text = svg_text(draw_differences([panel()]))
     assert text == svg_text(draw_differences([panel()]))

@@ -252,6 +252,10 @@ def test_the_leaderboard_compares_rows_and_says_what_they_cost(site: Path, page:
     cells = page.locator(f"{table} tbody tr").first.locator("td").all_inner_texts()
     best = dict(zip(heads[1:], cells, strict=True))
     assert (best["accuracy, %"], best["seeds"], best["rank"]) == ("71.00", "3", "1.00")
+    assert page.locator(".setting .chart figcaption").all_inner_texts() == [
+        "Accuracy",
+        "Difference to low, paired by seed",
+    ]
     assert names(page, f"{table}-cost") == names(page, table)
     assert "rounds" in page.locator(f"{table}-cost thead").inner_text()
     assert page.get_by_text("One, mean ranks over 3 blocks").is_visible()
