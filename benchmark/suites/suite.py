@@ -276,7 +276,7 @@ class Suite:
         if not chosen and waiting:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
-            raise ConfigError(f"{self.where}: no run passes the filters; there are {', '.join(self.names())}")
+            raise ConfigError(f"{self.where}: no run passes the filters; {self._what_there_is()}")
         return sorted(chosen.values(), key=lambda run: plan.seeds.index(run.config.seed))
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
@@ -289,14 +289,27 @@ class Suite:
         own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
         found = [row for row in own if not patterns or any(fnmatch(row.full_name, p) for p in patterns)]
         if not found:
-            raise ConfigError(
-                f"{self.where}: no row matches {', '.join(patterns)}; there are {', '.join(self.names())}"
-            )
+            raise ConfigError(f"{self.where}: no row matches {', '.join(patterns)}; {self._what_there_is()}")
         return found
 
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""
-        return list(dict.fromkeys(row.name for row in self.rows if row.minus is None and not row.pending))
+        return list(dict.fromkeys(row.name for row in self._own_rows()))
+
+    def _own_rows(self) -> list[Row]:
+        """The rows that are run: neither differences of others nor pending."""
+        return [row for row in self.rows if row.minus is None and not row.pending]
+
+    def _what_there_is(self) -> str:
+        """What names of rows are made of, for an error about a pattern that fits none."""
+        own = self._own_rows()
+        parts = {
+            "tables": [row.table for row in own],
+            "data sets": [row.dataset for row in own],
+            "methods": [row.method for row in own],
+        }
+        listed = (f"{part}: {', '.join(dict.fromkeys(names))}" for part, names in parts.items())
+        return f"a row is table/dataset/method; {'; '.join(listed)}"
 
     def published(self) -> dict[Any, str]:
         """Published values as printed, by ``Row.key``; none where ``published`` is null.
