@@ -156,7 +156,7 @@ def test_filters():
         toy.select(plan, tables=["3"])
     with pytest.raises(ConfigError, match="unknown method of this suite 'lo'; did you mean 'low'"):
         toy.select(plan, methods=["lo"])
-    with pytest.raises(ConfigError, match="tables: 1, 2; data sets: A, B; methods: low, high$"):
+    with pytest.raises(ConfigError, match=r"tables: 1, 2; data sets: A, B; methods: low, high$"):
         toy.select(plan, only=["9/*"])
 
 
