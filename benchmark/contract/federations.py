@@ -112,22 +112,24 @@ def half_trained() -> dict[str, Tensor]:
     """Weights of a small CNN that is right about two thirds of the digits, and sure of some.
 
     Methods start from them in the contract, so that pseudo-labels of all classes flow from the first round on, some
-    of them wrong, and some images below every usual threshold.
+    of them wrong, and some images below every usual threshold. They are trained in float64, since 120 steps of Adam
+    make another network of float32's rounding errors, which are not the same on every processor.
     """
     data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid")
     data.setup()
     site = data.client(0)
     torch.manual_seed(0)
-    model = models.build("small_cnn", data.num_classes)
+    model = models.build("small_cnn", data.num_classes).double()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(120):
         drawn = torch.randint(len(site.labelled), (64,), generator=generator)
-        loss = F.cross_entropy(model(data.take("weak", site.labelled[drawn], generator)), site.labels[drawn])
+        images = data.take("weak", site.labelled[drawn], generator).double()
+        loss = F.cross_entropy(model(images), site.labels[drawn])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return {name: value.clone() for name, value in model.float().state_dict().items()}
 
 
 def data_for(method: FedMethod) -> FewerDigits:
