@@ -35,8 +35,8 @@ PSEUDO = ("pseudo/selected", "pseudo/certain")
 SINGLE, BRAIN = 0.03, 0.5
 """How far a model in float32, and under bf16 autocast, may be from that in float64, over the way that the latter went.
 
-Rounding costs 0.0003 at most in float32. A pseudo-label at its threshold may flip, by a processor's own rounding even in
-float32: that costs a hundredth here, and under bfloat16, which flips more of them, up to a fifth.
+Rounding alone costs 0.0003 at most in float32. A pseudo-label at its threshold may flip too, on one processor and not
+on another: that costs a hundredth here, and under bfloat16, which flips more of them, up to a fifth.
 """
 FALL = 0.97
 """What must be left of the loss on the test set, at most, at some time in three rounds."""
