@@ -164,8 +164,13 @@ def _read_npz(file: Path) -> Texts:
 
 
 def _read_csv(file: Path) -> tuple[list[str], Labels]:
-    """Title and description with a space between, and the class index less 1; a backslash stands for a line break."""
+    """Title and description with a space between, and the class index less 1; a backslash stands for a line break.
+
+    Empty lines and a line of column names are left out: copies of the release have them.
+    """
     with file.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.reader(stream))
+        rows = [row for row in csv.reader(stream) if row]
+    if rows and rows[0][0].lower().startswith("class"):
+        rows = rows[1:]
     texts = [" ".join(f"{title} {description}".replace("\\", " ").split()) for _, title, description in rows]
     return texts, np.array([int(row[0]) - 1 for row in rows], dtype=np.int64)

@@ -115,7 +115,8 @@ class FSSLDataModule(L.LightningDataModule):
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
-        zoom: side that training images are enlarged to before the crop; default: the data set's.
+        zoom: side that training images are enlarged to before the crop; default: the data set's, in proportion to
+            ``side``.
         border: black pixels around the stored images in place of enlarging them to ``side``.
         channels: channels the network sees; 1 is for grey images, which otherwise are repeated to 3.
         flip: probability of a horizontal flip.
@@ -130,7 +131,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     num_classes: ClassVar[int]
     image_size: int = 32
-    zoom_size: ClassVar[int] = 40
+    zoom_size: ClassVar[int | None] = None  # before windows are cut; default: a quarter more than image_size
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
     feature_dim: int | None = None  # length of the feature vectors that take the place of images
@@ -194,16 +195,27 @@ class FSSLDataModule(L.LightningDataModule):
                 f"data.labelled_repeats={labelled_repeats} belongs to data.labels_per_class: give that too, "
                 "or leave it out"
             )
+        if hidden_labels == "pooled" and union_mode != "none":
+            raise ConfigError(
+                f"with data.hidden_labels=pooled all images of a client count as labelled, and with "
+                f"data.union_mode={union_mode} some of them twice: choose data.union_mode=none"
+            )
         self._check_ranges()
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.processes = 1
         self.image_size = side or self.image_size
         constants = tuple(mean or self.mean), tuple(std or self.std)
-        look = pipelines.Look(self.image_size, zoom or self.zoom_size, flip, *constants, border=border)
+        look = pipelines.Look(self.image_size, zoom or self._zoom(), flip, *constants, border=border)
         self.views = pipelines.views(pipeline, look)
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
+
+    def _zoom(self) -> int:
+        """Side to enlarge to, as far above the network's input as the data set's own is above its ``image_size``."""
+        own = type(self)
+        zoom = own.image_size * 5 / 4 if own.zoom_size is None else own.zoom_size
+        return round(zoom * self.image_size / own.image_size)
 
     def _check_ranges(self) -> None:
         """Refuse numbers that cannot be meant.
@@ -300,12 +312,25 @@ class FSSLDataModule(L.LightningDataModule):
                 f"{in_words(free)} are free; choose smaller images{fewer}"
             )
 
+    def _check_channels(self, arrays: Arrays) -> None:
+        """Refuse one channel of coloured images.
+
+        Raises:
+            ConfigError: says what the option is for.
+        """
+        some = arrays.train_images[:256]
+        if self.hparams["channels"] == 1 and some.ndim == 4 and (some != some[..., :1]).any():
+            raise ConfigError(
+                f"data.channels=1 is for grey images, and those of {type(self).__name__} are coloured: leave it out"
+            )
+
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw (or load) the partition; a second call does nothing."""
         if self._ready:
             return
         arrays = self._arrays_read()
         self._check_sizes(arrays)
+        self._check_channels(arrays)
         if self.hparams["split"] == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
@@ -335,13 +360,27 @@ class FSSLDataModule(L.LightningDataModule):
             self._place()
 
     def client(self, k: int) -> SiteData:
-        """What client ``k`` holds."""
+        """What client ``k`` holds.
+
+        Raises:
+            ConfigError: before ``setup``.
+        """
+        self._require_setup()
         return self._clients[k]
 
     @property
     def server(self) -> SiteData:
-        """What the server holds (labels only in scenario ``server``)."""
+        """What the server holds (labels only in scenario ``server``).
+
+        Raises:
+            ConfigError: before ``setup``.
+        """
+        self._require_setup()
         return self._server
+
+    def _require_setup(self) -> None:
+        if not self._ready:
+            raise ConfigError(f"{type(self).__name__} knows its clients after setup(): call that first")
 
     @property
     def num_clients(self) -> int:
@@ -393,28 +432,50 @@ class FSSLDataModule(L.LightningDataModule):
         return self._pool
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams."""
-        sites = [*self._clients, self._server]
+        """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams.
+
+        The order of an epoch follows its number and the run's seed, so a resumed fit goes on as if it had not stopped.
+
+        Raises:
+            ConfigError: no ``Trainer`` fits a method on this data.
+        """
+        method, sites = self._fitted(), [*self._clients, self._server]
         fields = ("labelled", "labels", "unlabelled", *(("revealed",) if self._server.revealed is not None else ()))
         data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in fields))
-        streams = cast(Any, self.trainer).lightning_module.streams(data)
-        return DataLoader(
-            _Batches(lambda number: epoch(streams, self, partial(self._central, number))), batch_size=None
-        )
+        streams = method.streams(data)
+
+        def batches() -> Iterator[Batch]:
+            return epoch(streams, self, partial(self._central, cast(Any, self.trainer).current_epoch))
+
+        return DataLoader(_Batches(batches), batch_size=None)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``, for a plain ``Trainer``."""
-        size = cast(Any, self.trainer).lightning_module.eval_batch
+        """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``, for a plain ``Trainer``.
 
-        def batches(number: int) -> Iterator[Batch]:
+        Raises:
+            ConfigError: no ``Trainer`` tests a method on this data.
+        """
+        size = self._fitted().eval_batch
+
+        def batches() -> Iterator[Batch]:
             for i, block in self.test_blocks(size):
                 yield {"test": {"x": block(), "y": self.test_labels[i * size : (i + 1) * size]}}
 
         return DataLoader(_Batches(batches), batch_size=None)
 
+    def _fitted(self) -> Any:
+        """The method of the ``Trainer`` that uses this data."""
+        method = getattr(self.trainer, "lightning_module", None)
+        if not hasattr(method, "streams"):
+            raise ConfigError(
+                f"the loaders of {type(self).__name__} ask the method which images it takes: hand a FedMethod and the "
+                "data to a Trainer, trainer.fit(method, datamodule=data)"
+            )
+        return method
+
     def _central(self, number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else self.device
-        return random_streams.generator(self.partition_seed, purpose, number, device=device)
+        return random_streams.generator(self.hparams["run_seed"], purpose, number, device=device)
 
     def _seen(self, images: Tensor) -> Tensor:
         seen = images[:, : self.hparams["channels"]] if images.ndim == 4 else images
@@ -446,11 +507,10 @@ class FSSLDataModule(L.LightningDataModule):
 
 
 class _Batches(IterableDataset[Batch]):
-    """Ready-made batches, another pass (numbered from 0) at every iteration."""
+    """Ready-made batches, made anew at every iteration."""
 
-    def __init__(self, make: Callable[[int], Iterator[Batch]]) -> None:
-        self.make, self.passes = make, 0
+    def __init__(self, make: Callable[[], Iterator[Batch]]) -> None:
+        self.make = make
 
     def __iter__(self) -> Iterator[Batch]:
-        self.passes += 1
-        return self.make(self.passes - 1)
+        return self.make()

@@ -1,5 +1,7 @@
 """ISIC 2018 task 3 (HAM10000): dermatoscopic images of seven kinds of skin lesions."""
 
+from typing import ClassVar
+
 from datamodules.base import FSSLDataModule
 from datamodules.io import sources
 from datamodules.io.sources import Arrays
@@ -13,7 +15,7 @@ class ISIC2018(FSSLDataModule):
     mean = (0.7630332, 0.5456457, 0.57004654)
     std = (0.14092809, 0.15261231, 0.16997086)
     image_size = 224
-    zoom_size = 250
+    zoom_size: ClassVar[int] = 250
 
     def read(self) -> Arrays:
         """See ``sources.isic2018``."""

@@ -184,6 +184,9 @@ class FedMethod(L.LightningModule):
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 
+    uses_validation: bool = False
+    """Whether the server sees the images that ``data.validation`` keeps from everybody, and their labels."""
+
     eval_batch: int = 256
     """Test images per forward pass; it matters only where evaluation uses batch statistics."""
 

@@ -255,6 +255,7 @@ class FedMatch(LabelsAtServer):
         self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
         self.register_buffer("seen", torch.zeros(num_clients, dtype=torch.bool))
         self.plateau = None if patience is None else Plateau(patience, divide_by=3.0)
+        self.uses_validation = patience is not None
         self.received: dict[str, Tensor] = {}
         self.site: Site | None = None
 

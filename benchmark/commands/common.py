@@ -3,7 +3,7 @@
 import inspect
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -61,8 +61,10 @@ def numbers(text: str | None, option: str) -> list[int]:
         raise ConfigError(f"{option} {text}: write numbers separated by commas, e.g. 1,2,3") from None
 
 
-def listed(text: str | None) -> list[str]:
-    """Words separated by commas, as they are or in brackets."""
+def listed(text: str | None, known: Container[str] = ()) -> list[str]:
+    """Words separated by commas, as they are or in brackets; a text that is one of the ``known`` names stays whole."""
+    if text is not None and text in known:
+        return [text]
     return [part.strip() for part in (text or "").strip("[]").split(",") if part.strip()]
 
 

@@ -95,7 +95,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     from benchmark.report.loggers import mirror_tables
 
     plan = planned(suite, options, runtime, options.precision)
-    wanted = suite.select(plan, listed(options.tables), listed(options.methods), listed(options.only))
+    methods, only = listed(options.methods, suite.spec["labels"]), listed(options.only, suite.names())
+    wanted = suite.select(plan, listed(options.tables), methods, only)
     published = suite.published()  # what is missing is missed before anything runs
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
@@ -128,8 +129,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
                 print(f"  {continuation(run)}", file=sys.stderr)
             return code
 
-    whole = suite.plan(options.scale, None, runtime, options.precision)
-    shown = whole if set(plan.seeds) <= set(whole.seeds) else plan
+    own = suite.plan(options.scale, None, runtime, options.precision).seeds
+    shown = suite.plan(options.scale, [*own, *plan.seeds], runtime, options.precision)
     pages = tables.render(suite, shown, tables.collect(shown), published)
     results, name = Path(runtime.results_dir), _name(options)
     written = tables.write(suite, name, pages, results, readme)
@@ -149,6 +150,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     _complain(bad)
     if not bad:
         files = [*sorted(page.parent.glob(f"{page.stem}.*")), *([readme] if readme else [])]
+        files += leaderboard.files(results, f"{suite.paper}-{name}") if suite.ranked else []
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
     return 1 if bad else 0
 

@@ -31,7 +31,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite = load(options.paper)
-    rows = suite.matching(listed(options.row), options.scale)
+    rows = suite.matching(listed(options.row, suite.names()), options.scale)
     jobs = pool.default_jobs(runtime)[0] if options.jobs == "auto" else options.jobs
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -263,6 +263,8 @@ class ReferenceEngine:
             what the server keeps, what it logged, and its steps.
         """
         data = self.around.data.server
+        if not self.method.uses_validation:
+            data = replace(data, validation=None, validation_labels=None)
         visit = Visit(
             round,
             SERVER,

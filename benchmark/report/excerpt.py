@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
-from tabulate import tabulate
 
 from benchmark.files import write_atomic
-from benchmark.report.layout import Rendered
+from benchmark.report.layout import Rendered, pipe_table
 from benchmark.report.tables import replace_block
 
 
@@ -24,16 +23,16 @@ def excerpt(frame: pd.DataFrame, dataset: str) -> str:
         [
             line["method"],
             f"{line['ours']:.2f}" + (f" ± {line['ci95']:.2f}" if pd.notna(line["ci95"]) else ""),
-            line["n"],
+            str(line["n"]),
             "" if pd.isna(line.get("published")) else line["published"],
             f"{line['delta']:+.2f}" if pd.notna(line.get("delta")) else "",
-            line["status"],
+            "" if pd.isna(line["status"]) else line["status"],
         ]
         for line in lines.to_dict("records")
     ]
     metric = lines["metric"].iloc[0] if len(lines) else "metric"
     head = ["method", f"{metric}, ours", "seeds", "published", "Δ", "status"]
-    return str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+    return pipe_table(head, body)
 
 
 def update(page: Path, name: str, tables: Iterable[Rendered]) -> bool:
@@ -47,7 +46,11 @@ def update(page: Path, name: str, tables: Iterable[Rendered]) -> bool:
     before = text = page.read_text(encoding="utf-8")
     for table in tables:
         for dataset in table.frame["dataset"].unique():
-            text = replace_block(text, f"excerpt:{name}-{table.number}/{dataset}", excerpt(table.frame, dataset))
+            told = excerpt(table.frame, dataset)
+            if table.of_paper and not table.compare:
+                used = table.data_label(dataset)
+                told = f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.\n\n{told}"
+            text = replace_block(text, f"excerpt:{name}-{table.number}/{dataset}", told)
     if text != before:
         write_atomic(page, text)
     return text != before

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tabulate import tabulate
 
 from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.differences import Panel, draw_differences, svg_text
+from benchmark.report.layout import pipe_table
 from benchmark.report.records import RunFolder
-from benchmark.report.statistics import SPENT, Ranking, compare, cost, interval, rank, superiority
+from benchmark.report.statistics import FAILED, SPENT, Ranking, compare, cost, interval, rank, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -31,7 +32,8 @@ class Setting:
         table: the table.
         dataset: label of the data set.
         rows: its lines on this data set that are run at all.
-        scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN.
+        scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN, a
+            failed one ``FAILED``.
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are not ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
@@ -101,7 +103,7 @@ def panels(suite: Suite, found: Sequence[Setting]) -> list[Panel]:
 def told_apart(line: pd.Series) -> bool:
     """Whether a line differs from its reference by more than noise explains (see ``READ``)."""
     apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
-    return bool(apart and line["n"] >= ENOUGH)
+    return bool(apart and line["pairs"] >= ENOUGH and not line["failed"])
 
 
 def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
@@ -134,15 +136,11 @@ def write(
     found = settings(suite, plan, runs)
     if not found:
         return []
-    tables = results / "tables"
-    texts = {
-        tables / f"{name}-leaderboard.md": markdown(suite, plan, runs, found),
-        tables / f"{name}-leaderboard.csv": _csv(frame(found)),
-        tables / f"{name}-pairs.csv": _csv(pairs(found)),
-    }
-    told = [one for one in found if (one.lines["n"] >= ENOUGH).all()]
+    page, whole, shares, picture = files(results, name)
+    texts = {page: markdown(suite, plan, runs, found), whole: _csv(frame(found)), shares: _csv(pairs(found))}
+    told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
-        texts[tables / f"{name}-leaderboard.svg"] = svg_text(draw_differences(panels(suite, told)))
+        texts[picture] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
@@ -151,15 +149,22 @@ def write(
     return write_changed(texts)
 
 
+def files(results: Path, name: str) -> list[Path]:
+    """Where ``write`` puts page, lines, pairs and picture of ``<paper>-<scale>``."""
+    endings = ("leaderboard.md", "leaderboard.csv", "pairs.csv", "leaderboard.svg")
+    return [results / "tables" / f"{name}-{ending}" for ending in endings]
+
+
 READ = (
     "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
     "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "
     "p-value of the paired t-test is below 0.05 after Holm's correction over the rows of the setting, from three "
-    "seeds on. The mean of the last rounds stands beside it because single rounds swing; nothing is compared or ranked "
-    "by it. Above: seeds in which the row is above the reference. Rank: mean over the seeds, bounds left out. "
-    "With five seeds Wilcoxon's signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the "
-    "t-test. Bounds know more labels than methods may. The learning rates are those of the papers or were tuned, "
-    "by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "seeds on and where no run has failed. A failed run has no accuracy, and ranks last. The mean of the last rounds "
+    "stands beside it because single rounds swing; nothing is compared or ranked by it. Above: seeds in which the row "
+    "is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank test "
+    "cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than methods may. The "
+    "learning rates are those of the papers or were tuned, by one rule for every row, on held-out labelled images; "
+    "`tuned` says which rate was chosen."
 )
 
 
@@ -173,10 +178,14 @@ def _section(found: Sequence[Setting], table: Table) -> str:
 
 
 def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
-    records = {seed: runs[key].record for seed, key in plan.of_row[id(row)].items()}
-    return pd.Series(
-        {seed: r[READING[report]][METRIC] for seed, r in records.items() if r is not None}, dtype="float64"
-    )
+    scores = {}
+    for seed, key in plan.of_row[id(row)].items():
+        record = runs[key].record
+        if record is not None:
+            scores[seed] = record[READING[report]][METRIC]
+        elif runs[key].state == "failed":
+            scores[seed] = FAILED
+    return pd.Series(scores, dtype="float64")
 
 
 def _setting(
@@ -192,7 +201,7 @@ def _setting(
     lines = compare(scores, reference)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
-    goal = scores[reference].mean()
+    goal = lines.loc[reference, "mean"]
     more = {
         row.method: {
             "bound": row.method in bounds,
@@ -215,6 +224,7 @@ def _configs(plan: Plan, row: Row) -> list[RunConfig]:
 def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | None]:
     """Mean over the seeds, with its interval, of the mean of the last rounds."""
     values = _scores(plan, runs, row, "last_k_mean")
+    values = values[values != FAILED]
     return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
 
 
@@ -231,7 +241,7 @@ def _spent(plan: Plan, runs: Mapping[str, Run], row: Row, goal: float) -> dict[s
         if spent is not None:
             costs.append(spent)
     means = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"]).mean()
-    return {"reached": len(costs), **means, "client_state_bytes": max(kept, default=None)}
+    return {"reached": len(costs), **means, "client_state_bytes": max(kept, default=nan)}
 
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
@@ -245,7 +255,7 @@ def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
     methods = list(dict.fromkeys(m for one in own for m in one.lines.sort_values("mean", ascending=False).index))
     head = ["method", *(title for one in own for title in _cells(one, one.reference, brief))]
     body = [[method, *(cell for one in own for cell in _cells(one, method, brief).values())] for method in methods]
-    return str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+    return pipe_table(head, body)
 
 
 def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
@@ -254,7 +264,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
     told = f"{delta} ± {half}" if half else delta
     cells = {
-        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({line['n']:.0f})",
+        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})",
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
         f"Δ to {one.reference}": f"**{told}**" if told_apart(line) else told,
         "p (Holm)": "< 0.001" if line["p_holm"] < 0.001 else _number(line["p_holm"], ".3f"),
@@ -265,8 +275,15 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "rank")}
     if not line["n"]:
-        return {title: "not run" if title == one.dataset else "" for title in cells}
+        nothing = {one.dataset: _seeds(line) or "not run", "rank": cells["rank"] if line["failed"] else ""}
+        return {title: nothing.get(title, "") for title in cells}
     return cells
+
+
+def _seeds(line: pd.Series) -> str:
+    """Seeds with a score and those that have failed: ``5``, ``4, 1 failed`` or ``5 failed``."""
+    counts = {"{:.0f}": line["n"], "{:.0f} failed": line["failed"]}
+    return ", ".join(text.format(count) for text, count in counts.items() if count)
 
 
 def _ranking(found: Ranking | None) -> str:
@@ -291,17 +308,17 @@ def _costs(own: Sequence[Setting]) -> str:
         "MB down",
         "steps",
         "seconds",
-        "client state, MB",
+        "client state at most, MB",
     ]
     body = []
     for one in own:
-        goal = f"{one.dataset}, {one.lines['goal'].iloc[0]:.1f} %"
+        goal = f"{one.dataset}, {_number(one.lines['goal'].iloc[0], '.1f %') or f'no run of {one.reference}'}"
         for method, line in one.lines.iterrows():
             if line["n"]:
                 body.append(
                     [
                         goal,
-                        method,
+                        str(method),
                         f"{line['reached']:.0f} of {line['n']:.0f}",
                         _number(line["rounds"], ".0f"),
                         _number(line["bytes_up"] / 1e6, ".1f"),
@@ -312,8 +329,11 @@ def _costs(own: Sequence[Setting]) -> str:
                     ]
                 )
                 goal = ""
-    told = "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it."
-    return told + "\n\n" + str(tabulate(body, head, tablefmt="pipe", disable_numparse=True))
+    told = (
+        "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it. "
+        "Client state: what all clients together keep between their visits if each of them takes part."
+    )
+    return f"{told}\n\n{pipe_table(head, body)}"
 
 
 def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> str:

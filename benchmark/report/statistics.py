@@ -6,8 +6,10 @@ seeds. All tests are two-sided.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import scikit_posthocs
 from scipy import stats
@@ -16,6 +18,8 @@ from statsmodels.stats.multitest import multipletests
 from benchmark.report.records import Record, Row
 
 LEVEL = 0.95
+FAILED = -inf
+"""The score of a run that has failed: below all others."""
 SPENT = ("bytes_up", "bytes_down", "steps")
 
 
@@ -50,25 +54,27 @@ def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Every row's mean and its difference to the reference row, paired by seed.
 
     Args:
-        scores: one line per seed, one column per row of the table; a missing run is NaN.
+        scores: one line per seed, one column per row of the table; a missing run is NaN, a failed one ``FAILED``.
         reference: the column that the others are held against.
 
     Returns:
-        By row, in the order of the columns: ``mean``, ``ci95`` (half-width), ``n``; over the seeds that the reference
-        has as well ``difference``, ``difference_ci95``, ``p`` (paired t-test), ``p_holm`` (Holm's correction over the
-        rows), and ``above``: the share of seeds in which the row is above the reference (a tie counts half).
+        By row, in the order of the columns: ``mean``, ``ci95`` (half-width), ``n`` (runs with a score), ``failed``
+        (runs); over the ``pairs`` of scores that row and reference have ``difference``, ``difference_ci95``, ``p``
+        (paired t-test), ``p_holm`` (Holm's correction over the rows); and ``above``: the share of seeds in which the
+        row is above the reference (a tie counts half, and a failed run is below any other).
     """
     lines: dict[str, dict[str, Any]] = {}
     for name in scores:
-        own = scores[name].dropna()
-        line: dict[str, Any] = {"mean": own.mean(), "ci95": interval(own), "n": len(own)}
-        paired = (scores[name] - scores[reference]).dropna()
-        if name != reference and len(paired):
-            line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(paired)}
+        own, difference = _finite(scores[name]), scores[name] - scores[reference]
+        paired = _finite(difference)
+        line: dict[str, Any] = {"mean": own.mean(), "ci95": interval(own), "n": len(own), "pairs": len(paired)}
+        line["failed"] = (scores[name] == FAILED).sum()
+        if name != reference and len(difference.dropna()):
+            line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(difference)}
             if paired.std() > 0:
                 line["p"] = stats.ttest_1samp(paired, 0.0).pvalue
         lines[str(name)] = line
-    columns = ["mean", "ci95", "n", "difference", "difference_ci95", "p", "p_holm", "above"]
+    columns = ["mean", "ci95", "n", "failed", "pairs", "difference", "difference_ci95", "p", "p_holm", "above"]
     frame = pd.DataFrame.from_dict(lines, orient="index").reindex(columns=columns).astype("float64")
     tested = frame["p"].notna()
     if tested.any():
@@ -76,20 +82,28 @@ def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
     return frame
 
 
+def _finite(values: pd.Series) -> pd.Series:
+    return values[np.isfinite(values)]
+
+
 def above(differences: pd.Series) -> float:
-    """Share of positive differences; a tie counts half."""
-    return float(((differences > 0) + 0.5 * (differences == 0)).mean())
+    """Share of positive differences among those that are known; a tie counts half."""
+    known = differences.dropna()
+    return float(((known > 0) + 0.5 * (known == 0)).mean())
 
 
 def superiority(scores: pd.DataFrame) -> pd.DataFrame:
     """Probability that the row of a line beats the row of a column: the share of seeds in which it does."""
     names = list(scores)
-    values = {b: {a: above((scores[a] - scores[b]).dropna()) for a in names if a != b} for b in names}
+    values = {b: {a: above(scores[a] - scores[b]) for a in names if a != b} for b in names}
     return pd.DataFrame(values).reindex(index=names, columns=names)
 
 
 def rank(scores: pd.DataFrame) -> Ranking | None:
-    """Mean ranks over the blocks (lines) that all rows (columns) have; ``None`` for fewer than three rows or blocks."""
+    """Mean ranks over the blocks (lines) that all rows (columns) have; ``None`` for fewer than three rows or blocks.
+
+    A failed run ranks last in its block.
+    """
     whole = scores.dropna()
     blocks, rows = whole.shape
     if rows < 3 or blocks < 3:

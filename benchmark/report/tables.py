@@ -16,7 +16,7 @@ from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
 from benchmark.report.records import Record, read_record, state
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import WIDEST, Suite
 from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
@@ -68,8 +68,9 @@ def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping
 
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
-        a value is published and, at the paper's scale, the verdict on ``delta`` once all seeds of the suite are
-        complete. At other scales the published value stands beside ours for orientation only.
+        a value is published and, at the paper's scale, the verdict on the seeds that are complete. A row with a failed
+        run has no verdict, nor one with other seeds than the suite's as long as these are not complete. At other
+        scales the published value stands beside ours for orientation only.
     """
     return [_render(suite, plan, runs, published, table) for table in suite.tables]
 
@@ -177,7 +178,7 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
         frame=_frame(table, lines, columns, compare, bool(published)),
         columns=columns,
         facts=_facts(suite, plan, runs, table, lines, columns),
-        legend=_legend(suite, compare, bool(published)),
+        legend=_legend(suite, table, compare, bool(published)),
         unpublished=table.unpublished,
         sections=tuple(_sections(lines, varying(lines, columns), plan)),
     )
@@ -208,10 +209,11 @@ def _line(
         where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
     delta, verdict = None, "" if printed or not published else f"published: {table.unpublished}"
     if suite.compares(plan.scale) and judged and ours is not None:
-        delta = difference(ours, judged)
+        delta = difference(ours, printed) if printed else None
         if not any(run.state in BROKEN for group in found for run in group):
-            whole = set(suite.scale(plan.scale)["seeds"]) <= set(plan.seeds)
-            verdict = judge(delta, suite.band(row, metric, judged_spread)) + where if whole else "other seeds"
+            band = suite.band(row, metric, judged_spread)
+            known = _of_the_suite(plan, found, set(suite.scale(plan.scale)["seeds"]))
+            verdict = judge(difference(ours, judged), band) + where if known else "other seeds"
     return Line(
         row=row,
         metric=metric,
@@ -230,6 +232,14 @@ def _line(
         verdict=verdict,
         runs=tuple(dict.fromkeys(run.id for group in groups for run in group)),
     )
+
+
+def _of_the_suite(plan: Plan, groups: Sequence[Sequence[Run]], own: set[int]) -> bool:
+    """Whether a mean may be judged: it is over the suite's seeds, or some of them, and others only beside all these."""
+    complete = {
+        seed for seed, group in zip(plan.seeds, groups, strict=True) if all(run.state == "complete" for run in group)
+    }
+    return own <= set(plan.seeds) and (complete <= own or own <= complete)
 
 
 def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
@@ -359,14 +369,19 @@ def _listed(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _legend(suite: Suite, compare: bool, printed: bool) -> str:
+def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
     text = [OURS]
     if suite.ranked:
-        text += ["Rows are ordered by ours; those whose intervals overlap are not told apart."]
+        text += [
+            "The best row on the first data set stands first. Whether two rows differ is on the leaderboard's page."
+        ]
+    if table.bounds:
+        text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
     if compare:
         bands = ", ".join(f"{metric} {band}" for metric, band in suite.bands.items())
         if suite.band_spreads:
-            bands += f", or {suite.band_spreads} published standard deviations if that is more"
+            bands += f", or {suite.band_spreads} published standard deviations if that is more; "
+            bands += f"none where these are more than {WIDEST:g} points"
         note = f" ({suite.spec['band_note']})" if "band_note" in suite.spec else ""
         text += [
             "Below it the published value, in brackets Δ: ours, rounded as printed, minus published.",

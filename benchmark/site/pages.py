@@ -27,11 +27,12 @@ PSEUDO = {
     "pseudo/balance": "Balance of the selected classes (1 is even)",
     "pseudo/certain": "Share of the images above the threshold",
 }
-COUNTS = {"n": "Int64", "reached": "Int64"}  # columns of a leaderboard that are numbers of seeds
+COUNTS = {"n": "Int64", "failed": "Int64", "reached": "Int64"}  # columns of a leaderboard that are numbers of seeds
 COMPARED = {
     "mean": "accuracy, %",
     "ci95": "± 95 %",
     "n": "seeds",
+    "failed": "failed seeds",
     "last_k_mean": "mean of last rounds, %",
     "difference": "Δ",
     "difference_ci95": "± 95 % of Δ",
@@ -48,7 +49,7 @@ SPENT = {
     "bytes_down": "bytes down",
     "steps": "steps",
     "seconds": "seconds",
-    "client_state_bytes": "bytes of client state",
+    "client_state_bytes": "bytes of client state at most",
 }
 VERDICTS = ("reproduced", "close", "not reproduced")
 
@@ -200,8 +201,9 @@ def _given(value: Any) -> float | None:
 
 
 def _verdicts(view: View) -> Counter[str]:
-    """How many cells have which verdict."""
-    lines = [line for table in view.tables for line in table.lines if line.delta is not None]
+    """How many cells have which verdict; a cell that stands in several tables counts once."""
+    cells = {(line.runs, line.metric): line for table in view.tables for line in table.lines if line.delta is not None}
+    lines = cells.values()
     return Counter(verdict for line in lines for verdict in VERDICTS if line.verdict.partition(",")[0] == verdict)
 
 

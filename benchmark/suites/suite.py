@@ -22,6 +22,8 @@ from datamodules.common.errors import BenchError, ConfigError
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
+WIDEST = 10.0
+"""The widest band, in points, within which a value counts as reproduced."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 
 Options = Mapping[str, Any]
@@ -77,11 +79,15 @@ class Suite:
         return {**entry, "tables": {str(number): layer for number, layer in entry.get("tables", {}).items()}}
 
     def band(self, row: Row, metric: str, spread: str | None) -> float | None:
-        """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more."""
+        """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more.
+
+        There is none where that is more than ``WIDEST``: chance would be called reproduced.
+        """
         bands: dict[str, float] = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
         if not row.band or metric not in bands:
             return None
-        return max(bands[metric], self.band_spreads * float(spread or 0.0))
+        band = max(bands[metric], self.band_spreads * float(spread or 0.0))
+        return band if band <= WIDEST else None
 
     def compares(self, scale: str) -> bool:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""
@@ -246,7 +252,7 @@ class Suite:
             plan: of this suite.
             tables: numbers of tables.
             methods: method labels.
-            only: patterns of ``table/dataset/method`` (``4/*/mine``) or beginnings of run ids.
+            only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -259,6 +265,7 @@ class Suite:
                 if name not in known:
                     raise unknown(what, name, known)
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
+        meant = {id(row) for pattern in only for row in self._meant(pattern)}
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
             if id(row) not in plan.of_row or (tables and row.table not in tables):
@@ -266,7 +273,7 @@ class Suite:
             if methods and row.method not in needed:
                 continue
             for key in plan.of_row[id(row)].values():
-                if not only or any(fnmatch(row.name, p) or key.startswith(p) for p in only):
+                if not only or id(row) in meant or key.startswith(tuple(only)):
                     chosen[key] = plan.runs[key]
         without = self.left_out(plan.scale)
         absent = [f"{name} ({without[name]})" for name in methods if name in without]
@@ -287,10 +294,16 @@ class Suite:
         """
         without = self.left_out(scale)
         own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
-        found = [row for row in own if not patterns or any(fnmatch(row.full_name, p) for p in patterns)]
+        meant = {id(row) for pattern in patterns for row in self._meant(pattern)}
+        found = [row for row in own if not patterns or id(row) in meant]
         if not found:
             raise ConfigError(f"{self.where}: no row matches {', '.join(patterns)}; {self._what_there_is()}")
         return found
+
+    def _meant(self, pattern: str) -> list[Row]:
+        """The rows that a pattern means: those of that name, which may have a ``*`` in it, or else all that match."""
+        named = [row for row in self.rows if row.is_named(pattern)]
+        return named or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
 
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""

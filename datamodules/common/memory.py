@@ -4,7 +4,11 @@ from pathlib import Path
 
 import torch
 
-GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+GROUPS = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+)
+"""For both versions of control groups: files of the limit, the use and its parts, and how names of the parts begin."""
 
 
 def available_bytes(device: torch.device | None = None, system: Path = Path("/")) -> int | None:
@@ -17,10 +21,11 @@ def available_bytes(device: torch.device | None = None, system: Path = Path("/")
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [_meminfo(system / "proc" / "meminfo")]
-    for limit, usage in GROUPS:
-        most, used = (_number(system / "sys" / "fs" / "cgroup" / name) for name in (limit, usage))
+    group = system / "sys" / "fs" / "cgroup"
+    for limit, usage, parts, prefix in GROUPS:
+        most, used = _number(group / limit), _number(group / usage)
         if most is not None and used is not None:
-            found.append(max(0, most - used))
+            found.append(max(0, most - max(0, used - _file_cache(group / parts, prefix))))
     known = [one for one in found if one is not None]
     return min(known) if known else None
 
@@ -40,6 +45,15 @@ def _meminfo(path: Path) -> int | None:
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     return None
+
+
+def _file_cache(path: Path, prefix: str) -> int:
+    """Bytes of files that the kernel keeps as long as nobody needs their memory; 0 where it does not say."""
+    try:
+        parts = dict(line.split() for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return sum(int(parts.get(f"{prefix}{kind}", 0)) for kind in ("active_file", "inactive_file"))
 
 
 def _number(path: Path) -> int | None:

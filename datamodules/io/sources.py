@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import sweep
+from datamodules.common.files import alone, sweep, temporary_name
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
@@ -116,7 +116,8 @@ def load(
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
     The cache holds train_images, train_labels, test_images, test_labels, class_names. A download is decoded
-    and kept as this cache only, and read back from it, so that all runs report the same digest.
+    and kept as this cache only, and read back from it, so that all runs report the same digest. Of several processes
+    one makes the cache, and the others wait.
 
     Args:
         name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set that is not
@@ -138,10 +139,11 @@ def load(
         if missing:
             absent.append(missing[0])
             continue
-        arrays = _open(name, layout, root, files)
         if not layout.slow:
-            return arrays
-        _write(cache, arrays)
+            return _open(name, layout, root, files)
+        with alone(cache):
+            if not cache.exists():
+                _write(cache, _open(name, layout, root, files))
         return _open(name, _CACHE, root, [cache])
     failure = "there is no download, or it is not allowed"
     if fetch is not None:
@@ -155,14 +157,17 @@ def load(
 
 
 def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], object]) -> None:
-    _log.info("downloading %s", name)
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # otherwise a firewall that swallows packets blocks for ever
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{name}-") as folder:
-            fetch(Path(folder))
-            _write(cache, _open(name, layout, Path(folder), [Path(folder, file) for file in layout.files]))
+        with alone(cache):
+            if cache.exists():
+                return
+            _log.info("downloading %s", name)
+            with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{name}-") as folder:
+                fetch(Path(folder))
+                _write(cache, _open(name, layout, Path(folder), [Path(folder, file) for file in layout.files]))
     finally:
         socket.setdefaulttimeout(timeout)
 
@@ -188,7 +193,7 @@ def _write(cache: Path, arrays: Arrays) -> None:
     fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
     content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
     sweep(cache)
-    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
+    temporary = temporary_name(cache)
     try:
         with temporary.open("wb") as file:
             np.savez(file, **content)

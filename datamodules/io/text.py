@@ -1,12 +1,9 @@
 """Texts as feature vectors of a frozen encoder, computed once per list of texts, and distorted copies of texts."""
 
-import fcntl
 import hashlib
 import logging
-import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.common.errors import DataError
+from datamodules.common.files import alone, sweep, temporary_name
 
 Features = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Features]
@@ -89,25 +87,29 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
         DataError: the encoder cannot be loaded, or the file cannot be read or written.
     """
     path = cache(kind, texts, folder)
-    with (folder / ".features.lock").open("w") as lock:
-        with suppress(OSError):  # a file system without locks: at worst two processes write the same file
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            encode = load(kind, device)
-            _log.info("computing features of %d texts with %s, once; this can take long", len(texts), ENCODERS[kind])
-            values, temporary = encode(texts), path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                with temporary.open("wb") as file:
-                    np.savez(file, features=values)
-                temporary.replace(path)
-            except OSError as error:
-                temporary.unlink(missing_ok=True)
-                raise DataError(f"cannot write {path}: {error}. Make room or take another data_dir") from error
+    if not path.exists():
+        with alone(path):
+            if not path.exists():
+                _compute(kind, texts, path, device)
     try:
         with np.load(path, allow_pickle=False) as data:
             return data["features"], path
     except Exception as error:  # damaged archives raise many things
         raise DataError(f"{path} is damaged ({error}); delete it, and it is computed again") from error
+
+
+def _compute(kind: str, texts: Sequence[str], path: Path, device: torch.device) -> None:
+    encode = load(kind, device)
+    _log.info("computing features of %d texts with %s, once; this can take long", len(texts), ENCODERS[kind])
+    values, temporary = encode(texts), temporary_name(path)
+    sweep(path)
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, features=values)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"cannot write {path}: {error}. Make room or take another data_dir") from error
 
 
 def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:

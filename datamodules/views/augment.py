@@ -120,7 +120,10 @@ class ZoomCrop(Geometry):
     def __post_init__(self) -> None:
         """Refuse a window larger than the picture."""
         if not 0 < self.crop <= self.zoom:
-            raise ConfigError(f"{self}: a window of {self.crop} does not fit into {self.zoom}; make crop <= zoom")
+            raise ConfigError(
+                f"{self}: a window of {self.crop} does not fit into {self.zoom}: enlarge to {self.crop} at "
+                "least (data.zoom), or cut a smaller one (data.side)"
+            )
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Cut windows: uint8 [B, crop, crop, C]."""

@@ -50,7 +50,8 @@ Pipeline = Callable[[Look], Views]
 
 def zoom_crop_flip(look: Look) -> dict[str, View]:
     """Enlarge, cut a window without padding, flip; test images are not enlarged (RSCFed, CBAFed)."""
-    return {"weak": look.view(ZoomCrop(look.zoom, look.size, look.flip, channels=3)), "test": look.plain}
+    window = ZoomCrop(look.zoom, look.size, look.flip, base=look.base if look.border else None, channels=3)
+    return {"weak": look.view(window), "test": look.plain}
 
 
 def pad_crop_flip(look: Look) -> dict[str, View]:

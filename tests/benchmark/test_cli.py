@@ -423,6 +423,38 @@ def test_that_nothing_is_missing_is_seen_without_a_heavy_import(here, fitted):
     assert table("--seeds", "1") == 0 and len(fitted) == before + 1
 
 
+def test_further_seeds_stand_beside_the_suites_own(here, fitted):
+    """The table keeps what it has; a later call without them shows the suite's own."""
+    assert table("--seeds", "1") == 0
+    assert table("--seeds", "5", "--methods", "low") == 0
+    text = (here / "results/tables/toy-quick.csv").read_text()
+    assert [line.split(",")[9] for line in text.splitlines() if ",low," in line] == ["2", "2"]
+    assert "seeds: 1, 2, 5" in (here / "results/tables/toy-quick.md").read_text()
+    assert table("--methods", "low") == 0
+    assert "seeds: 1, 2;" in (here / "results/tables/toy-quick.md").read_text()
+
+
+def test_a_missing_page_of_the_leaderboard_is_made_again(here, fitted):
+    (here / "toy.yaml").write_text(SUITE.replace("title: One,", "title: One, reference: low,") + "ranked: true\n")
+    assert table() == 0
+    pages = sorted(here.glob("results/tables/toy-quick-*"))
+    assert {page.name.removeprefix("toy-quick-") for page in pages} == {
+        "leaderboard.csv",
+        "leaderboard.md",
+        "pairs.csv",
+    }
+    for page in pages:
+        page.unlink()
+    assert table() == 0 and sorted(here.glob("results/tables/toy-quick-*")) == pages
+
+
+def test_a_label_with_a_comma_can_be_named(here, fitted):
+    (here / "toy.yaml").write_text(SUITE.replace("mid", '"mid, twice"'))
+    assert table("--methods", "mid, twice", "--seeds", "1") == 0
+    assert table("--only", "1/A/mid, twice", "--seeds", "2") == 0
+    assert [(c.method.name, c.seed) for c in fitted] == [("fed_consist", 1), ("fed_consist", 2)]
+
+
 def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted):
     assert table("--seeds", "1") == 0
     before = (here / "results/tables/toy-quick.md").read_text()
@@ -439,6 +471,7 @@ def test_an_excerpt_in_the_readme(here, fitted):
     assert table("--methods", "mid", "--seeds", "1") == 0
     text = (here / "README.md").read_text()
     assert "| mid      | 51.00       | 1" in text and "low" not in text
+    assert "**Scale quick: not the paper's protocol.** Data: digits (as A)." in text
 
 
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):

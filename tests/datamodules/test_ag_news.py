@@ -105,6 +105,14 @@ def test_csv_quotes_and_line_breaks(tmp_path: Path) -> None:
     assert labels.tolist() == [2, 0, 1, 3]
 
 
+def test_csv_copies_with_names_of_columns_and_empty_lines(tmp_path: Path) -> None:
+    rows = ["Class Index,Title,Description", *(f'"{c}","T{c}","D"' for c in (3, 1, 2, 4)), "", ""]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(rows))
+    (train, labels, _, _), _ = ag_news.read_texts(tmp_path)
+    assert train == ["T3 D", "T1 D", "T2 D", "T4 D"] and labels.tolist() == [2, 0, 1, 3]
+
+
 def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(DataError, match=r"ag_news is not in .*looked for .*ag_news\.npz.*train\.csv.*original release"):
@@ -159,6 +167,18 @@ def test_features_are_computed_once_and_follow_encoder_and_texts(folder: Path, s
     assert len(stub.asked) == 8 and stub.kinds[4:] == ["bert"] * 4
     make(folder, encoder="bert", texts_per_class=49)
     assert len(stub.asked) == 11  # the test texts are the same
+
+
+def test_features_that_are_there_need_no_write(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that a laboratory shares."""
+    first = make(folder, encoder="minilm")
+
+    def refused(path: Path) -> None:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(text, "alone", refused)
+    assert torch.equal(make(folder, encoder="minilm")._train, first._train)
+    assert {file.suffix for file in folder.iterdir()} == {".npz"}
 
 
 def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:

@@ -31,7 +31,7 @@ def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
     assert data.num_classes > 1 and data.train_size > 1000
     assert len(data.mean) == len(data.std) in ((0,) if name == "ag_news" else (1, 3))  # features have none
     assert all(0 < m < 1 for m in data.mean) and all(0 < s < 1 for s in data.std)
-    assert data.zoom_size >= data.image_size
+    assert data._zoom() >= data.image_size
     assert {"weak", "test"} <= set(data.views)
     assert not (tmp_path / "nowhere").exists()
     assert isinstance(data, L.LightningDataModule)
@@ -236,6 +236,8 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     [
         ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
+        ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
+        ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to 32 .*data\.zoom.*data\.side"),
     ],
 )
 def test_contradictory_options(args, message):
@@ -295,6 +297,43 @@ def test_another_size():
     assert next(data.test_blocks(7))[1]().shape == (7, 3, 16, 16)
 
 
+def test_training_images_are_enlarged_in_proportion():
+    """By a quarter, unless the data set says otherwise; whatever the side of the input is."""
+
+    class Large(Digits):
+        image_size = 64
+
+    class Close(Digits):
+        zoom_size = 36
+
+    def zoom(data):
+        return data.views["weak"].geometry.zoom
+
+    assert [zoom(Digits(**given)) for given in ({}, {"side": 16}, {"side": 16, "zoom": 17})] == [40, 20, 17]
+    assert (zoom(Large()), zoom(Close()), zoom(Close(side=64))) == (80, 36, 72)
+
+
+def test_one_channel_is_for_grey_images():
+    """Digits are stored as three equal channels; of coloured images one would be the red."""
+
+    class Coloured(Digits):
+        def read(self):
+            arrays = super().read()
+            arrays.train_images[..., 1] //= 2
+            return arrays
+
+    data = make_data(channels=1)
+    assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
+    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, and those of Coloured are coloured"):
+        Coloured(channels=1).setup()
+
+
+def test_sites_are_known_after_setup():
+    for ask in (lambda data: data.client(0), lambda data: data.server):
+        with pytest.raises(ConfigError, match=r"Digits knows its clients after setup\(\)"):
+            ask(Digits())
+
+
 # --- a plain Trainer
 
 
@@ -323,6 +362,38 @@ def test_fedavg_in_a_plain_trainer():
     method.eval()
     predicted = torch.cat([method.predict(block()) for _, block in data.test_blocks(90)]).argmax(dim=1)
     assert result["acc"] == pytest.approx(float((predicted == data.test_labels).float().mean()) * 100, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_batches_of_a_plain_trainer_follow_the_runs_seed_and_the_epoch(tmp_path):
+    """Another seed, another order of the same clients' images; a resumed fit sees what it would have seen."""
+
+    class Listens(find_class("fedavg", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.seen.append(batch["labelled"]["x"].sum().item())
+
+    def fit(seed, epochs, **options):
+        method = make_method(Listens, lr=0.1)
+        method.seen = []
+        run = trainer(max_epochs=epochs)
+        run.fit(method, datamodule=few_data(5, run_seed=seed), **options)
+        return run, method.seen
+
+    _, whole = fit(0, 3)
+    run, first = fit(0, 2)
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    assert whole[:8] == first
+    assert fit(0, 3, ckpt_path=tmp_path / "two.ckpt")[1] == whole[8:]
+    assert fit(1, 2)[1] != first
+
+
+def test_loaders_need_a_trainer_that_fits_a_method():
+    data = make_data()
+    for loader in (data.train_dataloader, data.test_dataloader):
+        with pytest.raises(
+            ConfigError, match=r"the loaders of Digits ask the method .* trainer.fit\(method, datamodule"
+        ):
+            loader()
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")

@@ -548,6 +548,22 @@ def test_hidden_labels_are_for_declared_oracles_only():
     assert site.oracle(index, run.data._labels[index]).all()
 
 
+@pytest.mark.parametrize("uses", [False, True])
+def test_validation_labels_are_for_methods_that_say_so(uses):
+    """They may be many times the labels of the setting."""
+    seen = []
+
+    class Looks(Plain):
+        uses_validation = uses
+
+        def server_step(self, server):
+            seen.append((server.data.validation, server.data.validation_labels))
+
+    run = make_federation(Looks, few_data(2, validation=50), rounds=1)
+    run.server_phase(0)
+    assert [None if part is None else len(part) for part in seen[0]] == ([50, 50] if uses else [None, None])
+
+
 def test_tallies_are_means_over_steps_and_clients():
     """The row's ``loss`` is the mean over all batches of all clients; ``batch_size`` weighs."""
 

@@ -138,6 +138,52 @@ def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_pa
     assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
 
 
+@pytest.fixture
+def broken(made):
+    """As ``made``, but ``good`` has failed in seed 0 on A, and ``bad`` in all seeds there."""
+    suite, plan, runs, _ = made
+    for row in suite.rows:
+        for seed, key in plan.of_row[id(row)].items():
+            if row.dataset == "A" and (row.method == "bad" or (row.method, seed) == ("good", 0)):
+                runs[key] = Run("failed", None)
+    return suite, plan, runs, leaderboard.settings(suite, plan, runs)
+
+
+def test_failed_seeds_stay_in(broken):
+    """The page says how many there are; they rank last, and nothing is bold beside one."""
+    suite, plan, runs, found = broken
+    ranks = leaderboard.ranking(found, suite.tables[0])
+    assert ranks.blocks == 7
+    page = leaderboard.markdown(suite, plan, runs, found)
+    cells = {line.split("|")[1].strip(): line for line in page.partition("| method ")[2].splitlines()[2:6]}
+    assert "(3, 1 failed)" in cells["good"] and "**" not in cells["good"]
+    assert "| 4 failed " in cells["bad"] and "2.9" in cells["bad"]  # third, but for seed 0, which it shares
+    assert found[0].lines.loc["good", "rank"] == pytest.approx((2.5 + 1 + 1 + 1) / 4)
+    assert found[0].lines.loc["bad", "last_k_mean"] != found[0].lines.loc["bad", "last_k_mean"]  # NaN
+
+
+def test_a_difference_needs_pairs(made):
+    """Many seeds of a row say nothing where the reference has two."""
+    suite, plan, runs, _ = made
+    for row in suite.rows:
+        for seed, key in plan.of_row[id(row)].items():
+            if row.method == "base" and seed > 1:
+                runs[key] = Run("missing", None)
+    line = leaderboard.settings(suite, plan, runs)[0].lines.loc["bound"]
+    assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["difference_ci95"]
+    assert not leaderboard.told_apart(line)
+
+
+def test_without_the_reference_there_is_nothing_to_reach(made):
+    suite, plan, runs, _ = made
+    for row in suite.rows:
+        for key in plan.of_row[id(row)].values():
+            if row.method == "base":
+                runs[key] = Run("missing", None)
+    page = leaderboard.markdown(suite, plan, runs, leaderboard.settings(suite, plan, runs))
+    assert "| A, no run of base " in page and "nan" not in page
+
+
 def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
     """A panel with both data sets; a difference is clear where it is bold. Settings with too few seeds are left out."""
     *run, found = made

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.report.statistics import above, compare, cost, interval, rank, superiority
+from benchmark.report.statistics import FAILED, above, compare, cost, interval, rank, superiority
 
 SCORES = pd.DataFrame(
     {
@@ -58,8 +58,24 @@ def test_seeds_that_one_of_two_rows_lacks_are_in_no_difference():
     assert line["n"] == 4
     assert line["difference"] == pytest.approx((2 + 3 + 4 + 5) / 4)
     nothing = compare(holed.assign(better=np.nan), "base").loc["better"]
-    assert nothing["n"] == 0
-    assert nothing.drop("n").isna().all()
+    assert (nothing[["n", "failed", "pairs"]] == 0).all()
+    assert nothing.drop(["n", "failed", "pairs"]).isna().all()
+
+
+def test_a_failed_run_has_no_accuracy_and_is_below_all_others():
+    broken = SCORES.copy()
+    broken.loc[2, "better"] = broken.loc[[3, 4], "worst"] = broken.loc[4, "base"] = FAILED
+    found = compare(broken, "base")
+    line = found.loc["better"]
+    assert (line["n"], line["failed"], line["pairs"]) == (4, 1, 3)
+    assert line["mean"] == pytest.approx((52 + 55 + 60 + 63) / 4)
+    assert line["difference"] == pytest.approx((2 + 3 + 4) / 3)
+    assert line["above"] == pytest.approx(4 / 5)  # below in seed 2, above where the reference has failed
+    assert found.loc["worst", "above"] == 0.0  # in the four seeds in which one of the two has not failed
+    assert superiority(broken).loc["worst", "better"] == pytest.approx(1 / 5)
+    ranks = rank(broken)
+    assert ranks.blocks == 5
+    assert ranks.mean_ranks["worst"] == pytest.approx((4 + 4 + 3 + 4 + 3.5) / 5)
 
 
 def test_differences_that_are_all_equal_have_no_test():

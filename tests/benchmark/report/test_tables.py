@@ -193,6 +193,13 @@ def test_only_the_seeds_of_the_suite_are_judged():
         plan = suite.plan("paper", seeds)
         runs = {key: Run("complete", record(70.0)) for key in plan.runs}
         assert lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]["status"] == status
+    plan = suite.plan("paper", [1, 2, 3, 7])
+    for done, status in (([7], "1 of 4; other seeds"), ([1, 7], "2 of 4; other seeds"), ([1], "1 of 4; reproduced")):
+        runs = {
+            key: Run("complete", record(70.0)) if run.config.seed in done else Run("missing", None)
+            for key, run in plan.runs.items()
+        }
+        assert lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]["status"] == status
 
 
 def test_incomplete_and_failed_runs_are_said_aloud():
@@ -382,4 +389,9 @@ def test_ranked_tables_without_published_values():
     for shown in (list(page.frame["method"]), [keys[0] for keys, _ in page.layout.rows]):
         assert [name for name in dict.fromkeys(shown) if name in at] == ["low", "high"]
     assert "published" not in page.frame and "ublished" not in page.markdown
-    assert "Rows are ordered by ours" in page.markdown
+    assert "The best row on the first data set stands first." in page.markdown
+    assert "Bounds, which" not in page.markdown
+    suite.spec["tables"][4]["bounds"] = ["high"]
+    bounded = Suite(suite.spec)
+    bounded = render(bounded, bounded.plan("quick"), runs, {})[0]
+    assert "Bounds, which know more labels than a method may: high." in bounded.markdown

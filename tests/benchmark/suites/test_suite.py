@@ -160,6 +160,20 @@ def test_filters():
         toy.select(plan, only=["9/*"])
 
 
+def test_a_name_with_a_star_means_its_row_before_it_is_a_pattern():
+    changed = spec()
+    changed["labels"]["low*"] = {"method": "fedavg", "method.lr": 0.25}
+    changed["tables"][1]["rows"].append({"method": "low*", "M": 1})
+    toy = Suite(changed)
+    plan = toy.plan("quick")
+    named, pattern = (
+        [cell for run in toy.select(plan, only=[only]) for cell in run.cells] for only in ("1/A/low*", "1/A/lo*")
+    )
+    assert named == ["1/A/low*"] and set(pattern) > {"1/A/low*", "1/A/low"}
+    assert [row.full_name for row in toy.matching(["1/A/low*"], "quick")] == ["1/A/low*/M=1"]
+    assert [row.full_name for row in toy.matching(["1/B/low*/M=1"], "quick")] == ["1/B/low*/M=1"]
+
+
 def test_operands_of_a_difference_share_table_data_set_and_columns():
     toy = Suite(spec())
     rows = toy.tables[0].rows
@@ -260,7 +274,7 @@ def test_published_spreads(tmp_path):
     assert len(values) == 3
     toy = Suite(spec(band_spreads=1.5))
     low, high = toy.tables[0].rows[:2]
-    assert [toy.band(high, "acc", s) for s in (None, "1.0", "4.0")] == [2.0, 2.0, 6.0]
+    assert [toy.band(high, "acc", s) for s in (None, "1.0", "4.0", "40.0")] == [2.0, 2.0, 6.0, None]
     assert toy.band(low, "acc", "4.0") is None
     assert toy.band(high, "auc", "4.0") is None
 

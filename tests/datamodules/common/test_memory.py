@@ -28,6 +28,25 @@ def test_a_container_may_have_less(system):
     assert available_bytes(system=system) == 0
 
 
+@pytest.mark.parametrize(
+    ("group", "limit", "usage", "prefix"),
+    [
+        ("", "memory.max", "memory.current", ""),
+        ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ],
+)
+def test_files_that_a_container_has_read_do_not_fill_it(system, group, limit, usage, prefix):
+    """Their memory is given up when a program asks for it."""
+    parts = f"anon 500000\n{prefix}active_file 1500000\n{prefix}inactive_file 2500000\nslab 100000\n"
+    for name, text in {limit: "5000000", usage: "4600000", "memory.stat": parts}.items():
+        file = system / "sys/fs/cgroup" / group / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{text.rstrip()}\n")
+    assert available_bytes(system=system) == 4_096_000  # the machine's; the container would have 4 400 000
+    (system / "sys/fs/cgroup" / group / limit).write_text("4500000\n")
+    assert available_bytes(system=system) == 3_900_000
+
+
 def test_a_system_that_does_not_say(tmp_path):
     assert available_bytes(system=tmp_path) is None
 

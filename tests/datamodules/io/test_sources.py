@@ -314,6 +314,26 @@ def test_a_download_is_decoded_into_the_cache_alone(tmp_path, monkeypatch, read)
     assert other.sha256 == first.sha256  # equal arrays, equal bytes
 
 
+@pytest.mark.usefixtures("counts")
+def test_a_process_that_waited_for_a_download_takes_it(tmp_path, monkeypatch):
+    fake_downloads(monkeypatch)
+    made = sources.cifar10(tmp_path)
+    cache, exists, asked = tmp_path / "cifar10.npz", Path.exists, []
+
+    def not_yet(path, **options):
+        """The cache appears after the first look, while this process waits."""
+        if path == cache:
+            asked.append(path)
+        return exists(path, **options) and (path != cache or len(asked) > 1)
+
+    def refused(*_, **__):
+        raise AssertionError("downloaded twice")
+
+    monkeypatch.setattr(Path, "exists", not_yet)
+    monkeypatch.setattr(datasets.cifar, "download_and_extract_archive", refused)
+    assert sources.cifar10(tmp_path).sha256 == made.sha256
+
+
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("read", "places", "remedy"),

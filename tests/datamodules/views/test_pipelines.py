@@ -43,6 +43,17 @@ def test_strong_views_are_cut_apart_and_augmented(name: str) -> None:
     )
 
 
+def test_training_and_test_images_have_the_same_border() -> None:
+    """Enlarged with their border, so that a thing stays larger in training by the zoom alone."""
+    views = pipelines.views("zoom_crop_flip", Look(32, 40, 0.0, (0.0,), (1.0,), border=2))
+    white = torch.full((6, 28, 28, 1), 255, dtype=torch.uint8)
+    index = torch.arange(6)
+    prepared = {name: views[name].geometry.prepare(white) for name in ("weak", "test")}
+    assert prepared["weak"].shape[1:3] == (40, 40) and prepared["test"].shape[1:3] == (32, 32)
+    assert views["test"](prepared["test"], index, None)[:, 0].mean() == pytest.approx((28 / 32) ** 2)
+    assert float(prepared["weak"].float().mean() / 255) == pytest.approx((28 / 32) ** 2, abs=0.01)
+
+
 def test_without_flip_no_image_is_mirrored() -> None:
     """A picture that grows to the right still does in every weak view."""
     ramp = torch.arange(0, 256, 8, dtype=torch.uint8)[None, None, :, None].expand(6, 32, 32, 3)
