@@ -56,7 +56,8 @@ def _fit_within_fabric_run(config: RunConfig) -> Path:
     """This process is one of those that ``fabric run`` has made already."""
     config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
     if not is_complete(config):
-        fabric = Fabric(precision=config.precision)  # type: ignore[arg-type]
+        lightning = loggers.lightning_loggers(config.runtime.logger, folder(config))
+        fabric = Fabric(precision=config.precision, loggers=lightning)  # type: ignore[arg-type]
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
         config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))

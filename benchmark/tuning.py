@@ -19,7 +19,7 @@ from benchmark.launch.progress import Display
 from benchmark.report.records import read_record, state
 from benchmark.suites.plan import PlannedRun, Row
 from benchmark.suites.suite import Suite
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
 FACTOR = "factor"
@@ -109,6 +109,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
     Raises:
         ConfigError: the suite is part of an installed package; or as ``trials`` does.
+        RunError: a trial has failed, but not by its rate; for its row nothing is chosen, for all others it is.
     """
     if suite.is_installed:
         raise ConfigError(
@@ -131,10 +132,15 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     more = [trial for trial in asked if trial is not None]
     _run_missing(more, studies, runtime, jobs)
     planned += more
-    made = {row.full_name: choice(own) for row in rows if (own := _known(planned, row, studies))}
+    without = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
+    whole = [row for row in rows if all(trial.row is not row for trial in without)]
+    made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
     path = suite.tuned_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
+    if without:
+        named = ", ".join(f"{trial.run.cells[0]} ({folder(trial.run.config)})" for trial in without)
+        raise RunError(f"no score of {named}: nothing is chosen for these rows. Mend what failed and call tune again")
     return made
 
 
@@ -160,7 +166,7 @@ def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Stud
 
 
 def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
-    """Held-out accuracy in percent (0 for a failed run) and number of held-out images of a study, by run id."""
+    """Held-out accuracy in percent (0 where it is not finite) and number of held-out images of a study, by run id."""
     done = (optuna.trial.TrialState.COMPLETE,)
     return {
         trial.user_attrs["run_id"]: (float(trial.value or 0.0), int(trial.user_attrs["images"]))
@@ -201,12 +207,18 @@ def _best(scored: Sequence[Scored]) -> Scored:
 
 
 def _tell(study: optuna.Study, trial: Trial) -> None:
-    """Add a trial's run to its study; one that failed scores 0, one that did not end is left for the next call."""
+    """Add a trial's run to its study.
+
+    A rate at which the numbers are not finite scores 0. A run that failed otherwise says nothing of its rate: like one
+    that did not end, it is left for the next call.
+    """
     path = folder(trial.run.config)
     ended = state(path)
     if ended not in ("complete", "failed"):
         return
     record = read_record(path)
+    if ended == "failed" and NOT_FINITE not in record["error"]:
+        return
     score = record["final"]["acc"] if ended == "complete" else 0.0
     study.add_trial(
         optuna.trial.create_trial(

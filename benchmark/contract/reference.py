@@ -68,7 +68,6 @@ def resumed(method: Method, rounds: int, **args: Any) -> Federation:
     """A new federation that goes on where the reference run stood after so many rounds."""
     federation = contract_federation(method, **args)
     federation.load_state_dict(torch.load(io.BytesIO(reference(method).states[rounds]), weights_only=True))
-    federation.become_server()
     return federation
 
 

@@ -4,6 +4,7 @@ A checkpoint is a head, ``checkpoint.pt``, and a file for what each client keeps
 holds the rest of the state and names the clients' files; a name contains the SHA-256 of its file. A save writes the
 files of the clients that have changed, then replaces the head, whose predecessor stays with the files that it names,
 and then removes the files that neither of them names. Every file is written under a temporary name, fsynced, renamed.
+While a save goes on there are three generations.
 
 All of them hold tensors and plain data only, and are read as such: a file from elsewhere cannot run code.
 """
@@ -14,6 +15,7 @@ import os
 import pickle
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,8 @@ WHOLE = b"fssl-bench checkpoint 1\n"  # of older versions: one file with everyth
 DIGEST_BYTES = 32
 PER_CLIENT = ("clients", "memory")  # parts of a state by client; each entry has a file of its own
 SHARE = 0.02  # of the elapsed time, at most, is spent on saving
+Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
+"""The tensors of a client as they were saved, and how often each had been changed in place."""
 FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been timed
 
 
@@ -45,7 +49,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.every_s, self.clock = path, every_s, clock
-        self.known: dict[tuple[str, int], tuple[list[tuple[Tensor, int]], str]] = {}
+        self.known: dict[tuple[str, int], tuple[Saved, str]] = {}
         self.now: set[str] = set()
         self.before: set[str] = set()
         self.began = self.last = clock()
@@ -82,7 +86,7 @@ class Checkpoint:
             RunError: ``state`` holds something else than tensors and plain data.
         """
         began, changed = self.clock(), self.changed_bytes(state)
-        known: dict[tuple[str, int], tuple[list[tuple[Tensor, int]], str]] = {}
+        known: dict[tuple[str, int], tuple[Saved, str]] = {}
         kept: dict[str, dict[int, str]] = {part: {} for part in PER_CLIENT if part in state}
         head: dict[str, Any] = {**_rest(state), **{part: {} for part in kept}, "kept": kept}
         new: set[str] = set()
@@ -99,7 +103,7 @@ class Checkpoint:
                     name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
                     _write(_folder(self.path) / name, body)
                     new.add(name)
-                known[part, client] = marks, name
+                known[part, client] = _remembered(marks), name
                 kept[part][client] = name
             body = _dumped(head)
             temporary = _staged(self.path, MAGIC + hashlib.sha256(body).digest(), body)
@@ -155,12 +159,13 @@ class Checkpoint:
         self._note(state, {key: name for key, (_, name) in self.known.items()})
 
     def _note(self, state: Mapping[str, Any], names: Mapping[tuple[str, int], str]) -> None:
-        self.known = {key: (_marks(value), names[key]) for key, value in _entries(state) if key in names}
+        self.known = {key: (_remembered(_marks(value)), names[key]) for key, value in _entries(state) if key in names}
 
     def _is_saved(self, key: tuple[str, int], marks: list[tuple[Tensor, int]]) -> bool:
         before = self.known.get(key, ([], ""))[0]
         return len(before) == len(marks) > 0 and all(
-            tensor is saved and version == then for (tensor, version), (saved, then) in zip(marks, before, strict=True)
+            tensor is saved() and version == then
+            for (tensor, version), (saved, then) in zip(marks, before, strict=True)
         )
 
     def _discard(self, files: set[str]) -> None:
@@ -284,6 +289,11 @@ def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
 def _marks(value: Any) -> list[tuple[Tensor, int]]:
     """The tensors of a value and how often each was changed in place; one made for inference alone cannot be."""
     return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in taken_apart(value)[1]]
+
+
+def _remembered(marks: list[tuple[Tensor, int]]) -> Saved:
+    """The marks without holding the tensors: what a client no longer keeps shall take no memory."""
+    return [(weakref.ref(tensor), version) for tensor, version in marks]
 
 
 def _head(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
 
-from datamodules.common.errors import RunError
+from datamodules.common.errors import BenchError, RunError
 
 Found = TypeVar("Found")
 
@@ -53,24 +54,25 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     """What ``work`` finds in every process, in rank order, as ``all_gather``.
 
     Raises:
-        RunError: it fails in one of them, where it raises this itself; the others raise the same, with the traceback of
-            that one as a note, instead of waiting for it.
+        Exception: of ``work`` in this process.
+        RunError: it fails in another one, whose message this has, with its traceback as a note; nobody waits for it.
     """
     if fabric.world_size == 1:
         return [work()]
     found, failed, own = None, None, None
     try:
         found = work()
-    except RunError as error:
-        failed, own = (str(error), "".join(traceback.format_exception(error))), error
+    except Exception as error:
+        told = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+        failed, own = (told, "".join(traceback.format_exception(error))), error
     everyone = all_gather(fabric, (failed, found))
     if own is not None:
         raise own
     for theirs, _ in everyone:
         if theirs is not None:
-            told = RunError(theirs[0])
-            told.add_note(theirs[1])
-            raise told
+            elsewhere = RunError(theirs[0])
+            elsewhere.add_note(theirs[1])
+            raise elsewhere
     return [theirs for _, theirs in everyone]
 
 
@@ -126,23 +128,22 @@ def _num_bytes(place: Place) -> int:
 def taken_apart(tree: Any) -> tuple[Any, list[Tensor]]:
     """A message without its tensors, which a ``Place`` stands for, and the tensors in order."""
     tensors: list[Tensor] = []
+    return _apart(tensors, tree), tensors
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            return Place(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
-        return _rebuilt(value, walk)
 
-    return walk(tree), tensors
+def _apart(tensors: list[Tensor], value: Any) -> Any:
+    """The value with places for its tensors, which join the others. A closure that calls itself would hold them."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return Place(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
+    return _rebuilt(value, partial(_apart, tensors))
 
 
 def put_together(skeleton: Any, tensors: list[Tensor]) -> Any:
     """The message again."""
-
-    def walk(value: Any) -> Any:
-        return tensors[value.number] if isinstance(value, Place) else _rebuilt(value, walk)
-
-    return walk(skeleton)
+    if isinstance(skeleton, Place):
+        return tensors[skeleton.number]
+    return _rebuilt(skeleton, partial(put_together, tensors=tensors))
 
 
 def places(skeleton: Any) -> list[Place]:

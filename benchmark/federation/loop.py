@@ -9,17 +9,18 @@ from typing import Any, Literal, Protocol
 
 import torch
 from lightning import Fabric
+from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from benchmark.federation import hooks
-from benchmark.federation.collectives import all_gather, from_first, moved, together
+from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
 from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
@@ -112,12 +113,15 @@ class Federation:
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
 
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Give an evaluated round to Fabric's loggers; one that fails says so once and is left out from then on."""
+    def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
+        """Give an evaluated round to Fabric's loggers, or to some of them.
+
+        One that fails says so once and is left out from then on.
+        """
         if not self.fabric.is_global_zero:
             return
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
-        for logger in list(self.fabric.loggers):
+        for logger in list(self.fabric.loggers if loggers is None else loggers):
             try:
                 logger.log_metrics(values, step=row["round"])
                 logger.save()
@@ -259,8 +263,11 @@ class Federation:
     def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Results of all items, in order; every rank works on its share of them and gets the others' results."""
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
-        mine = {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
-        results = {i: result for part in all_gather(self.fabric, mine) for i, result in part.items()}
+
+        def mine() -> dict[int, Any]:
+            return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
+
+        results = {i: result for part in together(self.fabric, mine) for i, result in part.items()}
         return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -277,7 +284,7 @@ class Federation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken."""
+        """Continue exactly where ``state_dict`` was taken; the method becomes the server, as it was then."""
         device = self.fabric.device
         self.round = state["round"]
         self.server = moved(state["server"], device)
@@ -288,6 +295,7 @@ class Federation:
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
+        self.become_server()
 
 
 def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
@@ -326,7 +334,7 @@ def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
         if not sound:
             bad = next((name for name, value in parts[visit].items() if not bool(value.isfinite().all())), "")
             found[visit] = (
-                f"{bad} is not finite. The last checkpoint is intact; lower the learning rate, or try --precision "
+                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, or try --precision "
                 "32-true if this was mixed precision"
             )
     return found

@@ -24,8 +24,11 @@ class Sizes:
 
     @property
     def checkpoints(self) -> int:
-        """What a checkpoint and its predecessor may take on disk; both go when the run is complete."""
-        return 2 * (self.clients + self.server)
+        """What a checkpoint, its predecessor and the next one, while that is written, may take on disk.
+
+        All go when the run is complete.
+        """
+        return 3 * (self.clients + self.server)
 
 
 class Calibration:

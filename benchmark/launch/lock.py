@@ -32,21 +32,12 @@ def run_lock(folder: Path) -> Iterator[None]:
         RunLocked: another living process holds it, here or on another machine; the message names its pid and host.
         RunError: the folder cannot be written.
     """
+    handle = _acquired(folder)
+    if handle is None:
+        raise _locked_by(holder(folder), folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise RunError(
-            f"{folder}: a run cannot write there ({error.strerror}); make the folder writable or give "
-            "another --results_dir"
-        ) from None
-    try:
-        if not _acquire(handle) or alive_elsewhere(folder):
-            owner = holder(folder)
-            raise RunLocked(
-                f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
-                f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"
-            )
+        if alive_elsewhere(folder):
+            raise _locked_by(holder(folder), folder)
         me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
         os.ftruncate(handle, 0)
         os.pwrite(handle, me.encode(), 0)
@@ -94,12 +85,37 @@ def alive_elsewhere(folder: Path) -> bool:
         return False
 
 
-def _acquire(handle: int) -> bool:
+def _locked_by(owner: dict[str, Any], folder: Path) -> RunLocked:
+    return RunLocked(
+        f"{folder}: process {owner.get('pid', '?')} on {owner.get('host', '?')} is working on this "
+        f"run; wait for it or stop it (once it is dead, other machines wait {FRESH_S:.0f} s to be sure)"
+    )
+
+
+def _acquired(folder: Path) -> int | None:
+    """The open lock file of a folder, which this process holds now; ``None`` if another one does."""
     for _ in range(TRIES):
-        if _try(handle, fcntl.LOCK_EX):
-            return True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(
+                f"{folder}: a run cannot write there ({error.strerror}); make the folder writable or give "
+                "another --results_dir"
+            ) from None
+        if _try(handle, fcntl.LOCK_EX) and _is_there(handle, folder / NAME):
+            return handle
+        os.close(handle)
         time.sleep(PAUSE_S)
-    return False
+    return None
+
+
+def _is_there(handle: int, path: Path) -> bool:
+    """Whether the open file is the one of this name: its last holder may have removed it, and others made another."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 def _try(handle: int, kind: int) -> bool:

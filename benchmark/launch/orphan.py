@@ -4,12 +4,17 @@ import multiprocessing
 import os
 import threading
 import time
+from functools import cache
 
 LOOK_S = 0.5
 
 
+@cache
 def die_with_parent() -> None:
-    """Watch the process that spawned this one, or ``torchrun``, from a thread, and end at once when it is gone."""
+    """Watch the process that spawned this one, or ``torchrun``, from a thread, and end at once when it is gone.
+
+    A second call does nothing more.
+    """
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_wait, daemon=True).start()
     elif "TORCHELASTIC_RUN_ID" in os.environ:

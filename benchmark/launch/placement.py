@@ -53,14 +53,20 @@ def placed(config: RunConfig) -> Runtime:
 
 def _threads(config: RunConfig, devices: int) -> int:
     """CPU threads of each process, as ``placed`` chooses them."""
-    if devices > 1:
-        return max(1, cores() // devices)
+    before = kept_threads(config)
+    if before is not None:
+        return before
+    several = devices * config.runtime.num_nodes > 1  # all processes have as many; what is idle differs among nodes
+    return max(1, cores() // devices) if several else idle_cores()
+
+
+def kept_threads(config: RunConfig) -> int | None:
+    """Threads of a run that continues, which with another number would round differently; ``None`` for a new run."""
     path = folder(config)
-    if saved_rounds(path) != 0 and (path / "record.json").exists():  # another number would round differently
-        before = RunFolder(path).record()["environment"].get("threads")
-        if isinstance(before, int):
-            return before
-    return idle_cores()
+    if saved_rounds(path) == 0 or not (path / "record.json").exists():
+        return None
+    before = RunFolder(path).record()["environment"].get("threads")
+    return before if isinstance(before, int) else None
 
 
 def _is_small(config: RunConfig) -> bool:

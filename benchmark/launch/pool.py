@@ -15,6 +15,7 @@ from benchmark.launch.environment import asked_threads, check_processes, cores
 from benchmark.launch.launchers import refuse_torchrun
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
+from benchmark.launch.placement import kept_threads
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED, Stopped, stop, stoppable
 from benchmark.registry import imported, one_line
@@ -64,16 +65,20 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
 
 
 def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]:
-    """The runs as ``run_all`` would run them: where several go on at once, in one process each, with the threads that
-    were asked for or else an even share of the cores.
+    """The runs as ``run_all`` would run them: where several go on at once, in one process each.
+
+    Their threads are those that were asked for, those that a run had before it was interrupted, or else an even share
+    of the cores.
     """
     if jobs <= 1 and not gpus:
         return list(runs)
     placed = []
     # However few runs are left: another number of threads would round differently.
-    share = asked_threads() or max(1, cores() // max(1, jobs))
+    share = max(1, cores() // max(1, jobs))
     for run in runs:
-        threads = share if run.config.runtime.threads == "auto" else run.config.runtime.threads
+        threads = run.config.runtime.threads
+        if threads == "auto":
+            threads = asked_threads() or kept_threads(run.config) or share
         runtime = replace(run.config.runtime, devices=1, threads=threads)
         placed.append(replace(run, config=replace(run.config, runtime=runtime)))
     return placed

@@ -1,5 +1,6 @@
 """Runs as a SLURM job array: one task per run, each of which continues where it was when SLURM took the node back."""
 
+import hashlib
 import shlex
 import shutil
 import subprocess
@@ -47,15 +48,18 @@ exit $$code
 def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
     """Write the script of a job array for some runs, their list, and a configuration file for each.
 
+    Tasks read the list when they start, so every list has a folder of its own: a later array leaves it alone.
+
     Args:
         runs: at least one.
-        name: of the job and of the folder in ``<results>/slurm`` that the files lie in.
+        name: of the job; the folder in ``<results>/slurm`` has it, and a digest of the runs.
         results: folder of results that all nodes see under the same path.
 
     Returns:
         the script, ready for ``sbatch``.
     """
-    folder = (results / FOLDER / name).absolute()
+    digest = hashlib.sha256(" ".join(run.id for run in runs).encode()).hexdigest()[:8]
+    folder = (results / FOLDER / f"{name}-{digest}").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     configs = []
     for run in runs:

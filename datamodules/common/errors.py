@@ -1,5 +1,8 @@
 """The errors a user can meet: each message says what, where, why, and what to do about it."""
 
+NOT_FINITE = "is not finite"
+"""What the error of a run says whose loss or tensors left the numbers."""
+
 
 class BenchError(ValueError):
     """Base of all errors that are the input's fault rather than the code's."""

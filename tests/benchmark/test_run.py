@@ -222,6 +222,8 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
     assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
     assert made[0][1] == made[1][1]
     assert path == folder(replace(config, precision="bf16-mixed"))
+    with pytest.raises(ConfigError, match="unknown logger 'cvs'"):
+        fit(replace(config, runtime=replace(config.runtime, logger="cvs")))
 
 
 def test_precisions(tmp_path):

@@ -7,7 +7,8 @@ from benchmark.config import Runtime, folder
 from benchmark.report.records import read_record, state
 from benchmark.suites.suite import Suite
 from benchmark.tuning import choice, further, trials, tune
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.digits import Digits
 
 SPEC = {
     "paper": "toy",
@@ -116,6 +117,31 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
 
     monkeypatch.setattr("benchmark.launch.pool.run_all", never)
     assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made
+
+
+def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runtime, monkeypatch):
+    """It is run again by the next call, and until then nothing is chosen for its row."""
+    suite = toy(tmp_path)
+    plain, _ = suite.rows
+
+    def missing(self):
+        raise DataError("no file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Digits, "read", missing)
+        with pytest.raises(RunError, match=r"no score of tune 1/Digits/plain x 0.001 .*, tune .* x 2 .*: nothing is"):
+            tune(suite, "quick", [plain], runtime, jobs=1)
+    assert yaml.safe_load(suite.tuned_file("quick").read_text()) == {}
+    assert list(tune(suite, "quick", [plain], runtime, jobs=1)) == [plain.full_name]
+
+
+def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime):
+    tuning = {**SPEC["scales"]["quick"]["tuning"], "factors": [1, 1e30]}
+    spec = {**SPEC, "scales": {"quick": {**SPEC["scales"]["quick"], "tuning": tuning}}}
+    suite = Suite(spec, "toy.yaml", tmp_path / "suites")
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert [one["held_out_accuracy"] for one in made["tried"]][1] == 0.0 < made["tried"][0]["held_out_accuracy"]
+    assert made["options"] == {"method.lr": 0.03}
 
 
 def scored(tmp_path, runtime, **accuracies):

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import shutil
+import weakref
 from collections import OrderedDict
 from itertools import pairwise, product
 from pathlib import Path
@@ -346,6 +347,16 @@ def test_a_change_in_place_is_a_change(path):
     state["clients"][0][0]["own"].add_(1)
     kept.save(state)
     assert checkpoint.load(path)["clients"][0][0]["own"].tolist() == [1.0] * 10
+
+
+def test_what_clients_no_longer_keep_takes_no_memory(path):
+    """Between two saves all clients may have taken new tensors."""
+    kept, state = checkpoint.Checkpoint(path), made(1, (1, 1))
+    kept.save(state)
+    old = weakref.ref(state["clients"][1][0]["own"])
+    state["clients"][1][0]["own"] = torch.full((10,), 2.0)
+    assert old() is None
+    assert kept.changed_bytes(state) == 1000 * 4 + 8 + 10 * 4
 
 
 def test_a_run_that_continues_writes_nothing_that_is_there(two):

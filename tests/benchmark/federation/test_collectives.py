@@ -13,7 +13,16 @@ import torch
 from lightning import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
-from benchmark.federation.collectives import Place, all_gather, from_first, moved, places, put_together, taken_apart
+from benchmark.federation.collectives import (
+    Place,
+    all_gather,
+    from_first,
+    moved,
+    places,
+    put_together,
+    taken_apart,
+    together,
+)
 from federations import plain_fabric
 
 
@@ -166,6 +175,27 @@ def between_two(work: Any) -> list[Any]:
     port = free_port()
     with ProcessPoolExecutor(2, context) as pool:
         return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]
+
+
+def fail(fabric: Fabric) -> str:
+    """What each process is told where the second one fails, with an error of any kind."""
+
+    def work() -> int:
+        if fabric.global_rank == 1:
+            raise MemoryError("out of memory")
+        return 0
+
+    try:
+        together(fabric, work)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}; {'MemoryError' in ' '.join(getattr(error, '__notes__', []))}"
+    return "nothing"
+
+
+def test_nobody_waits_for_one_that_has_failed() -> None:
+    first, second = between_two(fail)
+    assert first == "RunError: MemoryError: out of memory; True"
+    assert second == "MemoryError: out of memory; False"
 
 
 def exchange(fabric: Fabric) -> dict[str, bool]:

@@ -275,6 +275,26 @@ def test_a_state_is_a_snapshot():
     assert equal(state["server"], frozen["server"])
 
 
+def test_a_resumed_method_is_the_server_when_clients_are_chosen():
+    """As it is in a run that nothing interrupts: a rule may look at the model."""
+
+    class Looks(find_class("fedavg", KINDS["method"])):
+        def select_clients(self, round, roster):
+            seen.append((round, sum(float(p.detach().double().sum()) for p in self.model.parameters())))
+            return super().select_clients(round, roster)
+
+    seen = []
+    run = make_federation(Looks, few_data(2), rounds=2)
+    run_rows(run)
+    whole = dict(seen)
+    half, rest = (make_federation(Looks, few_data(2), rounds=n) for n in (1, 2))
+    run_rows(half)
+    rest.load_state_dict(half.state_dict())
+    seen.clear()
+    run_rows(rest)
+    assert dict(seen) == {1: whole[1]}
+
+
 # --- many clients
 
 

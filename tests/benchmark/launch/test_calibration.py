@@ -52,7 +52,7 @@ def test_sizes_are_those_of_the_states():
     network = sum(p.numel() * 4 for p in made.federation.method.model.parameters())
     sizes = made.sizes()
     assert (sizes.clients, sizes.server) == (4 * network, 2 * network)  # the server keeps a velocity, too
-    assert sizes.checkpoints == 2 * (sizes.clients + sizes.server)
+    assert sizes.checkpoints == 3 * (sizes.clients + sizes.server)
 
 
 def test_a_calibration_of_several_processes_has_the_threads_of_all(monkeypatch):

@@ -41,9 +41,10 @@ def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_c
     config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
     several = replace(config, runtime=replace(config.runtime, devices=2))
     asked = replace(config, runtime=replace(config.runtime, threads=5))
-    assert [placed(one).threads for one in (config, several, asked)] == [3, 4, 5]
+    nodes = replace(config, runtime=replace(config.runtime, devices=1, num_nodes=2))
+    assert [placed(one).threads for one in (config, several, nodes, asked)] == [3, 4, 8, 5]
     interrupted(replace(config, runtime=replace(config.runtime, threads=2)), 1)
-    assert [placed(one).threads for one in (config, several, asked)] == [2, 4, 5]
+    assert [placed(one).threads for one in (config, several, asked)] == [2, 2, 5]
     monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
     assert [placed(one).threads for one in (config, several, asked)] == [6, 6, 5]
 

@@ -135,6 +135,8 @@ def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
     assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
     asked = [replace(run, config=replace(run.config, runtime=Runtime(threads=3))) for run in runs]
     assert threads(2, runs=asked) == (1, 3)
+    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda config: 5)
+    assert [threads(2), threads(2, runs=asked)] == [(1, 5), (1, 3)]  # of a run that continues
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
 

@@ -159,10 +159,18 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
+    """Its tasks may still wait, and read their line of the list when they start."""
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    first, second, again = (slurm.write(some, "tiny-quick", tmp_path) for some in (runs[:1], runs[1:], runs[:1]))
+    assert first == again != second
+    assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
+
+
 def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, tiny, monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
     assert _table(tiny(), tmp_path / "results", "--slurm=--partition=gpu") == 2
-    script = tmp_path / "results/slurm/tiny-quick/job.sh"
+    (script,) = tmp_path.glob("results/slurm/tiny-quick-*/job.sh")
     assert script.exists()
     assert f"`sbatch --partition=gpu {script}`" in capfd.readouterr().err
 

@@ -18,7 +18,10 @@ from benchmark.report.loggers import (
     mirror_run,
     mirror_tables,
 )
+from benchmark.report.records import RunFolder
+from benchmark.run import fit
 from datamodules.common.errors import ConfigError
+from runs import SHORT, configuration, interrupted
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
 CONFIG = RunConfig(
@@ -169,6 +172,16 @@ def test_loggers_by_name(tmp_path):
     assert lightning_loggers(None, tmp_path) == []
     with pytest.raises(ConfigError, match=r"unknown logger 'cvs'; did you mean 'csv'"):
         lightning_loggers("cvs", tmp_path)
+
+
+def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
+    config = configuration(tmp_path, **{**SHORT, "runtime__logger": "csv"})
+    path = interrupted(config, 1)
+    fit(config)
+    rounds = [line.split(",") for line in (path / "csv/metrics.csv").read_text().splitlines()]
+    step = rounds[0].index("step")
+    assert [int(row[step]) for row in rounds[1:]] == [row["round"] for row in RunFolder(path).rows()]
+    assert len(rounds) == config.rounds + 1
 
 
 def test_wandb_may_be_asked_for_by_name(tmp_path):

@@ -17,6 +17,7 @@ import torch
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.federation import checkpoint
 from benchmark.files import write_atomic
+from benchmark.launch import lock
 from benchmark.launch.environment import ROOT, environment
 from benchmark.launch.lock import RunLocked, holder, locked, run_lock
 from benchmark.launch.worker import CHECKPOINT
@@ -385,6 +386,22 @@ def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
     with RunFolder(tmp_path).lock():
         assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
     assert not locked(tmp_path) and holder(tmp_path) == {}
+
+
+def test_a_lock_that_its_last_holder_has_removed_is_none(tmp_path, monkeypatch):
+    """Another process has made a new one since, and may hold it."""
+    waiting, take = [], lock._try
+
+    def late(handle, kind):
+        taken = take(handle, kind)
+        if not waiting:
+            waiting.append(handle)
+            (tmp_path / "run.lock").unlink()
+        return taken
+
+    monkeypatch.setattr(lock, "_try", late)
+    with run_lock(tmp_path):
+        assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
 
 
 def test_an_error_releases_the_lock_in_good_order(tmp_path):
