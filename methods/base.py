@@ -120,7 +120,10 @@ class Site(Protocol):
 
 
 class Tally:
-    """Weighted sums of what a visit logs, kept on the device and added to in place."""
+    """Weighted sums of what a visit logs, kept on the device and added to in place.
+
+    A value may have another shape in another visit, such as one number per upload.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
@@ -129,7 +132,7 @@ class Tally:
     def add(self, name: str, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``."""
         part = value.detach() * weight
-        if name not in self.sums:
+        if name not in self.sums or (name not in self.touched and self.sums[name][0].shape != part.shape):
             self.sums[name] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
         total, weights = self.sums[name]
         total += part

@@ -22,6 +22,7 @@ from methods.parts.class_balance import (
     tail_classes,
 )
 from methods.parts.residual import LabelledClients, residual_connection
+from methods.parts.rosters import require_labels
 from methods.parts.tensors import wide
 
 
@@ -126,7 +127,12 @@ class CBAFed(LabelledClients):
         return {"thresholds": thresholds, "tail": tail}
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Labelled clients during warm-up, then everybody."""
+        """Labelled clients during warm-up, then everybody.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        require_labels(roster)
         if self.is_warmup(round):
             return super().select_clients(round, roster)
         return [roster.sample(round)]

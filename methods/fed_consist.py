@@ -14,6 +14,7 @@ from methods.base import Batch, FedMethod, Stream, Upload
 from methods.parts.aggregation import read_mode, share_weights, weighted_mean
 from methods.parts.labelling import sharpen
 from methods.parts.losses import squared_error
+from methods.parts.rosters import require_labels
 from methods.parts.teacher import ema_decay, ema_update
 from methods.parts.tensors import wide
 
@@ -67,7 +68,12 @@ class FedConsist(FedMethod):
         self.register_buffer("teacher_step", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Labelled clients during warm-up, then everybody."""
+        """Labelled clients during warm-up, then everybody.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        require_labels(roster)
         return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:

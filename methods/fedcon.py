@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from datamodules.base import SiteData
+from datamodules.common.errors import ConfigError
 from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Site, Stream
 from methods.parts.lars import LARS
@@ -247,6 +248,16 @@ class FedCon(LabelsAtServer):
             sent = {name: value for name, value in self.model.state_dict().items() if not name.startswith("head.")}
             self.target.load_state_dict(sent)
         return [Pass(streams)] * int(self.hparams.local_epochs)
+
+    def server_step(self, server: Site) -> None:
+        """As in every method with labels at the server; here it must have some, since clients look at no labels.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if not len(server.data.labelled):
+            raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
+        super().server_step(server)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """As in the base; batches that are not full may be left out."""

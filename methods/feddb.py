@@ -61,6 +61,7 @@ class FedDB(FixMatch):
         )
         self.require("0 to 1", gamma=0 <= gamma <= 1)
         self.require("round_start, where dma is on", pl_time=dma == "off" or self.hparams.pl_time == "round_start")
+        self.require("uniform, where dma weighs", aggregation=dma == "off" or self.hparams.aggregation == "uniform")
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
         self.beta: Tensor | None = None
 

@@ -1,6 +1,6 @@
 """FixMatch in a federation: hard pseudo-labels above a fixed threshold, strong views to learn them on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.base import SiteData
-from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload
+from datamodules.common.streams import SERVER
+from methods.base import Batch, LocalWork, Pass, Scope, Site, Stream, Upload
 from methods.parts.dpl import debias
 from methods.parts.server_side import LabelsAtServer
 
@@ -83,6 +84,7 @@ class FixMatch(LabelsAtServer):
             labelled_batch_size=labelled_batch_size is None or labelled_batch_size >= 1,
             labelled_only_batch=labelled_only_batch is None or labelled_only_batch >= 1,
         )
+        self.require("null with full_batch", labelled_batch_size=labelled_batch_size is None or not full_batch)
         self.trains = True
         self.site: Site | None = None
 
@@ -95,6 +97,10 @@ class FixMatch(LabelsAtServer):
         if "labelled" in streams:
             streams["labelled"].batch_size = self.step_size(len(data.labelled), self.hparams.labelled_batch_size)
         return streams
+
+    def optimizer_scopes(self) -> Sequence[Scope]:
+        """``reset_momentum`` is about clients: the server always keeps its optimiser."""
+        return ["personal"] if self.visit.client == SERVER else super().optimizer_scopes()
 
     def step_size(self, images: int, own: int | None = None) -> int:
         """Samples per step of a stream of ``images``, which may have its ``own`` batch size."""

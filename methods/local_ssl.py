@@ -12,9 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError
+from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream
 from methods.parts.labelling import pseudo_labels
 from methods.parts.losses import proximal_term, weighted_loss
+from methods.parts.rosters import require_labels
 from methods.parts.schedules import release_rate, unlabelled_batch
 from methods.parts.tensors import wide
 
@@ -139,6 +141,15 @@ class LocalSSL(FedMethod):
         h = self.hparams
         total = h.steps_per_visit * h.local_epochs
         return LambdaLR(optimizer, lambda step: release_rate(step, h.warmup_steps, total, wait))
+
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """The roster's draw.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        require_labels(roster)
+        return super().select_clients(round, roster)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The unlabelled batch follows from the client's sizes; labels that the data reveal come along."""

@@ -12,6 +12,7 @@ from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload
 from methods.fed_consist import FedConsist
 from methods.parts.aggregation import State, read_mode, share_weights, tensor_distance, weighted_mean
+from methods.parts.rosters import require_labels
 
 
 class RSCFed(FedConsist):
@@ -53,15 +54,17 @@ class RSCFed(FedConsist):
         self.require("from 1", subsets=subsets >= 1, subset_size=subset_size >= 1)
         self.require("above 0", labelled_multiplier=labelled_multiplier > 0)
         shares_out(labelled_weight_mode)
+        self.require("size", unlabelled_split=self.hparams.unlabelled_split == "size")
         self.drawn: list[list[int]] = []
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Warm-up as Fed-Consist, then ``subsets`` independent draws.
 
         Raises:
-            ConfigError: subsets that cannot be drawn, already in the warm-up.
+            ConfigError: no client holds labels, or subsets that cannot be drawn, already in the warm-up.
         """
         h = self.hparams
+        require_labels(roster)
         subsets = roster.subsets(max(round - h.warmup_rounds, 0), h.subsets, h.subset_size)
         if self.is_warmup(round):
             return super().select_clients(round, roster)

@@ -147,7 +147,8 @@ def _one(config: RunConfig, tell: Any) -> int:
         tell(f"{how}; the same command {continuation(shown)}", file=sys.stderr)
         return code
     record = read_record(path)
-    tell(f"{path}{' (was complete, nothing was run)' if before == 'complete' else ''}")
+    done = " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
+    tell(f"{path}{done if before == 'complete' else ''}")
     tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
     tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
     if config.report == "last_k_mean":

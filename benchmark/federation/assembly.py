@@ -14,6 +14,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
 from methods import models
 from methods.base import FedMethod
+from methods.models.norm import static_norms
 from methods.parts.declarations import check_declarations
 
 
@@ -29,7 +30,8 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     The network is built right after seeding torch with the run seed, as the papers' codes do.
 
     Raises:
-        ConfigError: an argument is wrong or missing, or the method needs a view that the data's pipeline lacks.
+        ConfigError: an argument is wrong or missing, the method needs a view that the data's pipeline lacks, or the
+            network statistics that the method does not measure.
         DataError: the data are missing, or the partition cannot be made.
     """
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
@@ -50,6 +52,11 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     needed = parameters(find_class(config.method.class_path, KINDS["method"]))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     check_declarations(method)
+    if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
+        raise ConfigError(
+            f"{type(method).__name__} measures no statistics for static norms, so {config.model} would normalise test "
+            "images by each other; choose --model_args.norm group, running or batch"
+        )
     needed_views = {view for stream in method.views.values() for view in stream.values()}
     if missing := sorted(needed_views - set(data.views)):
         raise ConfigError(

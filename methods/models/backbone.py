@@ -74,8 +74,8 @@ class LinearHead(DropsUnits, nn.Linear):
         ConfigError: ``dropout`` outside [0, 1).
     """
 
-    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
-        super().__init__(feature_dim, num_classes)
+    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__(feature_dim, num_classes, bias=bias)
         self.set_dropout(dropout)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:

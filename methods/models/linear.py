@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, LinearHead
 
 
 class Linear(Backbone):
@@ -22,7 +22,7 @@ class Linear(Backbone):
         if in_features is None:
             raise ConfigError("linear: the data gives images, not feature vectors; choose a network for images")
         self.feature_dim = in_features
-        self.head = nn.Linear(in_features, num_classes)
+        self.head = LinearHead(in_features, num_classes)
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, LinearHead
 
 
 class Block(nn.Sequential):
@@ -35,7 +35,7 @@ class ResNet9(Backbone):
         self.down2 = Block(b, c, pool=True)
         self.down3 = Block(c, 8 * a, pool=True)
         self.residual2 = nn.Sequential(Block(8 * a, 8 * a), Block(8 * a, 8 * a))
-        self.head = nn.Linear(self.feature_dim, num_classes)
+        self.head = LinearHead(self.feature_dim, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Images [B, channels, side, side] to features [B, 8 width]."""

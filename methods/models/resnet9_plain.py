@@ -5,7 +5,7 @@ from math import sqrt
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.models.backbone import Backbone
+from methods.models.backbone import Backbone, LinearHead
 
 WITHIN_TWO_SIGMA = 0.87962566103423978
 """Standard deviation of a standard normal variable that is cut off beyond two."""
@@ -35,7 +35,7 @@ class PlainResNet9(Backbone):
         self.down2 = conv(b, c)
         self.down3 = conv(c, d)
         self.residual2 = nn.ModuleList([conv(d, d), conv(d, d)])
-        self.head = nn.Linear(d, num_classes, bias=False)
+        self.head = LinearHead(d, num_classes, bias=False)
         for weight in self.parameters():
             std = sqrt(1.0 / weight[0].numel()) / WITHIN_TWO_SIGMA
             nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Upload
+from methods.parts.rosters import require_labels
 
 
 class LabelledClients(FedMethod, ABC):
@@ -47,10 +47,7 @@ class LabelledClients(FedMethod, ABC):
         Raises:
             ConfigError: nobody does.
         """
-        if not roster.labelled:
-            raise ConfigError(
-                "no client holds labels; choose data.scenario=partial_clients, or a method that trains at the server"
-            )
+        require_labels(roster)
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -167,7 +167,8 @@ class LabelsAtServer(ServerMomentum):
 
     def server_stream(self, data: SiteData) -> Stream:
         """The server's labelled images, in batches of ``server_batch_size``."""
-        return Stream(data.labelled, self.hparams.server_batch_size, self.views["labelled"], {"y": data.labels})
+        h, fields = self.hparams, {"y": data.labels}
+        return Stream(data.labelled, h.server_batch_size, self.views["labelled"], fields, min_batch=h.min_batch)
 
     @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:

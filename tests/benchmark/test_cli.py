@@ -157,7 +157,9 @@ def test_fit_names_the_readings_it_shows(here, fitted, capsys):
         "last (round 3): acc 50.00, recall 60.00",
         "last_k_mean (2 rounds): acc 50.50, recall 60.00",
     ]
-    assert again.splitlines()[0].endswith(" (was complete, nothing was run)")
+    assert again.splitlines()[0].endswith(
+        " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
+    )
 
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):

@@ -329,6 +329,29 @@ def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
     assert dropped.run_visits(dropped.visits(0))[0] == []
 
 
+def test_weights_are_logged_whatever_the_number_of_uploads() -> None:
+    """Clients without a confident image may send nothing."""
+    run = federation(rounds=1)
+    uploads, _, _ = run.run_visits(run.visits(0))
+    for some in (uploads, uploads[:1], uploads[1:]):
+        run.become_server()
+        run.method.aggregate(some)
+        logged = run.server_phase(0)["server/dma_weights"][0]
+        assert logged.shape == (len(some),) and float(logged.sum()) == pytest.approx(1.0)
+
+
+def test_arguments_that_would_do_nothing_are_refused() -> None:
+    for wrong, message in (
+        ({"aggregation": "size"}, "aggregation=size is out of range: uniform"),
+        ({"labelled_batch_size": 8, "full_batch": True}, "labelled_batch_size=8 is out of range: null with full_batch"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_method("feddb", **wrong)
+    make_method("feddb", aggregation="size", dma="off")
+    with pytest.raises(ConfigError, match="unlabelled_split=equal is out of range: size"):
+        make_method("rscfed", unlabelled_split="equal")
+
+
 def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
     """A client's buffers come back with the next visit; the rate is 0.03 (1 + cos(pi t / T)) / 2."""
     run, rates = federation(rounds=4, lr=0.03), []

@@ -14,6 +14,13 @@ def test_a_view_that_the_pipeline_lacks_is_missed_before_the_first_round(tmp_pat
         fit(configuration(tmp_path, method="semifl"))
 
 
+def test_static_norms_are_for_methods_that_measure_their_statistics(tmp_path):
+    """Others would normalise test images by each other."""
+    static = {**SHORT, "model": "wrn28_2", "model_args": {"depth": 10, "width": 1}}
+    with pytest.raises(ConfigError, match=r"FedAvg measures no statistics .* --model_args.norm group, running or"):
+        fit(configuration(tmp_path, **{**static, "method": "fedavg"}))
+
+
 def test_grey_images_reach_networks_of_one_channel(tmp_path):
     """``data.channels`` sets the network's first layer, too."""
     path = fit(configuration(tmp_path, **SHORT, data__channels=1))

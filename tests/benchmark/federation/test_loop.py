@@ -437,6 +437,16 @@ def test_what_hooks_draw_outside_visits_is_the_same_after_an_interruption() -> N
     assert all(torch.equal(value, rest.server[name]) for name, value in whole.server.items())
 
 
-def test_training_on_labels_that_nobody_has_is_refused() -> None:
-    with pytest.raises(RunError, match=r"FedAvg\.select_clients, round 0: ConfigError: no client holds labels"):
-        make_federation("fedavg", make_data("server")).run()
+@pytest.mark.parametrize("name", ["fedavg", "fed_consist", "rscfed", "fedirm", "cbafed", "local_ssl", "feddure"])
+def test_training_on_labels_that_nobody_has_is_refused(name: str) -> None:
+    """A record of chasing a network that has learnt nothing would look like a result."""
+    data = make_data("server", pipeline="randaugment_levels_cutout")
+    arguments = {"warmup_rounds": 0} if name == "cbafed" else {}
+    with pytest.raises(RunError, match=r"\.select_clients, round 0: ConfigError: no client holds labels"):
+        make_federation(name, data, **arguments).run()
+
+
+def test_a_server_that_trains_alone_needs_labels() -> None:
+    for name in ("fedcon", "server_only"):
+        with pytest.raises(RunError, match=r"the server has no labels to train on; set data\.scenario=server"):
+            make_federation(name, make_data("all_clients")).run()

@@ -102,6 +102,14 @@ def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
     torch.testing.assert_close(last, first)
 
 
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6"])
+def test_every_head_takes_several_passes(name):
+    """Without dropout they are all alike."""
+    model = build(name, 4).eval()
+    features = model.features(torch.rand(2, 3, 32, 32))
+    torch.testing.assert_close(model.head(features, passes=3), model.head(features))
+
+
 def test_small_cnn_starts_from_the_published_weights():
     torch.manual_seed(1337)
     first = build("small_cnn", 10).conv1.weight.flatten()[:5]

@@ -117,6 +117,22 @@ def test_server_trains_and_keeps_its_momentum() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
 
 
+def test_momentum_of_clients_is_reset_without_the_servers() -> None:
+    federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
+    federation.server_phase(0, first=True)
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    federation.run_round(0)
+    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
+    assert all(not state.optimizers for state in federation.clients.values())
+
+
+def test_the_servers_batches_are_as_large_as_its_network_needs() -> None:
+    method, data = make_method("server_only", server_batch_size=13, min_batch=2), make_data("server")
+    assert len(data.server.labelled) % 13 == 1
+    assert method.server_stream(data.server).min_batch == 2
+
+
 def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
     """They are two visits of round 0."""
     orders: dict[bool, list[Tensor]] = {}
