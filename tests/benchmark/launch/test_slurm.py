@@ -219,7 +219,7 @@ def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp
     urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
     _until(lambda: not _queue(), "both jobs")
-    (log,) = (results / "slurm/tiny-quick").glob("*.log")
+    (log,) = results.glob("slurm/tiny-quick-*/*.log")
     told = log.read_text()
     assert "stopped by SIGTERM" in told and "continues from round" in told, told
     assert _table(path, ours, "--seeds", "0", "--threads", "1", "--jobs", "1") == 0
