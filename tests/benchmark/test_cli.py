@@ -514,7 +514,7 @@ def test_table_filters_run_less_but_render_everything(here, fitted):
     assert table("--tables", "2", "--seeds", "7") == 0
     assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "57.00 (1)" in text and "Not run: the row mid." in text and "### Table 2: Two" in text
+    assert "57.00 (1 of 3)" in text and "Not run: the row mid." in text and "### Table 2: Two" in text
     assert table("--methods", "mid", "--seeds", "7") == 0
     assert table("--only", "1/A/*", "--seeds", "8") == 0
     assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
@@ -548,8 +548,8 @@ def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     err = capsys.readouterr().err
     assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low, results/runs/fedavg-digits-" in err
     text = (here / "results/tables/toy-quick.md").read_text()
-    assert "51.00 (1 of 2)" in text and "**2 of 4 runs complete**; failed: " in text
-    assert "1 of 2; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
+    assert "51.00 (1 of 3)" in text and "**2 of 6 runs complete**; failed: " in text
+    assert "1 of 3; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
     assert table("--seeds", "666,1") == 1
     assert [c.seed for c in fitted] == [666, 666, 1, 1, 666, 666]
 
