@@ -49,7 +49,7 @@ SPENT = {
     "bytes_down": "bytes down",
     "steps": "steps",
     "seconds": "seconds",
-    "client_state_bytes": "bytes of client state at most",
+    "client_state_bytes": "bytes of client state, at most",
 }
 VERDICTS = ("reproduced", "close", "not reproduced")
 
@@ -162,7 +162,7 @@ def _board(view: View, charts: Charts) -> Page:
         lines.index = pd.Index(
             [f"{method} (bound)" if bound else method for method, bound in lines["bound"].items()], name="method"
         )
-        whole = lines.astype(COUNTS)
+        whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
         means = charts.intervals(_points(lines, "mean", "ci95"), "Accuracy", "accuracy (%)")
         apart = _points(lines, "difference", "difference_ci95")
         title = f"Difference to {one.reference}, paired by seed"
