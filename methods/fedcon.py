@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from datamodules.base import SiteData
-from datamodules.common.errors import ConfigError
 from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Site, Stream
 from methods.parts.lars import LARS
+from methods.parts.rosters import require_server_labels
 from methods.parts.schedules import exponential_ramp
 from methods.parts.server_side import LabelsAtServer
 from methods.parts.teacher import ema_update
@@ -255,8 +255,7 @@ class FedCon(LabelsAtServer):
         Raises:
             ConfigError: it has none.
         """
-        if not len(server.data.labelled):
-            raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
+        require_server_labels(server.data)
         super().server_step(server)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:

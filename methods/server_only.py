@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Batch, Site
+from methods.parts.rosters import require_server_labels
 from methods.parts.server_side import LabelsAtServer
 
 
@@ -25,8 +25,7 @@ class ServerOnly(LabelsAtServer):
 
     def server_step(self, server: Site) -> None:
         """As in every method with labels at the server; here it must have some."""
-        if not len(server.data.labelled):
-            raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")
+        require_server_labels(server.data)
         super().server_step(server)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

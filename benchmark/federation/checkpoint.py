@@ -33,9 +33,10 @@ WHOLE = b"fssl-bench checkpoint 1\n"  # of older versions: one file with everyth
 DIGEST_BYTES = 32
 PER_CLIENT = ("clients", "memory")  # parts of a state by client; each entry has a file of its own
 SHARE = 0.02  # of the elapsed time, at most, is spent on saving
+FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been timed
+
 Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
 """The tensors of a client as they were saved, and how often each had been changed in place."""
-FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been timed
 
 
 class Checkpoint:

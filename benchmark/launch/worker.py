@@ -138,7 +138,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         _first(fabric, lambda: run.rewind(federation.round))
         if recorder:
             run.saved(federation.round)
-            loggers.take_up(federation, run.rows())
+            loggers.take_up(federation, run)
         if recorder and saved is not None:
             print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
         federation.run()

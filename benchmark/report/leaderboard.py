@@ -282,8 +282,9 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
 
 def _seeds(line: pd.Series) -> str:
     """Seeds with a score and those that have failed: ``5``, ``4, 1 failed`` or ``5 failed``."""
-    counts = {"{:.0f}": line["n"], "{:.0f} failed": line["failed"]}
-    return ", ".join(text.format(count) for text, count in counts.items() if count)
+    scored = f"{line['n']:.0f}" if line["n"] else ""
+    failed = f"{line['failed']:.0f} failed" if line["failed"] else ""
+    return ", ".join(filter(None, (scored, failed)))
 
 
 def _ranking(found: Ranking | None) -> str:

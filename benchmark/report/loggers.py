@@ -3,7 +3,7 @@
 import netrc
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig, Runtime, identity, run_id
 from benchmark.registry import one_line, unknown
-from benchmark.report.records import Row
+from benchmark.report.records import RunFolder
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
 
@@ -56,11 +56,12 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
     return made
 
 
-def take_up(federation: "Federation", rows: Iterable[Row]) -> None:
+def take_up(federation: "Federation", run: RunFolder) -> None:
     """Give the CSV logger the rounds before a resume: it starts its file over."""
     csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
-    for row in rows if csv else ():
-        federation.log(row, csv)
+    if csv:
+        for row in run.rows():
+            federation.log(row, csv)
 
 
 def callbacks(given: str | None) -> list[Callback]:

@@ -159,7 +159,7 @@ def test_failed_seeds_stay_in(broken):
     assert "(3, 1 failed)" in cells["good"] and "**" not in cells["good"]
     assert "| 4 failed " in cells["bad"] and "2.9" in cells["bad"]  # third, but for seed 0, which it shares
     assert found[0].lines.loc["good", "rank"] == pytest.approx((2.5 + 1 + 1 + 1) / 4)
-    assert found[0].lines.loc["bad", "last_k_mean"] != found[0].lines.loc["bad", "last_k_mean"]  # NaN
+    assert pd.isna(found[0].lines.loc["bad", "last_k_mean"])
 
 
 def test_a_difference_needs_pairs(made):

@@ -393,5 +393,5 @@ def test_ranked_tables_without_published_values():
     assert "Bounds, which" not in page.markdown
     suite.spec["tables"][4]["bounds"] = ["high"]
     bounded = Suite(suite.spec)
-    bounded = render(bounded, bounded.plan("quick"), runs, {})[0]
-    assert "Bounds, which know more labels than a method may: high." in bounded.markdown
+    page = render(bounded, bounded.plan("quick"), runs, {})[0]
+    assert "Bounds, which know more labels than a method may: high." in page.markdown
