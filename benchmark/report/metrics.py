@@ -13,7 +13,7 @@ from torchmetrics.functional.classification import (
     multiclass_recall,
 )
 
-from datamodules.common.errors import DataError, RunError
+from datamodules.common.errors import NOT_FINITE, DataError, RunError
 
 
 def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
@@ -79,11 +79,12 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
         raise DataError(f"metrics: labels run from {low} to {high}, but the model has {classes} classes")
+    if not bool(probs.isfinite().all()):
+        raise RunError(f"metrics: a class probability {NOT_FINITE}: the model has diverged; lower the learning rate")
     least, most = (float(bound) for bound in probs.aminmax())
-    if not (least >= 0.0 and most <= 1.0):
+    if least < 0.0 or most > 1.0:
         raise RunError(
-            f"metrics: class probabilities run from {least} to {most} instead of 0 to 1; "
-            "the model has diverged, or these are not probabilities"
+            f"metrics: class probabilities run from {least} to {most} instead of 0 to 1; apply a softmax to logits"
         )
     predicted = probs.argmax(dim=1)
     # A curve needs the column of its own class only, so dropping absent classes changes no other curve.

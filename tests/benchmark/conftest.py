@@ -2,8 +2,12 @@
 
 import pytest
 
+from benchmark import run
+from benchmark.config import folder
+from benchmark.report.records import RunFolder, state
 from benchmark.run import fit
 from runs import MIXED, configuration
+from toy_suite import FACTS, SUITE
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +20,35 @@ def ordinary_memory(monkeypatch):
 def reference(tmp_path_factory):
     """An uninterrupted run of a method with personal state, in one process."""
     return fit(configuration(tmp_path_factory.mktemp("reference"), **MIXED))
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """Configurations that reached ``run.fit``, which writes a record of one made-up accuracy."""
+    configs = []
+
+    def made_up(config):
+        configs.append(config)
+        if config.seed == 666:
+            raise ZeroDivisionError("seed 666")
+        run_folder = RunFolder(folder(config))
+        if state(run_folder.path) == "complete":
+            return run_folder.path
+        run_folder.open(config, FACTS)
+        for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
+            run_folder.append(
+                {"round": round, "acc": acc + config.seed, "recall": 60.0, "bytes_up": 1, "bytes_down": 2}
+            )
+        run_folder.finish()
+        return run_folder.path
+
+    monkeypatch.setattr(run, "fit_resolved", made_up)
+    return configs
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working folder with the toy suite."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(SUITE)
+    return tmp_path

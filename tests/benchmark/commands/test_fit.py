@@ -1,0 +1,129 @@
+"""``fit``: from options, a saved configuration or a suite's row to a run, and what it says of it."""
+
+import pytest
+
+from benchmark import config, run
+from benchmark.cli import main
+from benchmark.config import folder, from_yaml, run_id
+from benchmark.suites.suite import available, load
+from toy_suite import table
+
+
+def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
+    code = main(
+        ["fit", "--method", "rscfed", "--method.lambda_u", "1", "--data", "digits", "--data.beta", "0.3",
+         "--model", "small_cnn", "--rounds", "10", "--seed", "1", "--devices", "2", "--precision", "bf16-mixed",
+         "--roster.participants", "4", "--results-dir", "out"]
+    )  # fmt: skip
+    assert code == 0
+    (done,) = fitted
+    assert done.method.class_path == "methods.rscfed.RSCFed" and done.method.init_args["lambda_u"] == 1.0
+    assert done.method.init_args["warmup_rounds"] == 7 and done.data.init_args["beta"] == 0.3
+    assert (done.rounds, done.seed, done.precision, done.roster) == (10, 1, "bf16-mixed", {"participants": 4})
+    assert (done.runtime.devices, done.runtime.results_dir, done.scale) == (2, "out", "custom")
+    assert capsys.readouterr().out == (
+        f"{folder(done)}\nbest (round 8): acc 51.00, recall 60.00\nlast (round 9): acc 50.00, recall 60.00\n"
+    )
+
+
+def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
+    """A seed that fails does not keep the others from being run, and the command does not end well."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed"]
+    assert main([*fit, "3,1,3"]) == 0
+    assert [config.seed for config in fitted] == [3, 1]
+    assert capsys.readouterr().out.count("best (round 2): acc 5") == 2
+    assert main([*fit, "0.5"]) == 2 and main([*fit, "4294967296"]) == 2
+    assert "--seed 0.5: write numbers" in capsys.readouterr().err
+
+
+def test_a_warning_before_a_precision_that_is_slow_here(here, fitted, capsys, monkeypatch):
+    monkeypatch.setattr("benchmark.commands.common.slow_precision", lambda precision: f"{precision} is slow")
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--precision", "bf16-mixed"]
+    assert main([*fit, "--accelerator", "cpu"]) == 0
+    assert capsys.readouterr().err.count("warning: bf16-mixed is slow\n") == 1
+    assert table("--seeds", "1", "--precision", "bf16-mixed", "--accelerator", "cpu") == 0
+    assert capsys.readouterr().err.count("warning: bf16-mixed is slow\n") == 1
+
+
+def test_fit_names_the_readings_it_shows(here, fitted, capsys):
+    """The best round is chosen by test labels, so the last one stands beside it; a third one where it is reported."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1", "--last_k", "3"]
+    assert main([*fit, "--report", "last_k_mean"]) == main([*fit, "--report", "last_k_mean"]) == 0
+    first, again = capsys.readouterr().out.split("results/runs/")[1:]
+    assert first.splitlines()[1:] == [
+        "best (round 2): acc 51.00, recall 60.00",
+        "last (round 3): acc 50.00, recall 60.00",
+        "last_k_mean (2 rounds): acc 50.50, recall 60.00",
+    ]
+    assert again.splitlines()[0].endswith(
+        " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
+    )
+
+
+def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "3", "--method.lr", "0.2"]) == 0
+    saved = folder(fitted[0]) / "config.yaml"
+    assert main(["fit", "--config", str(saved), "--devices", "4"]) == 0
+    assert main(["fit", "--config", str(saved), "--rounds", "4", "--method.lr", "0.3", "--data.beta", "2"]) == 0
+    first, again, other = fitted
+    assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
+    assert from_yaml(saved.read_text()).method == first.method
+    assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
+
+
+def test_fit_starts_from_a_row_of_a_suite(here, fitted):
+    """The row's own run; a seed keeps its scale, another option makes it nobody's."""
+    row = ["fit", "--suite", "toy.yaml", "--row", "1/A/mid", "--scale", "quick"]
+    assert main([*row]) == main([*row, "--seed", "2", "--data_dir", "d"]) == 0
+    assert main([*row, "--rounds", "3", "--method.lr", "0.3"]) == 0
+    own, seeded, other = fitted
+    plan = load("toy.yaml").plan("quick")
+    assert {run_id(own), run_id(seeded)} == {run.id for run in plan.runs.values() if "1/A/mid" in run.cells}
+    assert (own.seed, seeded.seed, seeded.scale, seeded.runtime.data_dir) == (1, 2, "quick", "d")
+    assert (other.rounds, other.method.init_args["lr"], other.scale) == (3, 0.3, "custom")
+    assert other.method.init_args["warmup_rounds"] == 1
+
+
+@pytest.mark.parametrize("paper", available())
+def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
+    """The full name leads to the row's own run, at the paper's scale."""
+    suite = load(paper)
+    plan = suite.plan("paper", seeds=[1])
+    for row in suite.rows:
+        if id(row) in plan.of_row:
+            assert plan.of_row[id(suite.row(row.full_name, "paper"))] == plan.of_row[id(row)], row.full_name
+
+
+def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
+    """At the paper's scale where none is given, with the seed of the command."""
+    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed", "--seed", "1338"]) == 0
+    suite = load("cbafed")
+    (planned,) = suite.select(suite.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
+    assert (run_id(fitted[0]), fitted[0].scale) == (planned.id, "paper")
+    assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
+    assert fitted[1].data.init_args["partition"] == "iid"
+
+
+def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys):
+    """One line, and none where there is no such row, or where the run is one of theirs."""
+    assert main(["fit", "--method", "cbafed", "--data", "svhn", "--rounds", "2"]) == 0
+    note, *rest = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: the constants of a paper's table are others than the defaults; `fit --suite SUITE")
+    assert "(cbafed: 1/SVHN/cbafed and 12 more)" in note
+    assert len(rest) == 3 and not any("note" in line for line in rest)
+    assert main(["fit", "--method", "cbafed", "--data", "digits", "--rounds", "2"]) == 0
+    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed"]) == 0
+    assert "note" not in capsys.readouterr().out
+    spelt = ["--data.picked", "1", "--rounds", "1000", "--report", "last", "--seed", "5"]
+    assert main(["fit", "--method", "fedavg", "--data", "cifar100", *spelt]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
+def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit_resolved", interrupted)
+    assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
+    said = capsys.readouterr().err
+    assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said

@@ -1,0 +1,20 @@
+"""``status``: what has been run of a suite."""
+
+from benchmark.cli import main
+from benchmark.report.records import read_record
+from toy_suite import table
+
+
+def test_status(here, fitted, capsys):
+    table("--seeds", "666,1")
+    path = next(here.glob("results/runs/fedavg-*"))
+    record = read_record(path)
+    capsys.readouterr()
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5"]) == 0
+    rows = capsys.readouterr().out
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "666,1,5", "--runs"]) == 0
+    runs = capsys.readouterr().out
+    for out in (rows, runs):
+        assert "2 DONE, 2 FAILED, 2 MISSING" in out
+        assert "1/A/low, 2/A/low" in out and "51.00" in out and "ZeroDivisionError: seed 666" in out
+    assert rows.count("1 DONE, 1 FAILED, 1 MISSING") == 2 and record["run_id"] in runs

@@ -1,0 +1,208 @@
+"""``table``: from nothing to nothing left to do."""
+
+import json
+import os
+import subprocess
+import sys
+
+from benchmark import run
+from benchmark.cli import main
+from benchmark.config import folder
+from benchmark.launch import placement
+from benchmark.launch.environment import ROOT
+from benchmark.report import loggers
+from benchmark.report.records import RunFolder, digest, read_record, read_rows
+from toy_suite import FACTS, HEAVY, SUITE, table
+
+
+def test_table_runs_what_is_missing_once(here, fitted, capsys):
+    (here / "README.md").write_text("<!-- table:toy-quick:begin --><!-- table:toy-quick:end -->\n")
+    assert table() == 0
+    assert sorted((c.method.name, c.seed) for c in fitted) == [
+        ("fed_consist", 1), ("fed_consist", 2), ("fedavg", 1), ("fedavg", 2)
+    ]  # fmt: skip
+    assert {(c.scale, c.runtime.data_dir, c.runtime.devices) for c in fitted} == {("quick", "d", "auto")}
+    files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    names = {path.name for path in files}
+    assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
+    assert "51.50 ± 6.35 (2)" in (here / "README.md").read_text()
+    assert "51.50,0.7071,6.35" in (here / "results/tables/toy-quick.csv").read_text().replace("51.5000", "51.50")
+    *_, path = capsys.readouterr().out.splitlines()
+    assert path == "results/tables/toy-quick.md (this one and 1 more)"
+    assert table() == 0
+    out = capsys.readouterr().out
+    assert out == "nothing is missing: all 4 runs are complete, and results/tables/toy-quick.md is up to date\n"
+    assert len(fitted) == 4
+    assert files == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+
+def test_that_nothing_is_missing_is_seen_without_a_heavy_import(here, fitted):
+    """A second call plans nothing; any change of what it rests on makes it look again."""
+    assert table("--seeds", "1") == 0
+    command = ["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", "--seeds", "1"]
+    code = "import sys; from benchmark import cli; assert cli.main({}) == 0; print([m for m in {} if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def again():
+        return subprocess.run(
+            [sys.executable, "-c", code.format(command, HEAVY)],
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+
+    assert again() == [
+        "nothing is missing: all 2 runs are complete, and results/tables/toy-quick.md is up to date",
+        "[]",
+    ]
+    page = here / "results/tables/toy-quick.md"
+    whole = page.read_text()
+    page.write_text("something else")
+    assert table("--seeds", "1") == 0 and page.read_text() == whole
+    next(here.glob("results/runs/fedavg-*/record.json")).unlink()
+    before = len(fitted)
+    assert table("--seeds", "1") == 0 and len(fitted) == before + 1
+
+
+def test_further_seeds_stand_beside_the_suites_own(here, fitted):
+    """The table keeps what it has; a later call without them shows the suite's own."""
+    assert table("--seeds", "1") == 0
+    assert table("--seeds", "5", "--methods", "low") == 0
+    text = (here / "results/tables/toy-quick.csv").read_text()
+    assert [line.split(",")[9] for line in text.splitlines() if ",low," in line] == ["2", "2"]
+    assert "seeds: 1, 2, 5" in (here / "results/tables/toy-quick.md").read_text()
+    assert table("--methods", "low") == 0
+    assert "seeds: 1, 2;" in (here / "results/tables/toy-quick.md").read_text()
+
+
+def test_a_missing_page_of_the_leaderboard_is_made_again(here, fitted):
+    (here / "toy.yaml").write_text(SUITE.replace("title: One,", "title: One, reference: low,") + "ranked: true\n")
+    assert table() == 0
+    pages = sorted(here.glob("results/tables/toy-quick-*"))
+    assert {page.name.removeprefix("toy-quick-") for page in pages} == {
+        "leaderboard.csv",
+        "leaderboard.md",
+        "pairs.csv",
+    }
+    for page in pages:
+        page.unlink()
+    assert table() == 0 and sorted(here.glob("results/tables/toy-quick-*")) == pages
+
+
+def test_a_label_with_a_comma_can_be_named(here, fitted):
+    (here / "toy.yaml").write_text(SUITE.replace("mid", '"mid, twice"'))
+    assert table("--methods", "mid, twice", "--seeds", "1") == 0
+    assert table("--only", "1/A/mid, twice", "--seeds", "2") == 0
+    assert [(c.method.name, c.seed) for c in fitted] == [("fed_consist", 1), ("fed_consist", 2)]
+
+
+def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted):
+    assert table("--seeds", "1") == 0
+    before = (here / "results/tables/toy-quick.md").read_text()
+    assert table("--seeds", "1", "--precision", "64-true", "--threads", "3") == 0
+    assert [config.precision for config in fitted] == ["32-true"] * 2 + ["64-true"] * 2
+    assert fitted[-1].runtime.threads == 3
+    assert (here / "results/tables/toy-quick.md").read_text() == before
+    assert "precision: 64-true" in (here / "results/tables/toy-quick-64-true.md").read_text()
+
+
+def test_an_excerpt_in_the_readme(here, fitted):
+    """One data set of a table, its first metric, and the rows that have been run."""
+    (here / "README.md").write_text("<!-- excerpt:toy-quick-1/A:begin --><!-- excerpt:toy-quick-1/A:end -->\n")
+    assert table("--methods", "mid", "--seeds", "1") == 0
+    text = (here / "README.md").read_text()
+    assert "| mid      | 51.00       | 1" in text and "low" not in text
+    assert "**Scale quick: not the paper's protocol.** Data: digits (as A)." in text
+
+
+def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
+    sent = []
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[1:3]))
+    assert table("--seeds", "1") == table("--seeds", "1") == 0
+    assert sent == [("toy", "quick")]
+    (here / "results/tables/toy-quick.md").unlink()
+    assert table("--seeds", "1") == 0 and len(sent) == 2
+    assert table("--seeds", "1", "--wandb", "offline") == 0 and len(sent) == 3
+    assert len(fitted) == 2
+
+
+def test_table_filters_run_less_but_render_everything(here, fitted):
+    assert table("--tables", "2", "--seeds", "7") == 0
+    assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "57.00 (1 of 3)" in text and "Not run: the row mid." in text and "### Table 2: Two" in text
+    assert table("--methods", "mid", "--seeds", "7") == 0
+    assert table("--only", "1/A/*", "--seeds", "8") == 0
+    assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
+
+
+def test_one_truncated_record_does_not_keep_the_other_runs_from_running(here, fitted, monkeypatch, capsys):
+    assert table("--seeds", "1") == 0
+    low, *_ = sorted(here.glob("results/runs/fedavg-*/record.json"))
+    low.write_text(low.read_text()[:100])
+    whole = run.fit_resolved
+
+    def fit(config):
+        if folder(config) == low.parent.relative_to(here):
+            read_record(folder(config))
+        return whole(config)
+
+    monkeypatch.setattr(run, "fit_resolved", fit)
+    assert table("--seeds", "1,2") == 1
+    assert len(fitted) == 2 + 2 and "record.json: cannot be read" in capsys.readouterr().err
+    assert "damaged (1)" in (here / "results/tables/toy-quick.md").read_text()
+
+
+def test_missing_published_values_are_told_before_anything_is_run(here, fitted, capsys):
+    (here / "toy.yaml").write_text(SUITE.replace("rscfed.csv", "nothing.csv"))
+    assert table() == 2
+    assert "published values are missing: there is no nothing.csv" in capsys.readouterr().err and fitted == []
+
+
+def test_table_reports_failures_and_goes_on(here, fitted, capsys):
+    assert table("--seeds", "666,1") == 1
+    err = capsys.readouterr().err
+    assert err.count("ZeroDivisionError: seed 666") == 4 and "failed: 1/A/low, results/runs/fedavg-digits-" in err
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "51.00 (1 of 3)" in text and "**2 of 6 runs complete**; failed: " in text
+    assert "1 of 3; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
+    assert table("--seeds", "666,1") == 1
+    assert [c.seed for c in fitted] == [666, 666, 1, 1, 666, 666]
+
+
+def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypatch):
+    assert table("--seeds", "1") == 0
+    for path in here.glob("results/runs/fedavg-*/record.json"):
+        record = json.loads(path.read_text().replace('"momentum": 0.9', '"momentum": 0.5'))
+        path.write_text(json.dumps({**record, "digest": digest(record, read_rows(path.parent))}))
+    assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
+    assert table("--seeds", "1", "--methods", "mid") == 0
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "**1 of 4 runs complete**; outdated: " in text and "| outdated (1) " in text
+    assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
+
+
+def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, capsys):
+    def interrupted(config):
+        run_folder = RunFolder(folder(config))
+        run_folder.open(config, FACTS)
+        (run_folder.path / "checkpoint.pt").write_bytes(b"")
+        run_folder.saved(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit_resolved", interrupted)
+    assert table("--seeds", "1") == 130
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "interrupted after 0 of 2 runs; the same command"
+    assert second.startswith("  continues fedavg-digits-") and "from round 2 of 2, after its last check" in second
+
+
+def test_a_real_table_from_nothing(here, monkeypatch):
+    monkeypatch.setattr(placement, "cores", lambda: 1)
+    assert table("--seeds", "1") == 0
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "digits (as A)" in text and "not run" not in text
+    for path in here.glob("results/runs/*"):
+        assert read_record(path)["status"] == "complete" and len(RunFolder(path).rows()) == 2

@@ -1,0 +1,26 @@
+"""A suite of two rows on digits, and its command."""
+
+from benchmark.cli import main
+
+HEAVY = "torch", "lightning", "wandb", "matplotlib", "pandas", "scipy"
+"""Packages that take seconds to import: no command does so before it needs one."""
+
+FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
+SUITE = """
+paper: toy
+title: A toy paper
+published: rscfed.csv
+report: best
+base: {set: {data: digits, data.num_clients: 3, rounds: 2, method.batch_size: 64}}
+datasets: {A: {}}
+labels: {low: {method: fedavg}, mid: {method: fed_consist, method.warmup_rounds: 1}}
+tables:
+  1: {title: One, datasets: [A], metrics: [acc], rows: [{method: low}, {method: mid}]}
+  2: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}
+scales: {quick: {seeds: [1, 2], note: tiny}}
+"""
+
+
+def table(*more: str) -> int:
+    """``table`` of the suite, which lies in the working folder; its exit status."""
+    return main(["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", *more])
