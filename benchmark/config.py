@@ -16,18 +16,12 @@ from typing import Any, Literal
 from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
 from datamodules.common.errors import ConfigError
+from datamodules.common.precision import check_precision
 
 SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.partition.roster.Roster"
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 NONFINITE = ("stop", "skip")
-
-_REFUSED = {
-    "16-mixed": "its loss scaling needs the optimiser and does not fit functional gradients; use bf16-mixed",
-    "bf16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
-    "16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
-}
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,7 @@ class RunConfig:
             _refuse_unbounded(getattr(self, name), f"--{name}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
-        if self.precision not in PRECISIONS:
-            why = _REFUSED.get(self.precision, f"it is not one of {', '.join(PRECISIONS)}")
-            raise ConfigError(f"precision '{self.precision}' cannot be used: {why}")
+        check_precision(self.precision)
         for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)

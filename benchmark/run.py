@@ -6,12 +6,14 @@ import pickle
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from itertools import dropwhile
 from pathlib import Path
 from signal import SIGTERM
 
 import torch
 from lightning import Fabric
+from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
@@ -27,6 +29,8 @@ from benchmark.registry import imported, one_line
 from benchmark.report import loggers
 from benchmark.report.records import RunFolder, state
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
+
+PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes
 
 
 def fit(config: RunConfig) -> Path:
@@ -115,7 +119,12 @@ def _check_spawned(config: RunConfig) -> None:
 def _fabric(config: RunConfig, spawned: bool) -> Fabric:
     """Fabric for the run's processes, which it starts itself if they are ``spawned``."""
     rt = config.runtime
-    several = "ddp_spawn" if spawned else "ddp"
+    # Messages of plain values go over gloo on GPUs, too: it notices a process that has ended, and lets signals through.
+    several = DDPStrategy(
+        start_method="spawn" if spawned else "popen",
+        process_group_backend="cpu:gloo,cuda:nccl" if rt.accelerator == "cuda" else None,
+        timeout=PATIENCE,
+    )
     try:
         return Fabric(
             accelerator=rt.accelerator,

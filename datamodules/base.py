@@ -434,7 +434,8 @@ class FSSLDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams.
 
-        The order of an epoch follows its number and the run's seed, so a resumed fit goes on as if it had not stopped.
+        The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
+        stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
 
         Raises:
             ConfigError: no ``Trainer`` fits a method on this data.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule, Scenario, SiteData
 from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.precision import check_precision
 from datamodules.common.streams import SERVER
 from datamodules.common.switches import check_switches
 from datamodules.partition.roster import Roster
@@ -280,6 +281,14 @@ class FedMethod(L.LightningModule):
         logits: Tensor = self(x)
         return wide(logits).softmax(dim=1)
 
+    def on_fit_start(self) -> None:
+        """A plain ``Trainer`` begins; a federation refuses the same precisions by its configuration.
+
+        Raises:
+            ConfigError: in this precision the method would train something else.
+        """
+        check_precision(self.trainer.precision)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """One step on one batch, in one of Lightning's two forms.
 
@@ -453,13 +462,13 @@ class FedMethod(L.LightningModule):
                 layer.note(tensors[name])
 
     def tally(self, name: str, value: Tensor, weight: float = 1.0) -> None:
-        """Add ``value`` (any shape) to the visit's sums; ``tallied`` gives the mean so far.
+        """Add ``value`` (any shape, on any device) to the visit's sums; ``tallied`` gives the mean so far.
 
         Its mean over the round becomes the column ``name`` of the record, or ``logged/<name>`` where that name is the
         framework's (``acc``, ``round``, ...).
         """
         if self._tally is not None:
-            self._tally.add(own_column(name, self.automatic_optimization), value, weight)
+            self._tally.add(own_column(name, self.automatic_optimization), value.to(self.device), weight)
 
     def tallied(self, name: str) -> Tensor | None:
         """Weighted mean of what the visit tallied or logged under ``name``; ``None`` if nothing was.
@@ -474,7 +483,8 @@ class FedMethod(L.LightningModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back."""
         if self._tally is not None:
-            self.tally(name, torch.as_tensor(value), float(kwargs.get("batch_size") or 1.0))
+            number = value if isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
+            self.tally(name, number, float(kwargs.get("batch_size") or 1.0))
         elif self._trainer is not None:
             super().log(name, value, *args, **kwargs)
 

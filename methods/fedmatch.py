@@ -320,6 +320,7 @@ class FedMatch(LabelsAtServer):
         self.manual_backward(loss, inputs=list(parameters.values()))
         self.configure_gradient_clipping(optimizer)
         optimizer.step()
+        torch.clear_autocast_cache()  # it holds copies of parameters that have just changed
 
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
         """``lambda_s CE``."""

@@ -17,9 +17,10 @@ from benchmark.commands.common import (
     refuse,
     warn_of_slow_precision,
 )
-from benchmark.config import PRECISIONS, Runtime, folder
+from benchmark.config import Runtime, folder
 from benchmark.launch.signals import STOPPED, Stopped
 from benchmark.suites.suite import Suite, load
+from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from benchmark.launch.pool import Outcome

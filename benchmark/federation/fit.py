@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from datamodules.common.errors import RunError
 from datamodules.views.batches import Batch
@@ -28,6 +30,8 @@ class Schedule:
 
 class Fit:
     """One fit of the method as it stands. While it lasts, it is what the method sees as ``self.trainer``.
+
+    ``global_step`` counts the steps of optimisers, as Lightning does, and ``steps`` the calls of ``training_step``.
 
     Args:
         method: trained in place.
@@ -55,9 +59,11 @@ class Fit:
         self.lightning_module = method
         self.callbacks, self.loggers = list(callbacks), list(loggers)
         self.global_rank, self.world_size = rank, ranks
-        self.current_epoch = self.global_step = self.max_epochs = 0
+        self.current_epoch = self.global_step = self.max_epochs = self.steps = 0
         self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
+        wrapped = LightningOptimizer._to_lightning_optimizer
+        self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
         method._trainer = self  # type: ignore[assignment]
 
     @property
@@ -80,13 +86,21 @@ class Fit:
         """What ``LightningModule.clip_gradients`` asks for."""
         return self
 
-    @property
-    def _lightning_optimizers(self) -> list[Optimizer]:
-        return self.optimizers
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:
+        """Behind ``manual_backward``, and in the automatic step."""
+        self.call("on_before_backward", loss)
+        self.lightning_module.backward(loss, *args, **kwargs)
+        self.call("on_after_backward")
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Behind ``manual_backward``."""
-        loss.backward(*args[1:], **kwargs)  # type: ignore[no-untyped-call]
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Behind ``step`` of the optimisers that ``LightningModule.optimizers`` gives."""
+        made = closure()
+        self.call("on_before_optimizer_step", optimizer)
+        if self.lightning_module.automatic_optimization:
+            self.lightning_module.configure_gradient_clipping(optimizer)
+        optimizer.step(**kwargs)
+        self.global_step += 1
+        return made
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str = "norm") -> None:
         """Behind ``LightningModule.clip_gradients``."""
@@ -124,7 +138,7 @@ class Fit:
                 if self.call("on_train_batch_start", batch, number) == -1:
                     break
                 step(batch, number)
-                self.global_step += 1
+                self.steps += 1
                 yield
             self.advance_schedules("epoch")
             self.call("on_train_epoch_end")
@@ -140,52 +154,51 @@ class Fit:
 
     def compute(self, batch: Batch, number: int) -> Any:
         """``training_step`` and, with automatic optimisation, the step of the optimiser; what the hooks get of it."""
-        method = self.lightning_module
-        with method.autocast():
-            made = method.training_step(batch, number)
-        return self.optimize(made) if method.automatic_optimization else made
+        taken = self.automatic if self.lightning_module.automatic_optimization else self.made
+        return taken(batch, number)
 
-    def optimize(self, made: Any) -> Mapping[str, Any] | None:
-        """Backward pass and optimiser step for what ``training_step`` returned; what it returned, detached.
+    def made(self, batch: Batch, number: int) -> Any:
+        """What ``training_step`` returns."""
+        with self.lightning_module.autocast():
+            return self.lightning_module.training_step(batch, number)
+
+    def automatic(self, batch: Batch, number: int) -> Mapping[str, Any] | None:
+        """A step with automatic optimisation; what ``training_step`` returned, detached.
 
         Raises:
             RunError: there are several optimisers, or ``training_step`` returned something else than a loss.
         """
-        method = self.lightning_module
-        if made is None:
-            return None
-        outputs = dict(made) if isinstance(made, Mapping) else {"loss": made}
-        loss = outputs.get("loss")
-        if not isinstance(loss, Tensor) or loss.ndim:
-            raise RunError(
-                f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
-                "dict with a scalar 'loss', or None"
-            )
+        method, epoch = self.lightning_module, self.current_epoch
         if len(self.optimizers) != 1:
             raise RunError(
                 f"{len(self.optimizers)} optimisers: automatic optimisation has one; set "
                 "self.automatic_optimization = False and take the step in training_step"
             )
-        (optimizer,) = self.optimizers
-        self.call("on_before_zero_grad", optimizer)
-        optimizer.zero_grad()
-        self.call("on_before_backward", loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.call("on_after_backward")
-        self.call("on_before_optimizer_step", optimizer)
-        method.configure_gradient_clipping(optimizer)
-        optimizer.step()
-        outputs["loss"] = loss.detach()
+        outputs: dict[str, Any] = {}
+
+        def closure() -> Tensor | None:
+            outputs.update(read_outputs(self.made(batch, number)))
+            loss: Tensor | None = outputs.get("loss")
+            self.call("on_before_zero_grad", self.optimizers[0])
+            method.optimizer_zero_grad(epoch, number, self.optimizers[0])
+            if loss is not None:
+                self.backward(loss)
+            return loss
+
+        method.optimizer_step(epoch, number, self._lightning_optimizers[0], closure)
+        if not outputs:
+            return None
+        outputs["loss"] = outputs["loss"].detach()
         method.note_loss(outputs["loss"])
         return outputs
 
     def advance_schedules(self, interval: str) -> None:
         """Move the schedulers of an interval that ends; with manual optimisation the method does that itself."""
-        count = 1 + (self.global_step if interval == "step" else self.current_epoch)
-        if self.lightning_module.automatic_optimization:
+        method, count = self.lightning_module, 1 + (self.steps if interval == "step" else self.current_epoch)
+        if method.automatic_optimization:
             for schedule in self.lr_scheduler_configs:
                 if schedule.interval == interval and count % schedule.frequency == 0:
-                    schedule.scheduler.step()
+                    method.lr_scheduler_step(schedule.scheduler, None)
 
     def call(self, hook: str, *args: Any) -> Any:
         """Call a hook of Lightning's on the callbacks and on the method; returns what the method's returns."""
@@ -222,9 +235,31 @@ def configured(method: FedMethod) -> tuple[list[Optimizer], list[Schedule]]:
 
 
 def _schedule(made: Any) -> Schedule:
-    if not isinstance(made, Mapping):
-        return Schedule(made)
-    return Schedule(made["scheduler"], made.get("interval", "epoch"), int(made.get("frequency", 1)))
+    given = made if isinstance(made, Mapping) else {"scheduler": made}
+    if isinstance(given["scheduler"], ReduceLROnPlateau):
+        raise RunError(
+            "configure_optimizers returned a ReduceLROnPlateau, which waits for a metric, and none is measured while a "
+            "client trains; keep it out of what is returned and step it in on_train_epoch_end"
+        )
+    return Schedule(given["scheduler"], given.get("interval", "epoch"), int(given.get("frequency", 1)))
+
+
+def read_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned, as a dict with a scalar ``loss``; empty for ``None``, which teaches nothing.
+
+    Raises:
+        RunError: it is something else.
+    """
+    if made is None:
+        return {}
+    outputs = dict(made) if isinstance(made, Mapping) else {"loss": made}
+    loss = outputs.get("loss")
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise RunError(
+            f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
+            "dict with a scalar 'loss', or None"
+        )
+    return outputs
 
 
 def describe(value: object) -> str:

@@ -67,6 +67,7 @@ def record(
     device: torch.device,
     generators: Sequence[torch.Generator] = (),
     stream: torch.cuda.Stream | None = None,
+    pool: Any = None,
 ) -> Recording:
     """Run a step once and record it meanwhile.
 
@@ -79,13 +80,14 @@ def record(
         device: where the step computes.
         generators: the only ones that it may draw from. Seed them anew in place; a replay knows no others.
         stream: for CUDA, where the step is captured; a new one if not given. A replay runs on the current stream.
+        pool: for CUDA, memory for recordings that never run at the same time (``torch.cuda.graph_pool_handle``).
 
     Raises:
         RunError: the step reads a number back to the host, makes a shape that depends on data, or draws from another
             generator. It stops there, half done.
     """
     if device.type == "cuda":
-        return CudaGraph(step, device, generators, stream)
+        return CudaGraph(step, device, generators, stream, pool)
     return OperationList(step, generators)
 
 
@@ -120,13 +122,18 @@ class CudaGraph(Recording):
         device: torch.device,
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None,
+        pool: Any = None,
     ) -> None:
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
         with torch.cuda.device(device):
             stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.graph(self.graph, stream=stream), _Methods(_refuse), _Operations(_refuse, generators):
+            with (
+                torch.cuda.graph(self.graph, pool=pool, stream=stream),
+                _Methods(_refuse),
+                _Operations(_refuse, generators),
+            ):
                 step()
             self.graph.replay()
 
@@ -267,10 +274,13 @@ def _refuse(name: str) -> None:
 
 
 def _place() -> str:
-    """File and line of the innermost code that is neither torch's nor of this module."""
+    """File and line of the innermost code that is neither torch's nor of this module.
+
+    A backward pass on a GPU runs in a thread of torch's own, which has no such code.
+    """
     torchs = f"{Path(torch.__file__).parent}{os.sep}"
     frames = [f for f in traceback.extract_stack() if f.filename != __file__ and not f.filename.startswith(torchs)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}"
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the backward pass"
 
 
 def _memory(tensor: Tensor) -> int:

@@ -122,7 +122,7 @@ class LocalSite:
         for _ in fit.run(len(work), lambda number: self.batches(work, number)):
             pass
         self.keep(fit)
-        return fit.global_step
+        return fit.steps
 
     def prepare_fit(self) -> Fit:
         """A fit whose optimisers have taken up what the site has kept of theirs."""
@@ -131,7 +131,7 @@ class LocalSite:
 
     def keep(self, fit: Fit) -> None:
         """Keep the state of a fit's optimisers, by ``optimizer_scopes``, and count its steps."""
-        self.steps += fit.global_step
+        self.steps += fit.steps
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:

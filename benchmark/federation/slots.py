@@ -78,7 +78,9 @@ class Slot:
     def __init__(self, engine: ReferenceEngine, replay: bool) -> None:
         self.engine, self.replay = engine, replay
         self.device = engine.around.data.device
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None  # its recordings run one at a time
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: dict[tuple[int, int], Tensor] = {}
         self.met: set[Any] = set()
@@ -141,7 +143,10 @@ class Slot:
         return tuple(settings(optimizer) for optimizer in fit.optimizers)
 
     def step(self, fit: Fit, settled: tuple[Any, ...] | None) -> Any:
-        """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay."""
+        """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
+
+        ``on_train_batch_end`` is part of the step, so a schedule moves after it; elsewhere it moves before.
+        """
 
         def unit(batch: Batch, number: int) -> None:
             outputs = fit.compute(batch, number)
@@ -150,11 +155,9 @@ class Slot:
         def take(batch: Batch, number: int) -> None:
             key = settled, form(batch)
             if key in self.recorded:
-                self.recorded[key].replay(batch, self.engine)
-                for optimizer in fit.optimizers:
-                    setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
+                self.recorded[key].replay(batch, self.engine, fit)
             elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
-                self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self.engine, self.stream)
+                self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self, fit)
             else:
                 unit(batch, number)
                 self.met.add(key)
@@ -182,31 +185,36 @@ class RecordedStep:
     Args:
         step: takes it.
         batch: the batch that it is taken on while it is recorded.
-        engine: that of the slot.
-        stream: that of the slot, on a GPU.
+        slot: where.
+        fit: of the visit that it is part of.
     """
 
-    def __init__(self, step: Any, batch: Batch, engine: ReferenceEngine, stream: Any) -> None:
+    def __init__(self, step: Any, batch: Batch, slot: Slot, fit: Fit) -> None:
+        engine, taken = slot.engine, fit.global_step
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
         tallies = (engine.tally, engine.hidden)
         before = [dict(tally.touched) for tally in tallies]
         for tally in tallies:
             tally.touched.clear()
         self.recording: Recording = record(
-            lambda: step(self.inputs), engine.around.data.device, [engine.generator], stream
+            lambda: step(self.inputs), slot.device, [engine.generator], slot.stream, slot.pool
         )
+        self.optimizer_steps = fit.global_step - taken
         self.logged = [dict(tally.touched) for tally in tallies]
         for tally, names in zip(tallies, before, strict=True):
             tally.touched.update(names)
 
-    def replay(self, batch: Batch, engine: ReferenceEngine) -> None:
-        """Take the step on another batch of the same form."""
+    def replay(self, batch: Batch, engine: ReferenceEngine, fit: Fit) -> None:
+        """Take the step on another batch of the same form, in any visit."""
         for name, fields in batch.items():
             for field, value in fields.items():
                 self.inputs[name][field].copy_(value)
         self.recording.replay()
         for tally, names in zip((engine.tally, engine.hidden), self.logged, strict=True):
             tally.touched.update(names)
+        fit.global_step += self.optimizer_steps
+        for optimizer in fit.optimizers:
+            setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
 
 
 def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:

@@ -85,13 +85,16 @@ def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
 @contextmanager
 def arithmetic(name: str) -> Iterator[Any]:
     """Precision as Fabric names it, for such a name or for ``tf32``: single precision with TF32 in matrix products and
-    convolutions. TF32 is off for all other names.
+    convolutions. All other names compute as runs do, with PyTorch's own settings.
     """
+    if name != "tf32":
+        yield name
+        return
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = name == "tf32"
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
     try:
-        yield "32-true" if name == "tf32" else name
+        yield "32-true"
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]

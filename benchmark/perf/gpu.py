@@ -167,7 +167,8 @@ def time_engines(part: Part) -> Iterator[Section]:
     plan = part.plan
     note = (
         f"Milliseconds for the visits of {plan.clients} clients of {plan.batches} full batches each, once, after a "
-        "warm-up in which steps are recorded. tf32: single precision with TF32 in convolutions and matrix products."
+        "warm-up in which steps are recorded. 32-true is what runs use: PyTorch's settings, with TF32 in convolutions "
+        "only. tf32: in matrix products, too."
     )
     names = [f"{engines.engine_name(n)}, ms" for n in plan.slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]

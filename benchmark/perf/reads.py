@@ -41,7 +41,7 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
         for _ in fit.run(len(work), lambda number: site.batches(work, number), step):
             pass
     engine.end()
-    return found, fit.global_step
+    return found, fit.steps
 
 
 def row(method: str, device: str = "cpu") -> list[Any]:

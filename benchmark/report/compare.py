@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import spelled
-from benchmark.report.records import Record, Row, read_record, read_rows, without_clock
+from benchmark.report.records import Record, Row, code_versions, read_record, read_rows, without_clock
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compare(one: Path, other: Path) -> Comparison:
 
 def code(record: Record) -> str:
     """All versions of the code that took part in a run."""
-    return ", ".join(record["environment"].get("code_versions", [record["code_version"]]))
+    return ", ".join(code_versions(record))
 
 
 def _environment(record: Record) -> dict[str, Any]:

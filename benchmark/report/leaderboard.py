@@ -13,7 +13,7 @@ from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.differences import Panel, draw_differences, svg_text
 from benchmark.report.layout import pipe_table
-from benchmark.report.records import RunFolder
+from benchmark.report.records import RunFolder, code_versions
 from benchmark.report.statistics import FAILED, SPENT, Ranking, compare, cost, interval, rank, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
 from benchmark.suites.plan import Plan, Row, Table
@@ -237,11 +237,12 @@ def _spent(plan: Plan, runs: Mapping[str, Run], row: Row, goal: float) -> dict[s
             continue
         if "client_state_bytes" in record:
             kept.append(record["client_state_bytes"])
-        spent = cost(record, RunFolder(folder(plan.runs[key].config)).rows(), goal)
-        if spent is not None:
-            costs.append(spent)
-    means = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"]).mean()
-    return {"reached": len(costs), **means, "client_state_bytes": max(kept, default=nan)}
+        found = cost(record, RunFolder(folder(plan.runs[key].config)).rows(), goal)
+        if found is not None:
+            costs.append(found)
+    spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])
+    typical = {**spent.mean(), "seconds": spent["seconds"].median()}  # a machine that was busy once counts once
+    return {"reached": len(costs), **typical, "client_state_bytes": max(kept, default=nan)}
 
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
@@ -331,8 +332,9 @@ def _costs(own: Sequence[Setting]) -> str:
                 )
                 goal = ""
     told = (
-        "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it. "
-        "Client state: what all clients together keep between their visits if each of them takes part."
+        "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it, "
+        "of the seconds medians. Seconds of several machines, or of busy ones, tell little. Client state: what all "
+        "clients together keep between their visits if each of them takes part."
     )
     return f"{told}\n\n{pipe_table(head, body)}"
 
@@ -347,7 +349,7 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> str:
         "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
         "runs": f"{len(records)} of {len(runs)} complete, {hours:.1f} hours",
         "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
-        "code": ", ".join(sorted({record["code_version"] for record in records})),
+        "code": ", ".join(sorted({version for record in records for version in code_versions(record)})),
     }
     return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
 

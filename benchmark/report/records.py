@@ -130,7 +130,7 @@ class RunFolder:
             self._check_resume(before, config, facts)
         now, code, codes = _now(), code_version(), []
         if before is not None:
-            codes = before["environment"].get("code_versions", [before["code_version"]])
+            codes = code_versions(before)
         timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
         data_args = config.data.init_args
         self._spent, self._opened = float(timing["seconds"]), time.monotonic()
@@ -330,6 +330,11 @@ def last_row(path: Path) -> Row | None:
             return _row(file.read().split(b"\n")[-2])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def code_versions(record: Record) -> list[str]:
+    """All versions of the code that took part in a run; several where another one continued it."""
+    return list(record["environment"].get("code_versions", [record["code_version"]]))
 
 
 def read_record(path: Path) -> Record:

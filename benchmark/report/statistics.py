@@ -15,6 +15,7 @@ import scikit_posthocs
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from benchmark.report.curves import with_cost
 from benchmark.report.records import Record, Row
 
 LEVEL = 0.95
@@ -124,12 +125,14 @@ def cost(record: Record, rows: Sequence[Row], accuracy: float) -> Mapping[str, f
     """What a run spends until an evaluated round first reaches ``accuracy`` (in percent); ``None`` if none does.
 
     Returns:
-        ``rounds``, ``bytes_up``, ``bytes_down`` and, where the record has them, ``steps`` up to and with that round;
-        ``seconds``: this share of the rounds of the whole run's seconds.
+        ``rounds``, ``bytes_up``, ``bytes_down`` and, where the rows have them, ``steps`` up to and with that round, and
+        ``seconds``: the run's seconds, split over its rounds as the rows' own seconds are.
     """
-    reached = next((row for row in rows if row["acc"] >= accuracy), None)
+    timed = with_cost(rows)
+    reached = next((row for row in timed if row["acc"] >= accuracy), None)
     if reached is None:
         return None
-    rounds = reached["round"] + 1
-    spent: dict[str, float] = {name: float(reached[name]) for name in SPENT if name in reached}
-    return {"rounds": rounds, **spent, "seconds": record["timing"]["seconds"] * rounds / record["rounds"]["total"]}
+    spent = {name: float(reached[name]) for name in SPENT if name in reached}
+    if "seconds" in reached:
+        spent["seconds"] = record["timing"]["seconds"] * reached["seconds"] / timed[-1]["seconds"]
+    return {"rounds": reached["round"] + 1, **spent}

@@ -14,7 +14,7 @@ from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
-from benchmark.report.records import Record, read_record, state
+from benchmark.report.records import Record, code_versions, read_record, state
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.suite import WIDEST, Suite
 from datamodules.common.errors import ConfigError
@@ -287,7 +287,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[Section]:
     """What stands under a table."""
-    last = " or ".join(dict.fromkeys(last_rounds(run.config) for run in plan.runs.values()))
+    own = [key for line in lines for key in line.runs]
+    last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
     named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
     rows: list[dict[str, Any]] = [
         {
@@ -325,7 +326,7 @@ def _facts(
         "seeds": _listed(plan.seeds),
         "reading": SAY[suite.report].format(last=_listed(map(last_rounds, configs))),
         "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",
-        "code": _listed(sorted({r["code_version"] for r in records})) or "-",
+        "code": _listed(sorted({version for r in records for version in code_versions(r)})) or "-",
     }
     if len(records) < len(planned):
         facts[""] = f"**{len(records)} of {len(planned)} runs complete**"

@@ -83,7 +83,7 @@ def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
     for number, batch in enumerate(batches):
         method.on_train_batch_start(batch, number)
         fit.step(batch, number)
-        fit.global_step += 1
+        fit.steps += 1
 
 
 def name_of(case: dict[str, Any]) -> str:

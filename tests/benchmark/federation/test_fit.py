@@ -1,5 +1,6 @@
 """A visit is a fit: Lightning's forms of optimisers, losses, schedules, hooks, callbacks and loggers."""
 
+from collections import defaultdict
 from typing import Any
 
 import lightning as L
@@ -42,8 +43,12 @@ def returning(change: Any) -> type:
     return Returning
 
 
-def constant(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+def halving(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def by_step(optimizer: Any, **more: Any) -> dict[str, Any]:
+    return {"scheduler": halving(optimizer), "interval": "step", **more}
 
 
 @pytest.mark.parametrize(
@@ -52,25 +57,59 @@ def constant(optimizer: Any) -> Any:
         lambda o: [o],
         lambda o: (o,),
         lambda o: ([o], []),
-        lambda o: ([o], [constant(o)]),
-        lambda o: ([o], [{"scheduler": constant(o), "interval": "step"}]),
         lambda o: {"optimizer": o},
-        lambda o: {"optimizer": o, "lr_scheduler": constant(o)},
-        lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": constant(o), "interval": "step", "frequency": 2}},
+        lambda o: [{"optimizer": o}],
     ],
 )
 def test_every_form_of_configure_optimizers(form: Any) -> None:
-    """All of Lightning's forms train as the bare optimiser does."""
+    """All of Lightning's forms without a scheduler train as the bare optimiser does."""
     assert same(run(returning(form)), run(Plain))
 
 
-@pytest.mark.parametrize("wrap", [lambda loss: {"loss": loss, "more": 1.0}, lambda loss: loss])
-def test_a_loss_may_come_in_a_dict(wrap: Any) -> None:
+@pytest.mark.parametrize(
+    ("form", "rates"),
+    [
+        (lambda o: ([o], [halving(o)]), [1, 1, 0.5, 0.5]),
+        (lambda o: ([o], [by_step(o)]), [1, 0.5, 0.25, 0.125]),
+        (lambda o: {"optimizer": o, "lr_scheduler": halving(o)}, [1, 1, 0.5, 0.5]),
+        (lambda o: {"optimizer": o, "lr_scheduler": by_step(o, frequency=2)}, [1, 1, 0.5, 0.5]),
+        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o)}], [1, 0.5, 0.25, 0.125]),
+        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o, frequency=3)}], [1, 1, 1, 0.5]),
+    ],
+)
+@pytest.mark.parametrize("slots", [None, 2])
+def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | None) -> None:
+    """Schedulers move after every step, local epoch, or a number of them, of a visit; in every engine."""
+    seen: dict[Any, list[float]] = defaultdict(list)
+
+    class Scheduled(returning(form)):  # type: ignore[misc]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+            seen[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
+
+    run(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
+    assert list(seen.values()) == [pytest.approx(rates)] * 6
+
+
+def test_schedulers_give_the_same_in_both_engines() -> None:
+    """Rates are read by recorded steps, too."""
+    cls = returning(lambda o: {"optimizer": o, "lr_scheduler": by_step(o)})
+    assert same(run(cls, batch_size=32, slots=2, replay=True), run(cls, batch_size=32))
+
+
+def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
+    """No metric is measured while a client trains."""
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
+        run(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
+
+
+def test_a_loss_may_come_in_a_dict() -> None:
     """``training_step`` may return the loss or a dict that holds it."""
 
     class Wrapped(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return wrap(super().training_step(batch, batch_idx))
+            return {"loss": super().training_step(batch, batch_idx), "more": 1.0}
 
     assert same(run(Wrapped), run(Plain))
 
@@ -110,46 +149,38 @@ def test_something_else_than_an_optimiser_is_refused() -> None:
         run(returning(lambda o: [3]))
 
 
+class Manual(Plain):
+    """``Plain`` by hand."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=self.hparams.clip_norm, gradient_clip_algorithm="norm")
+        optimizer.step()
+
+
 def test_manual_optimisation_takes_the_same_steps() -> None:
     """``optimizers``, ``manual_backward`` and clipping by hand are the automatic step, bit for bit."""
-
-    class Manual(Plain):
-        def __init__(self, model: Any, **base: Any) -> None:
-            super().__init__(model, **base)
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            optimizer = self.optimizers()
-            loss = super().training_step(batch, batch_idx)
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            self.clip_gradients(optimizer, gradient_clip_val=self.hparams.clip_norm, gradient_clip_algorithm="norm")
-            optimizer.step()
-
-    assert same(run(Manual), run(Plain))
+    assert same(run(Manual, clip_norm=0.5), run(Plain, clip_norm=0.5))
 
 
-def test_schedules_move_as_lightning_moves_them() -> None:
-    """``step`` schedules move after every step of a visit, ``epoch`` schedules after every local epoch."""
-    seen: list[list[float]] = []
+def test_gradients_are_clipped_by_value_as_torch_does_it() -> None:
+    """Every entry on its own."""
+    largest: list[float] = []
 
-    class Scheduled(Plain):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            by_step = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": by_step, "interval": self.interval}}
+    class Clipped(Plain):
+        def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
+            self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
+            largest.append(max(float(p.grad.abs().max()) for p in self.model.parameters()))
 
-        def on_train_start(self) -> None:
-            seen.append([])
-
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            seen[-1].append(self.trainer.optimizers[0].param_groups[0]["lr"] / self.hparams.lr)
-
-    for interval, expected in (("step", [1, 0.5, 0.25, 0.125]), ("epoch", [1, 1, 0.5, 0.5])):
-        seen.clear()
-        Scheduled.interval = interval
-        run(Scheduled, batch_size=64, local_epochs=2)  # 80 images or so: two batches
-        assert seen[0] == expected
+    run(Clipped)
+    assert largest[0] == pytest.approx(1e-3)
 
 
 HOOKS = (
@@ -166,31 +197,60 @@ HOOKS = (
 )
 
 
-def recording(base: type) -> tuple[type, list[str]]:
-    """A class that writes down which of Lightning's hooks are called."""
-    calls: list[str] = []
+def recording(base: type) -> tuple[type, list[Any]]:
+    """A class that writes down which of Lightning's hooks are called, and how many steps were taken by then."""
+    calls: list[Any] = []
 
     def hook(name: str) -> Any:
-        return lambda self, *args: calls.append(name)
+        def called(self: Any, *args: Any) -> None:
+            trainer = args[0] if base is L.Callback else self.trainer
+            calls.append((name, trainer.global_step))
+
+        return called
 
     return type("Recording", (base,), {name: hook(name) for name in HOOKS}), calls
 
 
+class Twice(Manual):
+    """Two steps of the optimiser in a step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+        super().training_step(batch, batch_idx)
+
+
+class WarmsUp(Plain):
+    """Hooks behind the automatic step do more than they must."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = self.hparams.lr * (batch_idx + 1) / 4
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+    def backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
+        super().backward(0.5 * loss, *args, **kwargs)
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_hooks_are_called_in_lightnings_order() -> None:
-    """The method's hooks and a callback's fire in the order of ``Trainer.fit``."""
-    cls, ours = recording(Plain)
+@pytest.mark.parametrize("base", [Plain, Manual, Twice, WarmsUp])
+def test_hooks_are_called_in_lightnings_order(base: type) -> None:
+    """The method's hooks and a callback's fire in the order of ``Trainer.fit``, which leaves the same model."""
+    cls, ours = recording(base)
     callback, theirs = recording(L.Callback)
     data = few_data(1)
     federation = make_federation(cls, data, rounds=1, callbacks=[callback()])
     visit = federation.visits(0)[0]
     federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
-    reference_cls, expected = recording(Plain)
+    reference_cls, expected = recording(base)
     method = make_method(reference_cls)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
     trainer.fit(method, datamodule=data)
     assert ours == theirs == expected
+    assert ours[-1] == ("on_train_end", trainer.global_step)
 
 
 def test_what_a_method_sees_of_the_trainer() -> None:

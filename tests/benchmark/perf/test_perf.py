@@ -217,10 +217,10 @@ def test_visits_take_the_steps_that_they_say(monkeypatch):
 
 def test_tf32_is_on_where_it_is_asked_for():
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    for name, known, on in (("tf32", "32-true", True), ("bf16-mixed", "bf16-mixed", False)):
+    for name, known, now in (("tf32", "32-true", ("high", True)), ("bf16-mixed", "bf16-mixed", before)):
         with arithmetic(name) as given:
-            assert given == known and torch.backends.cudnn.allow_tf32 is on
-            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+            assert given == known
+            assert now == (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     assert before == (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 
 

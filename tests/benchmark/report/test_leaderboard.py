@@ -63,7 +63,7 @@ def made(monkeypatch, tmp_path):
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
             missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
             runs[key] = Run("missing", None) if missing else Run("complete", record(acc))
-            spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50}
+            spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
             curves[key] = [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent]
 
     class Folder:
@@ -97,7 +97,7 @@ def test_costs_are_those_of_reaching_the_references_accuracy(made):
     assert first.lines["goal"].unique() == [pytest.approx(62.0)]
     good = first.lines.loc["good"]  # 65.1, 68.9, 61.2 and 73.0: three of them get there
     assert (good["reached"], good["rounds"], good["steps"]) == (3, 5, 50)
-    assert (good["bytes_up"], good["seconds"], good["client_state_bytes"]) == (10_000_000, 50.0, 2_000_000)
+    assert (good["bytes_up"], good["seconds"], good["client_state_bytes"]) == (10_000_000, 100.0, 2_000_000)
 
 
 def test_ranks_leave_bounds_and_broken_blocks_out(made):

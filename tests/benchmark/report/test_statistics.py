@@ -114,11 +114,13 @@ def test_too_little_is_not_ranked():
 def test_the_cost_of_an_accuracy():
     record = {"timing": {"seconds": 100.0}, "rounds": {"total": 10}}
     rows = [
-        {"round": 1, "acc": 40.0, "bytes_up": 1, "bytes_down": 2, "steps": 5},
-        {"round": 3, "acc": 61.0, "bytes_up": 3, "bytes_down": 4, "steps": 10},
-        {"round": 5, "acc": 55.0, "bytes_up": 5, "bytes_down": 6, "steps": 15},
-    ]
-    assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 40.0}
+        {"round": 1, "acc": 40.0, "bytes_up": 1, "bytes_down": 2, "steps": 5, "timing": {"seconds": 2.0}},
+        {"round": 3, "acc": 61.0, "bytes_up": 3, "bytes_down": 4, "steps": 10, "timing": {"seconds": 3.0}},
+        {"round": 9, "acc": 55.0, "bytes_up": 5, "bytes_down": 6, "steps": 15, "timing": {"seconds": 5.0}},
+    ]  # rounds of 2, 3 and 5 seconds: 2 * 2 + 2 * 3 of 40 until the goal, of a run that took 100
+    assert cost(record, rows, 60.0) == {"rounds": 4, "bytes_up": 3, "bytes_down": 4, "steps": 10, "seconds": 25.0}
+    untimed = [{k: v for k, v in row.items() if k != "timing"} for row in rows]
+    assert "seconds" not in cost(record, untimed, 60.0)
     assert cost(record, rows, 61.5) is None
     old = [{k: v for k, v in row.items() if k != "steps"} for row in rows]
     assert "steps" not in cost(record, old, 10.0)

@@ -67,9 +67,17 @@ def test_constants_by_data_set(paper: dict[str, RunConfig]) -> None:
     svhn = paper["1/SVHN/cbafed"]
     assert arguments(svhn, *wanted) == wanted
     assert (svhn.model, svhn.report, svhn.last_k, svhn.eval_every) == ("resnet18", "best", 10, 1)
-    data = {"beta": 0.8, "num_clients": 10, "labelled_clients": 1, "pipeline": "zoom_crop_flip", "min_size": 10}
+    data = {
+        "beta": 0.75,
+        "labelled_histogram": None,
+        "partition_seed": 1337,
+        "num_clients": 10,
+        "labelled_clients": 1,
+        "pipeline": "zoom_crop_flip",
+        "min_size": 10,
+    }
     assert {name: svhn.data.init_args[name] for name in data} == data
-    assert sum(svhn.data.init_args["labelled_histogram"]) == 6621
+    assert paper["1/CIFAR-10/cbafed"].data.init_args["beta"] == 0.8
     assert paper["1/ISIC2018/cbafed"].data.init_args["zoom"] == 240
 
 
