@@ -5,6 +5,7 @@ import time
 from os import getpid
 from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -345,6 +346,57 @@ class Unmoved(FedMethod):
         if "labelled" not in batch:
             return None
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class KnowsTrainers(Sound):
+    """A plain ``Trainer`` gets another loss than a visit."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Twice the loss there."""
+        return super().training_step(batch, batch_idx) * (2.0 if isinstance(self.trainer, L.Trainer) else 1.0)
+
+
+class ReadsBack(Sound):
+    """A step looks at its loss."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Large losses are cut."""
+        loss = super().training_step(batch, batch_idx)
+        return loss * min(1.0, 10.0 / max(float(loss.detach()), 1.0))
+
+
+class FreeOfCharge(Sound):
+    """What is sent to a client is not counted."""
+
+    def sent_bytes(self, sent: Any, visit: Visit) -> int:
+        """Nothing."""
+        return 0
+
+
+class WantsTwoImages(Sound):
+    """A step compares the first two images of a batch."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """There may be only one."""
+        for samples in batch.values():
+            self.log("apart", (samples["x"][0] - samples["x"][1]).square().mean())
+        return super().training_step(batch, batch_idx)
+
+
+class OddArgument(Sound):
+    """The default of a hyperparameter cannot be written into a file and read again as what it was."""
+
+    def __init__(self, model: nn.Module, num_classes: int, pair: tuple[int, int] = (0, 1), **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+
+
+class HalvesInSingle(Sound):
+    """A step that single precision ruins."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Half of the loss is lost there."""
+        loss = super().training_step(batch, batch_idx)
+        return loss * (0.5 if loss.dtype == torch.float32 else 1.0)
 
 
 class Rounds(Sound):

@@ -300,9 +300,10 @@ def check_bytes_are_counted(method: Method) -> None:
     """What is sent is at least the shared tensors of every visit, and is counted on both ways."""
     module = make_method(method, **brief(method))
     shared = sum(v.numel() * v.element_size() for v in module.tensors("shared").values())
-    row = reference(method).rows[0]
-    assert row["bytes_down"] >= row["visits"] * shared
-    assert row["bytes_up"] <= row["bytes_down"] + 10_000
+    row, name = reference(method).rows[0], class_of(method).__name__
+    least = row["visits"] * shared
+    assert row["bytes_down"] >= least, f"{name}: a round sends {row['bytes_down']} bytes down; the models have {least}"
+    assert 0 < row["bytes_up"] <= row["bytes_down"] + 10_000, f"{name}: a round sends {row['bytes_up']} bytes up"
 
 
 def check_clients_with_one_image_or_none(method: Method) -> None:
@@ -321,4 +322,5 @@ def check_clients_with_one_image_or_none(method: Method) -> None:
 def check_default_arguments_are_plain(method: Method) -> None:
     """All hyperparameters can be written into a configuration file."""
     for name, value in make_method(method).hparams.items():
-        assert isinstance(value, (int, float, str, bool, list, type(None))), f"{name} is a {type(value).__name__}"
+        plain = isinstance(value, (int, float, str, bool, list, type(None)))
+        assert plain, f"{class_of(method).__name__}: the default of {name!r} is a {type(value).__name__}"

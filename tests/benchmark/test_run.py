@@ -261,16 +261,17 @@ class FedProx(FedMethod):
         super().__init__(model, **base)
         self.anchor = copy.deepcopy(model).requires_grad_(False)
 
-    def plan(self, round, roster):
-        return [[client for client in roster.sample(round) if client in roster.labelled]]
-
-    def client_start(self, first):
+    def on_train_start(self):
         self.anchor.load_state_dict(self.model.state_dict())
 
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
         pairs = zip(self.model.parameters(), self.anchor.parameters(), strict=True)
-        return loss + 0.5 * self.hparams["mu"] * sum((w - a).square().sum() for w, a in pairs)
+        away = sum((w - a).square().sum() for w, a in pairs)
+        self.log("away", away.detach())
+        if batch_idx == 0:
+            self.log("away_at_first", away.detach())
+        return loss + 0.5 * self.hparams["mu"] * away
 '''
 
 
@@ -289,6 +290,8 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
     )
     assert read_record(free)["method"] == "mylab.prox.FedProx"
     assert len({average, free, held}) == 3
+    assert [row["away_at_first"] for row in read_rows(held)] == [0.0, 0.0]  # the anchor is what the round began with
+    assert all(row["away"] > 0 for row in read_rows(held))
     assert [row["loss"] for row in read_rows(free)] == [row["loss"] for row in read_rows(average)]
     first, same, near = (torch.load(p / "weights.pt") for p in (average, free, held))
     start = make(configuration(tmp_path, **own, method__mu=0.0), torch.device("cpu"))[0].tensors("shared")

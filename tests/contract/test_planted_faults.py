@@ -65,8 +65,21 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
     (faults.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
     (faults.Unmoved, runs.check_pseudo_labels_flow, "with other images in their place the model .* is the same"),
+    (faults.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
+    (faults.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
+    (faults.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
+    (faults.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
+    (faults.FreeOfCharge, runs.check_bytes_are_counted, "a round sends 0 bytes down"),
+    (faults.WantsTwoImages, runs.check_clients_with_one_image_or_none, "IndexError"),
+    (faults.OddArgument, runs.check_default_arguments_are_plain, "the default of 'pair' is a tuple"),
+    (faults.HalvesInSingle, runs.check_single_precision_is_close_to_double, "in float32 the weights end"),
     (faults.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
 ]
+
+
+def test_every_check_refuses_something() -> None:
+    """None of them can be lost, or pass whatever it is given, unnoticed."""
+    assert {check for _, check, _ in FAULTS} == set(CHECKS)
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,6 @@ def test_batches_of_the_norm_statistics() -> None:
     assert sizes(sbn_labelled_batch=None, sbn_batch=250) == [250] * 5 + [187]
 
 
-def test_labelled_share_in_the_norm_statistics() -> None:
-    """The shares of the sheet: a tenth of the labels' batches over all batches."""
-    for labels, pool, share in [(10, 49_990, 0.038), (40, 49_960, 0.138), (250, 73_007, 0.41), (400, 49_600, 0.615)]:
-        tens, others = labels // 10, -(-pool // 2048)
-        assert tens / (tens + others) == pytest.approx(share, abs=2e-3)
-
-
 def test_order_of_the_pool() -> None:
     """Class by class as stored, in the data set's order, or shuffled anew each round."""
     data = make_data("server")
