@@ -50,6 +50,7 @@ def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(sources, "digits", cache(sources.digits))
     monkeypatch.setattr(records, "code_version", lambda: "v")
     monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")
+    monkeypatch.setattr("datamodules.base.available_bytes", lambda device: 16 * 10**9)
     monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
     return tmp_path
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import ConfigError
@@ -14,7 +15,7 @@ from federations import contract_federation, few_data, make_federation, make_met
 from golden_files import load
 from methods.base import Upload, Visit
 from methods.parts.aggregation import tensor_distance, weighted_mean
-from methods.rscfed import consensus_weights
+from methods.rscfed import RSCFed, consensus_weights
 
 GOLDEN = load("rscfed/dma_aggregation")
 
@@ -186,6 +187,65 @@ def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
         expected += weighted / total / 2
     method.aggregate(sorted(uploads, key=lambda u: (u.visit.client, u.visit.cohort)))
     assert float(method.state_dict()[name].flatten()[0]) == pytest.approx(expected, rel=1e-6)
+
+
+def normalised(**given: Any) -> RSCFed:
+    """The method on a network with running statistics, after its warm-up."""
+    torch.manual_seed(0)
+    return RSCFed(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), warmup_rounds=0, **given)
+
+
+def two_subsets(method: RSCFed) -> list[Upload]:
+    """Uploads of clients 0, 1, 2 and 2, 3: models of their own, of which only client 0's has labels."""
+    uploads = []
+    for place, (cohort, client) in enumerate([(0, 0), (0, 1), (0, 2), (1, 2), (1, 3)]):
+        generator = torch.Generator().manual_seed(place)
+        moved = {
+            k: v + (0.1 * torch.randn(v.shape, generator=generator) if v.is_floating_point() else place)
+            for k, v in method.tensors("shared").items()
+        }
+        size = 1000 * (client + 1)
+        visit = Visit(client=client, cohort=cohort, labelled=client == 0, size=size)
+        uploads.append(Upload(visit, moved, float(size)))
+    return uploads
+
+
+def test_the_global_model_is_the_mean_of_the_sub_consensus_models() -> None:
+    """Eqs. 5 to 7 with the released numbers: 100 where a subset has labels, 10 000 where it has none, factor 6."""
+    method = normalised()
+    uploads = two_subsets(method)
+    models, sizes = [u.tensors for u in uploads], [u.weight for u in uploads]
+    first = consensus_weights(models[:3], sizes[:3], [True, False, False], 100.0, 6.0, "once", "sum_tensor")
+    second = consensus_weights(models[3:], sizes[3:], [False, False], 10_000.0, 6.0, "once", "sum_tensor")
+    assert min(first) > 0.01 and max(second) > 0.9  # the distances do matter, and differently
+    method.aggregate(uploads)
+    parts = weighted_mean(models[:3], first), weighted_mean(models[3:], second)
+    for name, value in method.tensors("shared").items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"dma": False},
+        {"dma_beta_labelled": 10_000.0},
+        {"dma_beta_unlabelled": 100.0},
+        {"dma_distance": "global_l2"},
+        {"dma_skip_counters": True},
+        {"labelled_multiplier": 1.0},
+        {"labelled_weight_mode": "squared"},
+    ],
+    ids=lambda switch: next(iter(switch)),
+)
+def test_every_switch_of_the_aggregation_changes_the_model(switch: dict[str, Any]) -> None:
+    """None of them is read and forgotten."""
+    left = []
+    for given in ({}, switch):
+        method = normalised(**given)
+        method.aggregate(two_subsets(method))
+        left.append(torch.cat([v.flatten() for v in method.tensors("shared").values() if v.is_floating_point()]))
+    assert not torch.equal(*left)
 
 
 def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:

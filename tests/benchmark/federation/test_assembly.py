@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from benchmark.federation.assembly import assemble, make
+from benchmark.federation.reference import ReferenceEngine
 from benchmark.run import fit
 from datamodules.common.errors import ConfigError
+from federations import plain_fabric
 from runs import SHORT, configuration
 
 
@@ -19,6 +22,21 @@ def test_static_norms_are_for_methods_that_measure_their_statistics(tmp_path):
     static = {**SHORT, "model": "wrn28_2", "model_args": {"depth": 10, "width": 1}}
     with pytest.raises(ConfigError, match=r"FedAvg measures no statistics .* --model_args.norm group, running or"):
         fit(configuration(tmp_path, **{**static, "method": "fedavg"}))
+
+
+def test_options_of_the_loop_and_the_engine_reach_the_federation(tmp_path):
+    """What a configuration says of them is what runs."""
+
+    def made(**options):
+        config = configuration(tmp_path, **SHORT, **options)
+        return assemble(config, *make(config, torch.device("cpu")), plain_fabric())
+
+    plain, skips = made(), made(nonfinite="skip")
+    assert (type(plain.engine), plain.nonfinite, skips.nonfinite) == (ReferenceEngine, "stop", "skip")
+    turns = made(runtime__engine="slots", runtime__slots=3)
+    assert [slot.replay for slot in turns.engine.slots] == [True] * 3
+    eager = made(runtime__engine="slots", runtime__slots=2, runtime__replay=False)
+    assert [slot.replay for slot in eager.engine.slots] == [False] * 2
 
 
 def test_grey_images_reach_networks_of_one_channel(tmp_path):

@@ -202,6 +202,26 @@ def test_or_is_left_out_and_counted(place, engine):
     assert [float(skips.clients[k].tensors["visited"]) for k in range(3)] == [3, 2, 3]
 
 
+def test_updates_are_left_out_whatever_process_they_come_from(monkeypatch):
+    """Every process hears of all of them."""
+
+    def split(fabric, work):
+        results, states, skipped = work()
+        elsewhere = {key: outcome for key, outcome in results.items() if key[0] != 1}
+        here = {key: outcome for key, outcome in results.items() if key[0] == 1}
+        return [(here, states, skipped), (elsewhere, {}, [])]
+
+    run, absent = federation(broken("weight"), rounds=2), federation(Absent, rounds=2)
+    run.nonfinite = "skip"
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmark.federation.loop.together", split)
+        patch.setattr(run, "evaluate", dict)
+        patch.setattr(absent, "evaluate", dict)
+        run_rows(run), run_rows(absent)
+    assert run.skipped == 1
+    assert all(torch.equal(value, absent.server[name]) for name, value in run.server.items())
+
+
 def test_the_count_survives_a_checkpoint():
     run = federation(Broken, rounds=3)
     run.nonfinite = "skip"

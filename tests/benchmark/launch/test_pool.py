@@ -16,7 +16,7 @@ from benchmark import registry as classes
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.launch.environment import cores
 from benchmark.launch.lock import run_lock
-from benchmark.launch.pool import LOG, attempt, pinned, run_all
+from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
@@ -48,7 +48,8 @@ def fit(config):
     with run.lock():
         run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
         run.rewind(0)
-        print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads, flush=True)
+        print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
+              os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
         if config.seed == 666:
             raise ZeroDivisionError("seed 666")
         if config.seed == 667:
@@ -147,6 +148,19 @@ def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys
     assert seed_status(outcomes) == {1: "complete", 667: "failed", 2: "complete"}
     assert outcomes[1].message == "a known problem"
     assert capsys.readouterr().out.count(f"hello from {os.getpid()} auto auto") == 3
+
+
+def test_every_worker_has_a_gpu_of_its_own(tmp_path, fake, monkeypatch):
+    """Of those that this process may use, by their own numbers; or one worker per core where there is none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    runs = planned(tmp_path, *range(1, 5))
+    run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
+    logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
+    assert {log[5] for log in logs} == {"3", "5"}
+    assert len({(log[2], log[5]) for log in logs}) == 2  # a worker keeps its own
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert default_jobs(Runtime()) == (2, 2)
+    assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
 
 
 def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake):

@@ -121,6 +121,23 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     assert "| < 0.001 " in page and "| 0.000 " not in page
 
 
+def test_what_holms_correction_takes_back_is_not_bold(made):
+    """Alone the difference would be clear: its interval leaves out zero, and p is 0.04."""
+    suite, plan, runs, _ = made
+    above = {"bad": (3, 3, 1, 1), "good": (3, -3, 3, -3)}
+    for row in suite.rows:
+        if row.dataset == "A" and row.method in above:
+            for seed, key in plan.of_row[id(row)].items():
+                runs[key] = Run("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
+    found = leaderboard.settings(suite, plan, runs)
+    line = found[0].lines.loc["bad"]
+    assert line["difference"] > line["difference_ci95"] and line["p"] < 0.05 < line["p_holm"]
+    assert not leaderboard.told_apart(line)
+    page = leaderboard.markdown(suite, plan, runs, found)
+    cells = next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")
+    assert cells[4].strip().startswith("+2.00") and cells[5].strip() == f"{line['p_holm']:.3f}"
+
+
 def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
     """In brief, with the provenance of these runs alone; of B, a row has three seeds."""
     suite, plan, runs, _ = made

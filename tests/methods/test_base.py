@@ -1,0 +1,51 @@
+"""What all methods share."""
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.common.errors import ConfigError
+from federations import few_data, make_method
+from methods.base import Batch, FedMethod, Tally
+
+
+class Plain(FedMethod):
+    """Supervised."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def test_what_is_logged_lies_where_the_method_computes() -> None:
+    """Numbers of Python, and tensors of another device, join the sums on the method's own."""
+    method = make_method(Plain).to("meta")
+    method._tally = tally = Tally()
+    method.log("number", 0.5)
+    method.log("tensor", torch.ones(()), batch_size=3)
+    method.tally("vector", torch.ones(4))
+    sums = tally.taken()
+    assert sorted(sums) == ["number", "tensor", "vector"]
+    assert {part.device.type for parts in sums.values() for part in parts} == {"meta"}
+
+
+def test_logged_numbers_are_weighted_means() -> None:
+    """By ``batch_size``, as in Lightning."""
+    method = make_method(Plain)
+    method._tally = Tally()
+    for value, size in ((1.0, 1), (4.0, 2)):
+        method.log("number", value, batch_size=size)
+    assert float(method.tallied("number")) == pytest.approx(3.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_in_half_precision_is_refused() -> None:
+    """As by a federation: scaled gradients would be clipped as if they were not."""
+    trainer = L.Trainer(
+        max_steps=1, accelerator="cpu", precision="16-true", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"precision '16-true' cannot be used: .*; use bf16-mixed"):
+        trainer.fit(make_method(Plain), datamodule=few_data(1))
