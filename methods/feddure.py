@@ -48,7 +48,7 @@ class FedDure(LocalSSL):
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``variant`` | - | no F-reg at all | ``paper`` (``release``: as the code, all of the next ten rows) |
+    | ``variant`` | - | no F-reg at all | ``paper`` (``release``: as the code on CIFAR-10 in the rows "by variant") |
     | ``lr`` | 5e-4 | 6e-4 (CINIC-10 5e-4) | by variant |
     | ``creg_sign`` of d | old - new | new - old | by variant |
     | ``creg_view``, ``creg_weighted`` | strong, by F-reg | weak, not weighted | by variant |

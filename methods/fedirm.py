@@ -1,5 +1,6 @@
 """FedIRM: inter-client relation matching between labelled and unlabelled clients."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from methods.base import Batch, Site, Upload, Visit
 from methods.fed_consist import FedConsist
+from methods.models.backbone import DropsUnits
 from methods.parts.labelling import entropy, entropy_threshold
 from methods.parts.losses import relation_loss, relation_matrix, squared_error
 from methods.parts.schedules import exponential_ramp
@@ -31,6 +33,7 @@ class FedIRM(FedConsist):
     | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code (``ln_scaled``) |
     | ``labelled_loss`` | smoothed cross-entropy | smoothed, two views | ``ce``: as the other rows |
     | ``skip_absent`` classes | not given | uniform rows | false |
+    | ``head_dropout`` of the network | dropout | 0.2 | 0.5 in the suites: RSCFed's network names it and never uses it |
     | aggregation | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
     ``lambda_u`` and ``temperature`` of ``FedConsist`` have no part in it. Dropout sits only in the head
@@ -58,6 +61,12 @@ class FedIRM(FedConsist):
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
+        if not any(isinstance(part, DropsUnits) and part.dropout for part in self.model.head.modules()):
+            warnings.warn(
+                "no unit is dropped in the network's head, so FedIRM's uncertainty is the entropy of a single "
+                "prediction; its rows in the tables have model_args.head_dropout=0.5",
+                stacklevel=2,
+            )
         self.require("from 0", loss_weight=loss_weight >= 0)
         self.require("from 0, or ln_scaled", entropy_gate=isinstance(entropy_gate, str) or entropy_gate >= 0)
         self.require_thresholds("confidence_gate")

@@ -1,6 +1,7 @@
 """FedIRM: relation matrices and their way through the federation, gates, ramp, labelled losses, dropout."""
 
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -321,3 +322,12 @@ def test_the_divisor_of_the_consistency() -> None:
         for rule in ("fixed_batch", "actual_batch")
     )
     torch.testing.assert_close(actual, fixed * 64 / 12)
+
+
+def test_a_head_that_drops_nothing_is_told() -> None:
+    """There the passes are one prediction over and over."""
+    with pytest.warns(UserWarning, match=r"no unit is dropped .* model_args.head_dropout=0.5"):
+        make_method("fedirm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedIRM(models.build("small_cnn", 10, head_dropout=0.5), 10)

@@ -168,6 +168,8 @@ def test_fedmatch_and_fedcon_train_as_the_rows_beside_them(fl2: Suite, scale: st
         assert run.model_args.get("norm") == (None if method == "fedmatch" else "running")
     inert = config(fl2, "inert", "CIFAR10-40", "fedmatch_inert", scale)
     assert inert.method.init_args["preset"] == "fedcon_repo_inert"
+    labels = config(fl2, "inert", "CIFAR10-40", "server_only", scale)
+    assert inert.method.init_args["clip_norm"] == labels.method.init_args["clip_norm"] == 1.0
     released = config(fl2, "inert", "CIFAR10-40", "fedmatch_repo", scale)
     assert released.data.init_args["pipeline"] == "randaugment_grid"
     if scale != "quick":
