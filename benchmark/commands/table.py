@@ -142,7 +142,10 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     for path in written:
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
-        mirror_tables(runtime, suite.paper, name, {page.number: page.frame for page in pages})
+        frames = {page.number: page.frame for page in pages}
+        if suite.ranked and (lines := leaderboard.read(results, f"{suite.paper}-{name}")) is not None:
+            frames["leaderboard"] = lines
+        mirror_tables(runtime, suite.paper, name, frames)
     page = results / "tables" / f"{suite.paper}-{name}.md"
     _show(pages, listed(options.tables), page)
     if not missing:

@@ -155,6 +155,12 @@ def files(results: Path, name: str) -> list[Path]:
     return [results / "tables" / f"{name}-{ending}" for ending in endings]
 
 
+def read(results: Path, name: str) -> pd.DataFrame | None:
+    """The lines that ``write`` has written, one per row of every setting; ``None`` before anything was run."""
+    _, lines, *_ = files(results, name)
+    return pd.read_csv(lines) if lines.exists() else None
+
+
 READ = (
     "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
     "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "

@@ -128,6 +128,16 @@ def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, f
     assert len(fitted) == 2
 
 
+def test_a_leaderboard_is_mirrored_beside_its_tables(here, fitted, monkeypatch):
+    """With differences, ranks and costs."""
+    (here / "toy.yaml").write_text(SUITE.replace("title: One,", "title: One, reference: low,") + "ranked: true\n")
+    sent = []
+    monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[3]))
+    assert table() == 0
+    assert set(sent[0]) == {"1", "2", "leaderboard"}
+    assert {"difference", "p_holm", "rank", "bytes_up"} <= set(sent[0]["leaderboard"])
+
+
 def test_table_filters_run_less_but_render_everything(here, fitted):
     assert table("--tables", "2", "--seeds", "7") == 0
     assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
