@@ -182,7 +182,9 @@ def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
 )
 def test_exactly_one_way_of_labelling(args: dict[str, Any]) -> None:
     extra = {"labelled_split": iid} if args.pop("x", 0) else {}
-    with pytest.raises(ConfigError, match=r"need one of data.num_labels .*, data.label_fraction and data.labels_per_class"):
+    with pytest.raises(
+        ConfigError, match=r"need one of data.num_labels .*, data.label_fraction and data.labels_per_class"
+    ):
         labels_at_all_clients(LABELS[:400], 4, RandomState(0), split=iid, **args, **extra)
 
 
