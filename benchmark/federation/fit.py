@@ -154,15 +154,16 @@ class Fit:
 
     def compute(self, batch: Batch, number: int) -> Any:
         """``training_step`` and, with automatic optimisation, the step of the optimiser; what the hooks get of it."""
-        taken = self.automatic if self.lightning_module.automatic_optimization else self.made
-        return taken(batch, number)
+        if self.lightning_module.automatic_optimization:
+            return self.automatic_step(batch, number)
+        return self.training_step(batch, number)
 
-    def made(self, batch: Batch, number: int) -> Any:
-        """What ``training_step`` returns."""
+    def training_step(self, batch: Batch, number: int) -> Any:
+        """What the method's ``training_step`` returns, under the run's autocast."""
         with self.lightning_module.autocast():
             return self.lightning_module.training_step(batch, number)
 
-    def automatic(self, batch: Batch, number: int) -> Mapping[str, Any] | None:
+    def automatic_step(self, batch: Batch, number: int) -> Mapping[str, Any] | None:
         """A step with automatic optimisation; what ``training_step`` returned, detached.
 
         Raises:
@@ -177,7 +178,7 @@ class Fit:
         outputs: dict[str, Any] = {}
 
         def closure() -> Tensor | None:
-            outputs.update(read_outputs(self.made(batch, number)))
+            outputs.update(read_outputs(self.training_step(batch, number)))
             loss: Tensor | None = outputs.get("loss")
             self.call("on_before_zero_grad", self.optimizers[0])
             method.optimizer_zero_grad(epoch, number, self.optimizers[0])

@@ -352,11 +352,11 @@ def labels_at_all_clients(
     labels = check_labels(labels, num_clients)
     given = [value is not None for value in (num_labels, fraction, per_class)]
     if sum(given) != 1 or (labelled_split is not None and num_labels is None):
-        split_too = labelled_split is not None
+        also = "given" if labelled_split is not None else None
         raise ConfigError(
             "labels at all clients need one of data.num_labels (with data.labelled_partition or without), "
             f"data.label_fraction and data.labels_per_class; num_labels={num_labels}, label_fraction={fraction}, "
-            f"labels_per_class={per_class}, labelled_partition={'given' if split_too else None}: set the others to null"
+            f"labels_per_class={per_class}, labelled_partition={also}: set the others to null"
         )
     labelled: Positions | None = None
     if num_labels is not None:
