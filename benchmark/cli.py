@@ -1,5 +1,6 @@
 """Run one configuration, make a paper's tables, see how far they are, draw curves, look at a partition."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -28,14 +29,15 @@ ROOMS: dict[str, Any] = {
     "verify": verify,
     "list": names,
 }
+UNREAD = 141  # what a shell says of a program that SIGPIPE has ended
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: room.run for name, room in ROOMS.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
-    0: fine; 1: a run failed or differs; 2: bad input; 75: stopped by ``SIGTERM`` or ``SIGUSR1``, and the same command
-    goes on; 130: interrupted.
+    0: fine; 1: one of several runs failed, or a run differs; 2: bad input, or the one run failed; 75: stopped by
+    ``SIGTERM`` or ``SIGUSR1``, and the same command goes on; 130: interrupted; 141: nobody reads the output any more.
     """
     try:
         with stoppable():
@@ -56,6 +58,10 @@ def _run(argv: Sequence[str]) -> int:
     except BenchError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try once more at its end
+        print("nobody reads the output any more", file=sys.stderr)
+        return UNREAD
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
@@ -79,6 +85,9 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             rest.append(argument)
             continue
         name = name[2:].replace("-", "_")
+        if name == "slurm" and not given and (theirs := next(arguments, None)) is not None:
+            rest.append(f"--slurm={theirs}")  # options of sbatch, spelled as they are
+            continue
         head, dot, _ = name.partition(".")
         if not dot or head not in (*KINDS, *MAPPINGS):
             rest.append(f"--{name}{given}{value}")

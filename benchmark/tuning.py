@@ -4,6 +4,7 @@ Optuna keeps the study. Neither a test image nor a seed that is reported takes p
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
     Raises:
         ConfigError: the suite is part of an installed package; or as ``trials`` does.
-        RunError: a trial has failed, but not by its rate; for its row nothing is chosen, for all others it is.
+        RunError: a trial has failed, but not by its rate; for its row nothing is chosen, for all others it is. Or the
+            journal is damaged.
     """
     if suite.is_installed:
         raise ConfigError(
@@ -119,13 +121,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-    studies = {
-        row.full_name: optuna.create_study(
-            study_name=row.full_name, storage=storage, direction="maximize", load_if_exists=True
-        )
-        for row in rows
-    }
+    studies = _studies(journal, rows)
     planned = trials(suite, scale, rows, runtime)
     _run_missing(planned, studies, runtime, jobs)
     asked = [further(suite, scale, own, runtime) for row in rows if (own := _known(planned, row, studies))]
@@ -145,6 +141,35 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
 
 
 HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n"
+
+
+def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
+    """The rows' studies, by name, in a journal that is made if there is none.
+
+    Raises:
+        RunError: the journal is damaged.
+    """
+    _leave_out_torn_line(journal)
+    try:
+        storage = optuna.storages.JournalStorage(
+            JournalFileBackend(str(journal.absolute()))
+        )  # its lock is a link to it
+        names = [row.full_name for row in rows]
+        return {
+            name: optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+            for name in names
+        }
+    except ValueError as error:
+        raise RunError(
+            f"{journal}: the journal is damaged ({error}); delete it: the trials' own records are read again"
+        ) from None
+
+
+def _leave_out_torn_line(journal: Path) -> None:
+    """Cut off what a kill has left of a line, to which the next one would be appended."""
+    whole = journal.read_bytes() if journal.exists() else b""
+    if not whole.endswith(b"\n") and whole:
+        os.truncate(journal, whole.rfind(b"\n") + 1)
 
 
 def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import BenchError, DataError
+from datamodules.common.errors import BenchError, ConfigError, DataError
 from datamodules.io import text
 from datamodules.io.sources import Arrays, sha256_of
 
@@ -42,6 +42,7 @@ class AGNews(FSSLDataModule):
         **base: see ``FSSLDataModule``.
 
     Raises:
+        ConfigError: ``texts_per_class`` is below 1.
         DataError: texts, translations or encoder cannot be had (in ``read`` and ``setup``).
     """
 
@@ -58,6 +59,8 @@ class AGNews(FSSLDataModule):
         **base: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **base)
+        if texts_per_class < 1:
+            raise ConfigError(f"data.texts_per_class is {texts_per_class}; it must be at least 1")
         self._arrays: Arrays | None = None
 
     def read(self) -> Arrays:

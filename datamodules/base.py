@@ -35,6 +35,7 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "labelled_partition": ("all_clients",),
 }
 """Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
+BLOCK_PIXELS = 1024 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -290,18 +291,19 @@ class FSSLDataModule(L.LightningDataModule):
         """
         geometries = {name: view.geometry for name, view in self.views.items() if isinstance(view.geometry, Geometry)}
         needed = 0
-        stored = arrays.train_images.shape[1:3]
         for images, names in ((arrays.train_images, set(geometries) - {"test"}), (arrays.test_images, {"test"})):
             if images.ndim == 4:
                 extents = [geometries[name].extent(*images.shape[1:3]) for name in names & set(geometries)]
                 needed += len(images) * 3 * max((height * width for height, width in extents), default=0)
         free, border, side = available_bytes(self.device), self.hparams["border"], self.image_size
-        if border and any(length + 2 * border != side for length in stored):
-            made = " x ".join(str(length + 2 * border) for length in stored)
-            raise ConfigError(
-                f"data.border={border} makes images of {made} pixels, {in_words(needed)} of memory in all, but the "
-                f"network takes {side} x {side}: choose the border that leads there, another --data.side, or no border"
-            )
+        for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
+            framed = [length + 2 * border for length in images.shape[1:3]]
+            if border and images.ndim == 4 and framed != [side, side]:
+                raise ConfigError(
+                    f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, {in_words(needed)} "
+                    f"of memory in all, but the network takes {side} x {side}: choose the border that leads there, "
+                    "another --data.side, or no border"
+                )
         if free is not None and needed * self.processes > free:
             sides = {name: self.hparams[name] for name in ("side", "zoom") if self.hparams[name]}
             asked = ", ".join(f"data.{name}={value}" for name, value in sides.items()) or type(self).__name__
@@ -318,11 +320,16 @@ class FSSLDataModule(L.LightningDataModule):
         Raises:
             ConfigError: says what the option is for.
         """
-        some = arrays.train_images[:256]
-        if self.hparams["channels"] == 1 and some.ndim == 4 and (some != some[..., :1]).any():
-            raise ConfigError(
-                f"data.channels=1 is for grey images, and those of {type(self).__name__} are coloured: leave it out"
-            )
+        if self.hparams["channels"] != 1:
+            return
+        for images in (arrays.train_images, arrays.test_images):
+            for start in range(0, len(images) if images.ndim == 4 else 0, 256):
+                some = images[start : start + 256]
+                if (some != some[..., :1]).any():
+                    raise ConfigError(
+                        f"data.channels=1 is for grey images, and some of {type(self).__name__} are coloured: "
+                        "leave it out"
+                    )
 
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw (or load) the partition; a second call does nothing."""
@@ -360,12 +367,13 @@ class FSSLDataModule(L.LightningDataModule):
             self._place()
 
     def client(self, k: int) -> SiteData:
-        """What client ``k`` holds.
+        """What client ``k`` holds, counted from 0.
 
         Raises:
-            ConfigError: before ``setup``.
+            ConfigError: there is no such client, or ``setup`` has not run.
         """
-        self._require_setup()
+        if not 0 <= k < self.num_clients:
+            raise ConfigError(f"there is no client {k}: choose 0 to {self.num_clients - 1}; the server is data.server")
         return self._clients[k]
 
     @property
@@ -384,21 +392,34 @@ class FSSLDataModule(L.LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Registered clients."""
+        """Registered clients.
+
+        Raises:
+            ConfigError: before ``setup``, as all that follows.
+        """
+        self._require_setup()
         return self.partition.num_clients
 
     def class_counts(self, role: P.Role) -> P.Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
+        self._require_setup()
         return self.partition.histogram(self._labels.cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
         """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
+        self._require_setup()
         self.partition.save(path, self._labels.cpu())
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
+        self._require_setup()
         labelled = tuple(k for k, site in enumerate(self._clients) if len(site.labelled))
         return Roster(self.num_clients, labelled, seed, participants, rule)
+
+    @property
+    def block(self) -> int:
+        """Images whose views are cut at once: 1024 of 32 x 32 pixels, fewer of larger ones."""
+        return max(1, min(1024, BLOCK_PIXELS // self.image_size**2))
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly.
@@ -411,6 +432,7 @@ class FSSLDataModule(L.LightningDataModule):
                 f"the pipeline {self.hparams['pipeline']!r} has no view {view!r}, only {', '.join(self.views)}; "
                 "choose another data.pipeline"
             )
+        self._require_setup()
         geometry = self.views[view].geometry
         if geometry not in self._prepared:
             self._prepared[geometry] = geometry.prepare(self._train)
@@ -418,8 +440,8 @@ class FSSLDataModule(L.LightningDataModule):
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
-        view = self.views["test"]
-        prepared = self._test_prepared
+        self._require_setup()
+        view, prepared = self.views["test"], self._test_prepared
         for number, start in enumerate(range(0, len(prepared), size)):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
             yield number, partial(self._test_block, view, index)
@@ -429,6 +451,7 @@ class FSSLDataModule(L.LightningDataModule):
 
     def pool(self) -> Tensor:
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
+        self._require_setup()
         return self._pool
 
     def train_dataloader(self) -> DataLoader[Batch]:

@@ -21,6 +21,6 @@ class ISIC2018(FSSLDataModule):
         """See ``sources.isic2018``."""
         return sources.isic2018(
             self.hparams["data_dir"],
-            resize=self.hparams["zoom"] or self.zoom_size,
+            resize=self.hparams["zoom"] or self._zoom(),
             test_resize=self.image_size,
         )

@@ -37,6 +37,7 @@ class FedConsist(FedMethod):
     | ``ema_ramp``, ``ema_decay`` | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
     | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
     | ``labelled_weight_mode`` | labelled clients share 50 % | not released | ``share:0.5`` |
+    | ``unlabelled_split`` of the other 50 % | not given | not released | by ``size`` |
     """
 
     teacher_step: Tensor

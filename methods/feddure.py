@@ -69,6 +69,10 @@ class FedDure(LocalSSL):
 
     The rest is ``LocalSSL``'s. Logged besides the loss: d, its square and how often it is negative; mean and mean
     square of m; the norms of the gradients of the labelled and the feedback term at the logits.
+
+    Args:
+        freg_gradient: how the meta-gradient is computed: ``jvp`` by one forward-mode product, ``double_backward`` by two
+            backward passes. Both give the same up to rounding.
     """
 
     scopes = {**LocalSSL.scopes, "creg": "local", "freg": "personal"}

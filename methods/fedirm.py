@@ -39,6 +39,9 @@ class FedIRM(FedConsist):
     ``lambda_u`` and ``temperature`` of ``FedConsist`` have no part in it. Dropout sits only in the head
     (``head_dropout`` of the network), so the stochastic passes reuse the features of the gradient pass; what follows
     the dropout is linear, so the mean over passes is taken there.
+
+    Args:
+        teacher_train: the teacher predicts in training mode where the student trains, as released.
     """
 
     relation: Tensor

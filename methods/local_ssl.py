@@ -49,6 +49,12 @@ class LocalSSL(FedMethod):
     ``forward_local=separate`` nothing sees the images that no loss needs, so FedAvg* normalises with labelled images
     only. ``None`` stands for the value that belongs to ``objective``.
 
+    Args:
+        objective: ``supervised``, ``uda`` or ``fixmatch``, or one that a subclass adds.
+        unsup_targets: ``soft``: the weak view's probabilities, sharpened by ``temperature``; ``hard``: their class.
+        warmup_steps: steps over which the schedule ``release`` raises the rate.
+        adam_betas: of Adam; default: 0.9 and 0.999.
+
     Raises:
         ConfigError: an unknown objective.
     """

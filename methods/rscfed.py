@@ -32,6 +32,7 @@ class RSCFed(FedConsist):
     | ``force_labelled`` | silent | disabled line | false |
     | ``retrain_repeated`` | single download | trains once per subset | true |
     | ``dma`` | on | on | true (false: the ablation without DMA) |
+    | ``dma_skip_counters`` | not given | counters count | false (true: batch norm's step counters are no distance) |
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
 from benchmark.files import load_yaml
-from benchmark.launch.signals import STOPPED, Stopped
+from benchmark.launch.signals import STOPPED, Stopped, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.plan import PlannedRun
 from benchmark.suites.suite import load, rows_of_papers
@@ -119,8 +119,11 @@ def _several(configs: Sequence[RunConfig], tell: Any) -> int:
         tell(f"seed {config.seed}")
         try:
             code = _one(config, tell)
-        except BenchError as error:
-            print(f"error: seed {config.seed}: {one_line(error)}", file=sys.stderr)
+        except Exception as error:
+            check_stopped()
+            known = isinstance(error, BenchError)
+            told = one_line(error if known else f"{type(error).__name__}: {error}")
+            print(f"error: seed {config.seed}: {told}", file=sys.stderr)
             code = 1
         if code in (STOPPED, 130):
             return code

@@ -20,6 +20,7 @@ from benchmark.commands.common import (
 from benchmark.config import Runtime, folder
 from benchmark.launch.signals import STOPPED, Stopped
 from benchmark.suites.suite import Suite, load
+from datamodules.common.errors import ConfigError
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     results = Path(runtime.results_dir)
     named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     readme = Path(named) if named and Path(named).exists() else None
+    if options.readme and readme is None:
+        raise ConfigError(f"--readme {options.readme}: there is no such file")
     suite = load(options.paper)
     stamp = _stamp(suite, options, results, readme)
     mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing

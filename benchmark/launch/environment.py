@@ -61,8 +61,34 @@ def hardware(environment: dict[str, Any]) -> str:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use: those it may run on, but no more than a container has time on."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = cpu_share()
+    return own if share is None else max(1, min(own, int(share)))
+
+
+def cpu_share(system: Path = Path("/")) -> float | None:
+    """Cores' worth of time that a container grants, in both versions of control groups; ``None`` without a limit.
+
+    Args:
+        system: where ``sys`` lies.
+    """
+    group = system / "sys" / "fs" / "cgroup"
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return int(quota) / int(period) if int(quota) > 0 else None
+        except (OSError, ValueError):  # there is no such file, or no limit (``max``)
+            continue
+    return None
+
+
+def bearable(processes: int) -> int:
+    """How many of so many processes this machine has the memory for, before they have any data; at least 1."""
+    from datamodules.common.memory import available_bytes  # imports torch
+
+    free = available_bytes()
+    return processes if free is None else max(1, min(processes, free // PROCESS_BYTES))
 
 
 def check_processes(option: str, processes: int) -> None:
@@ -78,8 +104,7 @@ def check_processes(option: str, processes: int) -> None:
     from datamodules.common.memory import available_bytes, in_words  # imports torch
 
     free = available_bytes()
-    fit = processes if free is None else free // PROCESS_BYTES
-    most = max(1, min(MOST_PER_CORE * cores(), fit))
+    most = min(MOST_PER_CORE * cores(), bearable(processes))
     if processes > most:
         memory = "" if free is None else f", of which {in_words(free)} are free"
         raise ConfigError(

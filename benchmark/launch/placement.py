@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import asked_threads, cores, idle_cores
+from benchmark.launch.environment import asked_threads, bearable, cores, idle_cores
 from benchmark.launch.launchers import slurm_tasks
 from benchmark.registry import KINDS, find_class
 from benchmark.report.records import RunFolder, saved_rounds
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, RunError
 from methods import models
 
 WORTH_PROCESSES = 2_000_000  # images that a run trains on in all: fewer are not worth starting processes for
@@ -43,7 +43,7 @@ def placed(config: RunConfig) -> Runtime:
         total = max(args["num_clients"], 1)
         work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
         several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(config)
-        devices = min(cores(), active) if several else 1
+        devices = bearable(min(cores(), active)) if several else 1
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
@@ -61,11 +61,16 @@ def _threads(config: RunConfig, devices: int) -> int:
 
 
 def kept_threads(config: RunConfig) -> int | None:
-    """Threads of a run that continues, which with another number would round differently; ``None`` for a new run."""
+    """Threads of a run that continues, which with another number would round differently; ``None`` for a new run, and
+    for one whose record cannot be read, which it will say itself.
+    """
     path = folder(config)
     if saved_rounds(path) == 0 or not (path / "record.json").exists():
         return None
-    before = RunFolder(path).record()["environment"].get("threads")
+    try:
+        before = RunFolder(path).record()["environment"].get("threads")
+    except RunError:
+        return None
     return before if isinstance(before, int) else None
 
 

@@ -11,13 +11,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import asked_threads, check_processes, cores
+from benchmark.launch.environment import asked_threads, bearable, check_processes, cores
 from benchmark.launch.launchers import refuse_torchrun
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.placement import kept_threads
 from benchmark.launch.progress import Display
-from benchmark.launch.signals import STOPPED, Stopped, stop, stoppable
+from benchmark.launch.signals import STOPPED, Stopped, check_stopped, stop, stoppable
 from benchmark.registry import imported, one_line
 from benchmark.report.records import RunFolder, state
 from benchmark.suites.plan import PlannedRun
@@ -91,6 +91,7 @@ def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, s
     except RunLocked as error:
         return "busy", str(error)
     except Exception as error:
+        check_stopped()  # what went wrong while it saved is told; the stop matters more
         with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
             if state(folder(config)) in ("missing", "stale"):
                 RunFolder(folder(config)).fail(error, config)
@@ -100,11 +101,11 @@ def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, s
 
 
 def default_jobs(runtime: Runtime) -> tuple[int, int]:
-    """``(jobs, gpus)`` for ``--jobs auto``: a worker per GPU, else a worker per core."""
+    """``(jobs, gpus)`` for ``--jobs auto``: a worker per GPU, else a worker per core, as the memory allows."""
     import torch
 
     gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
-    return gpus or cores(), gpus
+    return gpus or bearable(cores()), gpus
 
 
 def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcome]:
@@ -170,6 +171,8 @@ def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display,
                 display.finish(run, status, message)
             display.tick()
     except Stopped as asked:
+        for worker in workers:
+            worker.pipe.close()  # one that waits for its next run would wait for ever
         stop([worker.process for worker in workers], asked.signal)
         raise
     finally:

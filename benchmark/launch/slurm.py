@@ -52,19 +52,20 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
 
     Args:
         runs: at least one.
-        name: of the job; the folder in ``<results>/slurm`` has it, and a digest of the runs.
+        name: of the job; the folder in ``<results>/slurm`` has it, and a digest of the runs and where they take place.
         results: folder of results that all nodes see under the same path.
 
     Returns:
         the script, ready for ``sbatch``.
     """
-    digest = hashlib.sha256(" ".join(run.id for run in runs).encode()).hexdigest()[:8]
+    texts = {run.id: to_yaml(run.config) for run in runs}
+    digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     configs = []
-    for run in runs:
-        configs.append(folder / f"{run.id}.yaml")
-        write_atomic(configs[-1], to_yaml(run.config))
+    for identifier, text in texts.items():
+        configs.append(folder / f"{identifier}.yaml")
+        write_atomic(configs[-1], text)
     write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
     script = folder / SCRIPT
     write_atomic(
@@ -93,13 +94,16 @@ def submit(script: Path, options: str) -> str:
         the number of the job array.
 
     Raises:
-        ConfigError: there is no ``sbatch`` here.
+        ConfigError: there is no ``sbatch`` here, or a quotation mark in the options has no partner.
         RunError: ``sbatch`` refuses; says what it says.
     """
     if shutil.which("sbatch") is None:
         by_hand = f"sbatch {options} {script}"
         raise ConfigError(f"there is no sbatch on this machine; on the cluster, submit with `{by_hand}`")
-    command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
+    try:
+        command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
+    except ValueError as error:
+        raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"`{shlex.join(command)}` refuses: {done.stderr.strip()}")

@@ -25,7 +25,7 @@ from benchmark.report import loggers
 from benchmark.report.facts import facts
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder
-from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition.partition import stored_hash
 
 CHECKPOINT = "checkpoint.pt"
@@ -112,7 +112,10 @@ def _recorded(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
             _rounds(fabric, config, run, recorder)
         except (KeyboardInterrupt, Stopped):
             if recorder is not None:
-                recorder.save()
+                try:
+                    recorder.save()
+                except (OSError, BenchError) as error:
+                    print(f"{run.path}: the last rounds could not be saved: {error}", file=sys.stderr)
             raise
 
 

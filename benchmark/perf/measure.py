@@ -1,6 +1,7 @@
 """How things are timed here: in turn, after a warm-up, medians, beside a probe of the machine."""
 
 import multiprocessing
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +24,8 @@ FAILED = "failed: "
 HEAD = "## "
 INTRODUCTION = """# Speed
 
-Measured by `make perf` on CPUs and by `make perf-gpu` on a GPU, which measure everything anew; a section names its
-machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
+Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both measure everything anew. A section names
+its machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
 
 """
 
@@ -65,7 +66,7 @@ def machine() -> str:
 
 def merged(page: str, sections: Sequence[Section]) -> str:
     """``page`` with these sections in the place of those of the same title, new ones at its end; the others stay."""
-    parts = {part.partition("\n")[0]: part for part in page.split(HEAD)[1:]}
+    parts = {part.partition("\n")[0]: part for part in re.split(f"(?m)^{HEAD}", page)[1:]}
     for section in sections:
         parts[section.title] = section.text(markdown=True).removeprefix(HEAD)
     return HEAD.join([INTRODUCTION, *(part.strip("\n") + "\n\n" for part in parts.values())]).strip("\n") + "\n"

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, identity, run_id
+from benchmark.config import RunConfig, differences, identity, run_id
 from benchmark.files import dump_yaml, finite, write_atomic
 from benchmark.launch.background import repeatedly
 from benchmark.launch.environment import code_version, environment
@@ -119,7 +119,8 @@ class RunFolder:
                 (int ``[clients, classes]``); further keys are recorded as they are. ``None``: not known yet.
 
         Raises:
-            RunError: the folder holds another run, or the interrupted run had another partition or data.
+            RunError: the folder holds another run, or the interrupted run had other defaults, another partition or
+                other data.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
@@ -276,6 +277,8 @@ class RunFolder:
     def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
         if before["run_id"] != run_id(config):
             raise RunError(f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder")
+        if changed := differences(before["config"], config):
+            raise RunError(f"{self.path}: {'; '.join(changed)}. Delete the folder to run it again")
         if not self.rows() and not any((self.path / name).exists() for name in CHECKPOINTS):
             return
         for key in ("partition_hash", "data_sha256"):

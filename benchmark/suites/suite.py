@@ -14,7 +14,7 @@ from typing import Any
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
 from benchmark.files import load_yaml
 from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table
+from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check
 from datamodules.common.errors import BenchError, ConfigError
@@ -24,6 +24,8 @@ SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
 WIDEST = 10.0
 """The widest band, in points, within which a value counts as reproduced."""
+ID_LETTERS = 4
+"""Characters of a run id that tell it from the number of a table."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 
 Options = Mapping[str, Any]
@@ -252,7 +254,7 @@ class Suite:
             plan: of this suite.
             tables: numbers of tables.
             methods: method labels.
-            only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids.
+            only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids, of four characters or more.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -266,6 +268,10 @@ class Suite:
                     raise unknown(what, name, known)
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         meant = {id(row) for pattern in only for row in self._meant(pattern)}
+        ids = tuple(word for word in only if len(word) >= ID_LETTERS)
+        for word in only:
+            if not self._meant(word) and not (word in ids and any(key.startswith(word) for key in plan.runs)):
+                raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
             if id(row) not in plan.of_row or (tables and row.table not in tables):
@@ -273,7 +279,7 @@ class Suite:
             if methods and row.method not in needed:
                 continue
             for key in plan.of_row[id(row)].values():
-                if not only or id(row) in meant or key.startswith(tuple(only)):
+                if not only or id(row) in meant or key.startswith(ids):
                     chosen[key] = plan.runs[key]
         without = self.left_out(plan.scale)
         absent = [f"{name} ({without[name]})" for name in methods if name in without]
@@ -294,16 +300,20 @@ class Suite:
         """
         without = self.left_out(scale)
         own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        for pattern in patterns:
+            if not any(row in own for row in self._meant(pattern)):
+                raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
         meant = {id(row) for pattern in patterns for row in self._meant(pattern)}
-        found = [row for row in own if not patterns or id(row) in meant]
-        if not found:
-            raise ConfigError(f"{self.where}: no row matches {', '.join(patterns)}; {self._what_there_is()}")
-        return found
+        return [row for row in own if not patterns or id(row) in meant]
 
     def _meant(self, pattern: str) -> list[Row]:
-        """The rows that a pattern means: those of that name, which may have a ``*`` in it, or else all that match."""
+        """The rows that a pattern means: those of that name, which may have a ``*`` in it, or else all that match.
+
+        A difference means the rows that it is taken of.
+        """
         named = [row for row in self.rows if row.is_named(pattern)]
-        return named or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
+        named = named or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
+        return [part for row in named for part in (operands(row, self.rows) if row.minus else (row,))]
 
     def names(self) -> list[str]:
         """``table/dataset/method`` of all rows that are run, each once."""
@@ -420,8 +430,8 @@ def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
     try:
         spec = load_yaml(file.read_text(encoding="utf-8"), where)
-    except OSError as error:
-        raise ConfigError(f"suite {paper}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"suite {paper}: {getattr(error, 'strerror', None) or error}") from None
     if "extends" not in spec:
         return Suite(spec, where, file.parent)
     name = str(spec.pop("extends"))

@@ -51,8 +51,8 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             labelled_from=options["labelled_from"],
             labelled_histogram=options["labelled_histogram"],
         )
+    in_order = options["labelled_pool_order"] == "dataset"
     if scenario == "all_clients":
-        in_order = options["labelled_pool_order"] == "dataset"
         of_labels = options["labelled_partition"]
         return P.labels_at_all_clients(
             labels,
@@ -67,7 +67,9 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             order="class" if in_order else "dataset",
         )
     if scenario == "server" and options["num_labels"]:
-        return P.labels_at_server(labels, clients, rng, split=split, num_labels=options["num_labels"])
+        return P.labels_at_server(
+            labels, clients, rng, split=split, num_labels=options["num_labels"], shuffle_pool=not in_order
+        )
     raise ConfigError(
         f"scenario {scenario!r} with num_labels={options['num_labels']}: choose partial_clients, all_clients or "
         "server (which needs num_labels)"

@@ -154,7 +154,7 @@ class Partition:
         return counts
 
     def without_labelled(self, held: ArrayLike) -> "Partition":
-        """The same partition, but nobody has the labelled samples at the positions ``held``."""
+        """The same partition, but nobody has the labelled samples at the positions ``held``; the pools stay."""
 
         def rest(part: Positions) -> Positions:
             return part[~np.isin(part, held)]
@@ -164,7 +164,7 @@ class Partition:
             self.unlabelled,
             rest(self.server),
             self.pool,
-            None if self.labelled_pool is None else rest(self.labelled_pool),
+            self.labelled_pool,
         )
 
     def moved(self, positions: Positions) -> "Partition":
@@ -275,6 +275,11 @@ def labels_at_partial_clients(
         raise DataError(f"labelled_clients must be 1 to {num_clients} (all clients), got {labelled_clients}")
     if picked is None:
         picked = labelled_clients if labelled_clients < num_clients else 1
+    if labelled_from not in (None, num_clients) and picked >= num_clients:
+        raise ConfigError(
+            f"labelled_from={labelled_from} keeps the picked clients and spreads all other images over the rest, but "
+            f"picked={picked} of {num_clients} clients leaves none: pick fewer, or leave labelled_from out"
+        )
     if labelled_histogram is not None:
         if picked != 1 or labelled_from is not None:
             raise ConfigError("labelled_histogram makes the one picked client: no labelled_from, picked=1")
@@ -298,17 +303,24 @@ def labels_at_partial_clients(
 
 
 def labels_at_server(
-    labels: ArrayLike, num_clients: int, rng: RandomState, *, split: Split, num_labels: int
+    labels: ArrayLike,
+    num_clients: int,
+    rng: RandomState,
+    *,
+    split: Split,
+    num_labels: int,
+    shuffle_pool: bool = True,
 ) -> Partition:
     """The server owns ``num_labels`` class-balanced labelled samples, the clients share all others.
 
-    Draws: the labelled pool, then ``split``. The unlabelled pool is stored class by class.
+    Draws: the labelled pool (unless it is the first images of each class: ``shuffle_pool=False``), then ``split``. The
+    unlabelled pool is stored class by class.
 
     Raises:
         DataError: impossible sizes, or ``num_labels`` is not a multiple of the number of classes.
     """
     labels = check_labels(labels, num_clients)
-    server, pool = labelled_pool(labels, _per_class(labels, num_labels), rng)
+    server, pool = labelled_pool(labels, _per_class(labels, num_labels), rng if shuffle_pool else None)
     parts = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
     return Partition(tuple(_positions(()) for _ in parts), tuple(parts), server, pool)
 

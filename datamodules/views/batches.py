@@ -10,11 +10,14 @@ from torch import Tensor
 from datamodules.common.errors import ConfigError
 
 Batch = dict[str, dict[str, Tensor]]
-BLOCK = 1024
 
 
 class TakesViews(Protocol):
     """Anything that can cut views of training images (a data module)."""
+
+    @property
+    def block(self) -> int:
+        """Images that are cut at once, unless a batch is larger: they take part in one draw, and lie in memory."""
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None) -> Tensor:
         """Float views ``[B, C, H, W]`` of the training images at ``index``."""
@@ -101,7 +104,7 @@ def _walk(
     stream: Stream, data: TakesViews, order: torch.Generator, augment: torch.Generator
 ) -> Iterator[dict[str, Tensor]]:
     size, device = stream.batch_size, stream.index.device
-    block = max(1, BLOCK // size) * size
+    block = max(1, data.block // size) * size
     while True:
         n = len(stream)
         positions = stream.positions(order).to(device)

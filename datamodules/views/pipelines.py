@@ -8,6 +8,8 @@ from datamodules.views.augment import Cutout, Geometry, Pad, PadCrop, Resize, Vi
 from datamodules.views.features import FeatureView
 from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
+PAD = 4
+
 
 @dataclass(frozen=True)
 class Look:
@@ -55,8 +57,16 @@ def zoom_crop_flip(look: Look) -> dict[str, View]:
 
 
 def pad_crop_flip(look: Look) -> dict[str, View]:
-    """Cut a window out of the image with 4 reflected pixels around it, flip."""
-    window = PadCrop(4, "reflect", look.flip, base=look.base, channels=3)
+    """Cut a window out of the image with 4 reflected pixels around it, flip.
+
+    Raises:
+        ConfigError: the image has no 4 pixels to reflect beside those of its edge.
+    """
+    if look.size <= PAD:
+        raise ConfigError(
+            f"data.side={look.size}: this pipeline mirrors {PAD} pixels at every edge; take {PAD + 1} or more"
+        )
+    window = PadCrop(PAD, "reflect", look.flip, base=look.base, channels=3)
     return {"weak": look.view(window), "test": look.plain}
 
 
@@ -84,7 +94,7 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
     """``randaugment_levels``; for labelled images ``zero_crop``: a window out of the image with 4 black pixels
     around it, flipped, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
     """
-    window = PadCrop(4, "zero", look.flip, base=look.base, channels=3)
+    window = PadCrop(PAD, "zero", look.flip, base=look.base, channels=3)
     views = {"zero_crop": look.view(window), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
     return {**randaugment_levels(look), **views}
 

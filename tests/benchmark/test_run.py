@@ -17,6 +17,7 @@ from benchmark.api import load_run
 from benchmark.config import folder, identity, run_id
 from benchmark.federation.assembly import make
 from benchmark.launch.lock import RunLocked, locked
+from benchmark.launch.pool import attempt
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.report.records import RunFolder, digest, read_record, read_rows, validate
 from benchmark.run import fit
@@ -76,6 +77,20 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
         (path / "record.json").write_text(json.dumps(record))
         with pytest.raises(ConfigError, match=r"momentum: recorded with 0\.5, now 0\.9\. Delete the folder"):
             fit(config)
+
+
+def test_a_sweep_refuses_an_interrupted_run_of_other_defaults_however_often_it_is_called(tmp_path):
+    """What the refusal rests on, the record, stays: else the next call would go on from the old checkpoint."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 2)
+    record = json.loads((path / "record.json").read_text())
+    record["config"]["method"]["init_args"]["momentum"] = 0.5
+    record["status"] = "running"
+    (path / "record.json").write_text(json.dumps(record))
+    for _ in range(2):
+        status, message = attempt(config, fit)
+        assert status == "failed" and "momentum: recorded with 0.5, now 0.9. Delete the folder" in message
+        assert read_record(path)["config"]["method"]["init_args"]["momentum"] == 0.5
 
 
 @pytest.mark.parametrize("keep", [0, 100, -1])

@@ -1,8 +1,13 @@
 """Tuning: what a trial may see, what is chosen, and that the choice reaches the row."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import yaml
+from optuna.storages.journal import JournalFileBackend
 
+from benchmark import tuning
 from benchmark.config import Runtime, folder
 from benchmark.report.records import read_record, state
 from benchmark.suites.suite import Suite
@@ -117,6 +122,36 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
 
     monkeypatch.setattr("benchmark.launch.pool.run_all", never)
     assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made
+
+
+def test_a_journal_outlives_a_kill(tmp_path, runtime, monkeypatch):
+    """A torn last line is left out. The lock is a link to the journal, by which Optuna sees that its owner is dead: it
+    needs the whole path, also where that of the results is relative.
+    """
+    monkeypatch.chdir(tmp_path)
+    runtime, suite, opened = replace(runtime, results_dir="results"), toy(tmp_path), []
+
+    def spied(path):
+        opened.append(Path(path))
+        return JournalFileBackend(path)
+
+    monkeypatch.setattr(tuning, "JournalFileBackend", spied)
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+    journal = Path("results/tuning/toy-quick.journal")
+    assert opened == [journal.absolute()]
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    for _ in range(2):
+        assert tune(suite, "quick", suite.rows, runtime, jobs=1).items() >= made.items()
+
+
+def test_a_damaged_journal_is_named(tmp_path, runtime):
+    suite = toy(tmp_path)
+    journal = Path(runtime.results_dir) / "tuning" / "toy-quick.journal"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"op_co\n{"op_code": 0}\n')
+    with pytest.raises(RunError, match=r"toy-quick\.journal: the journal is damaged .*; delete it"):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
 
 def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runtime, monkeypatch):

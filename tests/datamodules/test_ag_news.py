@@ -132,6 +132,12 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
             ag_news.read_texts(empty)
 
 
+def test_no_texts_per_class_are_refused() -> None:
+    for wrong in (0, -5):
+        with pytest.raises(ConfigError, match=rf"data\.texts_per_class is {wrong}; it must be at least 1"):
+            AGNews(texts_per_class=wrong)
+
+
 def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
     labels = np.repeat([0, 1, 2, 3], [5, 30, 20, 10])[np.random.RandomState(0).permutation(65)]
     keep = ag_news.sample(labels, 12)

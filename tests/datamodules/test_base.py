@@ -1,5 +1,7 @@
 """Data modules: sites hold what they may, views are right, hidden labels stay hidden, a plain ``Trainer`` works."""
 
+from dataclasses import replace
+
 import lightning as L
 import pytest
 import torch
@@ -35,6 +37,42 @@ def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
     assert {"weak", "test"} <= set(data.views)
     assert not (tmp_path / "nowhere").exists()
     assert isinstance(data, L.LightningDataModule)
+
+
+CONSTANTS = {
+    # name: mean, standard deviation, side of the input, side before the crop, training images
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32, 40, 73_257),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, 40, 50_000),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 32, 40, 50_000),
+    "fashion_mnist": ((0.2860,), (0.3530,), 32, 36, 60_000),
+    "isic2018": ((0.7630, 0.5456, 0.5700), (0.1409, 0.1526, 0.1700), 224, 250, 8_012),
+    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587), 32, 40, 90_000),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_images_look_as_in_the_papers(name):
+    """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
+    data = find_class(name, KINDS["data"])()
+    mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
+    assert (mean, std, data.image_size, data._zoom(), data.train_size) == CONSTANTS[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({}, (250, 224)), ({"side": 448}, (500, 448)), ({"side": 112, "zoom": 120}, (120, 112))]
+)
+def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, sizes, monkeypatch):
+    """600 x 450 pixels are not shrunk below what the crop needs, then enlarged again."""
+    asked = []
+    monkeypatch.setattr(sources, "isic2018", lambda root, resize, test_resize: asked.append((resize, test_resize)))
+    data = find_class("isic2018", KINDS["data"])(**options)
+    data.read()
+    assert asked == [sizes]
+    assert data.views["weak"].geometry.zoom == sizes[0]
+
+
+def test_blocks_of_views_have_bounded_pixels():
+    assert [Digits(side=side).block for side in (8, 32, 64, 224, 2048)] == [1024, 1024, 256, 20, 1]
 
 
 def test_digits(digits):
@@ -237,6 +275,8 @@ def test_without_shuffles_a_client_is_ordered_by_class():
         ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
+        ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* take 5 or more"),
+        ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
         ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to 32 .*data\.zoom.*data\.side"),
     ],
 )
@@ -324,14 +364,56 @@ def test_one_channel_is_for_grey_images():
 
     data = make_data(channels=1)
     assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
-    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, and those of Coloured are coloured"):
+    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, and some of Coloured are coloured"):
         Coloured(channels=1).setup()
 
 
-def test_sites_are_known_after_setup():
-    for ask in (lambda data: data.client(0), lambda data: data.server):
+@pytest.mark.parametrize("part", ["train_images", "test_images"])
+def test_one_coloured_image_is_found_wherever_it_is(part):
+    class LastIsColoured(Digits):
+        def read(self):
+            arrays = super().read()
+            getattr(arrays, part)[-1, ..., 1] //= 2
+            return arrays
+
+    with pytest.raises(ConfigError, match="some of LastIsColoured are coloured"):
+        LastIsColoured(channels=1).setup()
+
+
+def test_a_border_leads_to_the_networks_side_in_training_and_in_tests():
+    class SmallTests(Digits):
+        def read(self):
+            arrays = super().read()
+            return replace(arrays, test_images=arrays.test_images[:, :6, :6].copy())
+
+    Digits(border=4, side=40).setup()
+    with pytest.raises(ConfigError, match=r"data\.border=4 makes test images of 14 x 14 pixels"):
+        SmallTests(border=4, side=40).setup()
+
+
+def test_sites_are_known_after_setup(tmp_path):
+    asked = (
+        lambda data: data.client(0),
+        lambda data: data.server,
+        lambda data: data.num_clients,
+        lambda data: data.class_counts("all"),
+        lambda data: data.pool(),
+        lambda data: data.roster(0),
+        lambda data: data.take("test", torch.arange(2)),
+        lambda data: next(data.test_blocks(5)),
+        lambda data: data.export(tmp_path / "partition.json"),
+    )
+    for ask in asked:
         with pytest.raises(ConfigError, match=r"Digits knows its clients after setup\(\)"):
             ask(Digits())
+        ask(make_data())
+
+
+def test_a_client_is_one_of_those_that_there_are():
+    data = make_data()
+    for wrong in (-1, data.num_clients):
+        with pytest.raises(ConfigError, match=rf"no client {wrong}: choose 0 to {data.num_clients - 1}; the server is"):
+            data.client(wrong)
 
 
 # --- a plain Trainer

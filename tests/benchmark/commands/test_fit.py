@@ -32,6 +32,9 @@ def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
     assert main([*fit, "3,1,3"]) == 0
     assert [config.seed for config in fitted] == [3, 1]
     assert capsys.readouterr().out.count("best (round 2): acc 5") == 2
+    assert main([*fit, "666,1"]) == 1
+    assert [config.seed for config in fitted[2:]] == [666, 1]
+    assert "error: seed 666: ZeroDivisionError: seed 666" in capsys.readouterr().err
     assert main([*fit, "0.5"]) == 2 and main([*fit, "4294967296"]) == 2
     assert "--seed 0.5: write numbers" in capsys.readouterr().err
 

@@ -29,6 +29,27 @@ def test_idle_cores_are_those_that_nobody_else_uses(monkeypatch, cores, busy, id
     assert idle_cores() == idle
 
 
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({"cpu.max": "400000 100000\n"}, 4.0),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_has_time_on_fewer_cores(monkeypatch, tmp_path, files, share):
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    (group / "cpu").mkdir(parents=True)
+    for name, text in files.items():
+        (group / name).write_text(text)
+    assert environment.cpu_share(tmp_path) == share
+    monkeypatch.setattr(environment, "cpu_share", lambda: share)
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(3)))
+    assert environment.cores() == min(3, int(share or 3))
+
+
 def test_where_the_system_does_not_say_all_cores_count_as_idle(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "LOOK_S", 0.0)
     monkeypatch.setattr(environment, "_busy_and_all", lambda: _busy_and_all(tmp_path / "none"))

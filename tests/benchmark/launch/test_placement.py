@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from benchmark.launch import placement
+from benchmark.launch.environment import PROCESS_BYTES
 from benchmark.launch.placement import placed
 from runs import SHORT, configuration, interrupted
 
@@ -32,6 +33,14 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=4_000, model="wrn28_2", model_args__depth=10) == (6, 1)
     assert where(rounds=4_000, data__side=224) == (1, 8)
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
+
+
+def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, monkeypatch):
+    config = configuration(tmp_path, rounds=4_000, data__num_clients=64, method="fedavg", runtime__devices="auto")
+    monkeypatch.setattr(placement, "cores", lambda: 64)
+    for free, expected in ((None, 64), (PROCESS_BYTES * 5, 5), (1, 1)):
+        monkeypatch.setattr("datamodules.common.memory.available_bytes", lambda free=free: free)
+        assert placed(config).devices == expected
 
 
 def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, monkeypatch):

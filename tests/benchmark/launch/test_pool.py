@@ -210,6 +210,17 @@ def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
     assert "line 1 is damaged; delete the folder" in message
 
 
+def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
+    """Before anything starts, the threads of an interrupted run are looked up in its record."""
+    runs = planned(tmp_path, 1, 2)
+    path = folder(runs[0].config)
+    path.mkdir(parents=True)
+    (path / "checkpoint.pt").write_bytes(b"saved")
+    (path / "record.json").write_text("{")
+    outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
+    assert seed_status(outcomes) == {1: "failed", 2: "complete"}
+
+
 def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
     runs = planned(tmp_path, 1, 2, 3)
     (folder(runs[0].config) / LOG).mkdir(parents=True)
@@ -299,6 +310,8 @@ def fit(config):
     except BaseException as error:
         time.sleep(0.5)  # it takes its time to save
         (here / "saved").write_text(str(error))
+        if here.name == "full":
+            raise OSError("No space left on device") from None
         raise
 
 if __name__ == "__main__":
@@ -308,16 +321,23 @@ if __name__ == "__main__":
     try:
         with stoppable():
             runs = [SimpleNamespace(config=name) for name in sys.argv[1:]]
-            pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
+            if len(runs) > 1:
+                pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
+            else:
+                pool._here(runs * 2, MagicMock(), "stoppable.fit")
     except Stopped:
         sys.exit(STOPPED)
 """
 
 
-def test_workers_are_told_to_stop_and_waited_for(tmp_path):
-    """A signal to the parent alone reaches the runs of its workers, and the parent ends when they have saved."""
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "full"), ("full",)])
+def test_workers_are_told_to_stop_and_waited_for(tmp_path, names):
+    """A signal to the parent alone reaches the runs of its workers, and the parent ends when they have saved, or have
+    found that they cannot: no run is begun after that.
+    """
     (tmp_path / "stoppable.py").write_text(STOPPABLE)
-    folders = [tmp_path / name for name in ("a", "b")]
+    folders = [tmp_path / name for name in names]
     for one in folders:
         one.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', ROOT)}"}
@@ -326,7 +346,7 @@ def test_workers_are_told_to_stop_and_waited_for(tmp_path):
         time.sleep(0.02)
     parent.terminate()
     assert parent.wait() == STOPPED
-    assert [(one / "saved").read_text() for one in folders] == ["stopped by SIGTERM"] * 2
+    assert [(one / "saved").read_text() for one in folders] == ["stopped by SIGTERM"] * len(names)
 
 
 def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import folder, from_yaml, run_id
+from benchmark.config import Runtime, folder, from_yaml, run_id
 from benchmark.launch import slurm
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError, RunError
@@ -162,8 +163,10 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    first, second, again = (slurm.write(some, "tiny-quick", tmp_path) for some in (runs[:1], runs[1:], runs[:1]))
-    assert first == again != second
+    elsewhere = [replace(run, config=replace(run.config, runtime=Runtime(threads=8))) for run in runs[:1]]
+    lists = (runs[:1], runs[1:], elsewhere, runs[:1])
+    first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
+    assert first == again and len({first, *others}) == 3
     assert f"{runs[0].id}.yaml" in (first.parent / slurm.LIST).read_text()
 
 
@@ -182,6 +185,12 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match="refuses: sbatch: error: invalid partition specified: --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
+
+
+def test_options_of_sbatch_with_a_quote_left_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    with pytest.raises(ConfigError, match=r"--slurm .*: No closing quotation"):
+        slurm.submit(tmp_path / "job.sh", "--comment='mine")
 
 
 def test_submitting_needs_sbatch(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
 from benchmark.launch.lock import RunLocked, run_lock
+from benchmark.launch.signals import Stopped
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.report.records import read_record, saved_rounds, state
 from benchmark.run import fit
@@ -103,6 +105,29 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, m
     assert Path(error.value.filename).name.startswith(name)
     assert 0 < checkpoint.load(path / CHECKPOINT)["round"] == saved_rounds(path) < ROUNDS
     assert not list(path.rglob("*.tmp"))
+    assert_same_run(fit(config), reference)
+
+
+def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, reference, monkeypatch, capsys):
+    """The run ends as it was asked to, says what is lost, and goes on from its checkpoint."""
+    config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
+    whole, save = Federation.run_round, worker.Recorder.save
+
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stopped(self, number):
+        if number == 3:
+            patch.setattr(worker.Recorder, "save", full)
+            raise Stopped(signal.SIGTERM)
+        return whole(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", stopped)
+        with pytest.raises(Stopped):
+            fit(config)
+    assert "the last rounds could not be saved: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert worker.Recorder.save is save
     assert_same_run(fit(config), reference)
 
 

@@ -152,6 +152,13 @@ def test_filters():
     assert cells(only=["*/B/low"]) == {"1/B/low"}
     some = next(iter(plan.runs))
     assert [run.id for run in toy.select(plan, only=[some[:8]])] == [some]
+    assert cells(only=["1/B/gain"]) == {"1/B/low", "1/B/high"}
+    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+        toy.select(plan, only=["1/B/low", "1/B/lov"])
+    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+        toy.matching(["1/B/low", "1/B/lov"], "paper")
+    with pytest.raises(ConfigError, match=f"no row matches {some[:3]}; a row is"):
+        toy.select(plan, only=[some[:3]])
     with pytest.raises(ConfigError, match="unknown table '3'"):
         toy.select(plan, tables=["3"])
     with pytest.raises(ConfigError, match="unknown method of this suite 'lo'; did you mean 'low'"):
@@ -245,6 +252,28 @@ def test_errors_name_the_place():
         Suite(broken)
     with pytest.raises(ConfigError, match=r"published values are missing: there is no .*toy\.csv"):
         toy.published()
+
+
+def test_a_scale_has_a_name_that_runs_may_have():
+    scales = {**spec()["scales"], "papr": {"seeds": [1]}}
+    with pytest.raises(ConfigError, match=r"unknown scale 'papr'; did you mean 'paper'.*toy\.yaml"):
+        Suite(spec(scales=scales), "toy.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [{"method": "low", "M": 1}, {"method": "low", "M": "1"}]}, "row low/M=1"),
+        ({"rows": [{"method": "low", "M": 1, "K": 2}, {"method": "low", "K": 2, "M": 1}]}, "row low/K=2/M=1"),
+        ({"datasets": ["A", "B", "A"]}, "data set A"),
+        ({"rows": [{"method": "low", "M": 1}, {"method": "low", "M": 2}], "reference": "low"}, "row low"),
+    ],
+)
+def test_no_row_hides_another(change, message):
+    """A leaderboard knows its rows by their methods alone."""
+    tables = {1: spec()["tables"][1] | change}
+    with pytest.raises(ConfigError, match=f"toy.yaml, table 1: the {message} stands there twice"):
+        Suite(spec(tables=tables), "toy.yaml")
 
 
 def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):

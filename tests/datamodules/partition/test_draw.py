@@ -41,6 +41,31 @@ def test_the_labelled_pool_moves_with_the_images():
         assert {*joint[: len(labelled)]} <= {*made.pool}
 
 
+def test_a_holdout_leaves_stand_ins_where_they_are():
+    """A tuning run meets the unlabelled images of the run that it tunes."""
+    made = draw(options("all_clients"), labels, SEED)
+    rest = made.without_labelled(labelled_holdout(made, 0.25, SEED))
+    rest.validate(600)
+    for before, after, whole, less in zip(
+        made.labelled,
+        rest.labelled,
+        unlabelled_sets(made, "code_index"),
+        unlabelled_sets(rest, "code_index"),
+        strict=True,
+    ):
+        stand_in = dict(zip(before, whole, strict=False))
+        assert [stand_in[position] for position in after] == less[: len(after)].tolist()
+
+
+@pytest.mark.parametrize("scenario", ["server", "all_clients"])
+def test_labels_can_be_the_first_of_each_class_in_the_data_set(scenario):
+    made = draw(options(scenario, labelled_pool_order="dataset"), labels, SEED)
+    labelled = made.server if scenario == "server" else made.labelled_pool
+    count = len(labelled) // 10
+    assert labelled.tolist() == [i for c in range(10) for i in np.flatnonzero(labels == c)[:count]]
+    assert made.hash != draw(options(scenario), labels, SEED).hash
+
+
 def test_without_held_images_nothing_moves():
     nothing = validation_images({"validation": 0}, 600, SEED)
     plain = options("server")

@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.common.errors import ConfigError
-from datamodules.views.batches import BLOCK, Pass, Stream, epoch
+from datamodules.views.batches import Pass, Stream, epoch
 
 
 class Echo:
     """A data set whose view of an image is its position; keeps what it was asked for."""
 
-    def __init__(self):
+    def __init__(self, block=1024):
+        self.block = block
         self.asked = []
 
     def take(self, view, index, generator):
@@ -78,12 +79,14 @@ def test_views_of_one_image_are_drawn_apart():
     assert len({id(generator) for _, _, generator in data.asked}) == 1
 
 
-@pytest.mark.parametrize("size", [64, 1000, BLOCK, 3000])
+@pytest.mark.parametrize("size", [64, 1000, 1024, 3000])
 def test_views_are_cut_in_bounded_blocks(size):
-    data = Echo()
-    walk({"a": stream(5000, size)}, data=data)
-    assert max(len(index) for _, index, _ in data.asked) <= max(BLOCK, size)
-    assert len(data.asked) <= 5
+    """As many images as the data cuts at once, in whole batches; a batch is never cut in two."""
+    for block in (1024, 100):
+        data = Echo(block)
+        walk({"a": stream(5000, size)}, data=data)
+        cut = max(1, block // size) * size
+        assert [len(index) for _, index, _ in data.asked] == [cut] * (5000 // cut) + [5000 % cut] * bool(5000 % cut)
 
 
 def test_cycling_starts_over_with_a_new_order():
