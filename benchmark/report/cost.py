@@ -50,11 +50,13 @@ class Part:
     Args:
         runs: the runs.
         left: rounds that they have still to do, together.
+        most: rounds that one of them has still to do at most.
         estimate: what a round takes; ``None`` where nothing is known.
     """
 
     runs: tuple[PlannedRun, ...]
     left: int
+    most: int
     estimate: Estimate | None
 
     @property
@@ -114,10 +116,11 @@ def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Seque
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
-    return [
-        Part(tuple(group), sum(rounds_left(run, states[run.id]) for run in group), estimate(group[0].config, measured))
-        for group in groups.values()
-    ]
+    found = []
+    for group in groups.values():
+        left = [rounds_left(run, states[run.id]) for run in group]
+        found.append(Part(tuple(group), sum(left), max(left), estimate(group[0].config, measured)))
+    return found
 
 
 def rounds_left(run: PlannedRun, state: str) -> int:
@@ -141,13 +144,13 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
     runs = [run for part in found for run in part.runs]
     total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)
     lines = [f"{len(runs)} runs, {total:,} rounds; {left:,} rounds are left"]
-    known = [part for part in found if part.left and part.estimate]
+    known = [(part, part.estimate) for part in found if part.left and part.estimate]
     unknown = [part for part in found if part.left and not part.estimate]
     if known:
-        seconds = sum(part.seconds for part in known)
-        longest = max(part.seconds / len(part.runs) for part in known)
+        seconds = sum(part.seconds for part, _ in known)
+        longest = max(part.most * per_round.seconds for part, per_round in known)
         at_once = f", {duration(max(seconds / jobs, longest))} with {jobs} at once" if jobs > 1 else ""
-        of_all = f" for {sum(part.left for part in known):,} of them" if unknown else ""
+        of_all = f" for {sum(part.left for part, _ in known):,} of them" if unknown else ""
         lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
     if unknown:
         lines.append(f"nothing is known about {sum(len(part.runs) for part in unknown)} of the runs on this machine")
@@ -166,7 +169,7 @@ def duration(seconds: float) -> str:
 
 def size(num_bytes: float) -> str:
     """An amount of memory for people: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
-    for unit, many in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= 0.1 * many:
-            return f"{num_bytes / many:.2g} {unit}"
-    return f"{num_bytes / 1e3:.2g} kB"
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, many = next((one for one in units if num_bytes >= 0.1 * one[1]), units[-1])
+    value = num_bytes / many
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

@@ -1,5 +1,6 @@
 """How a data set is split over clients: a summary, a picture, a file."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def _write_numbers(axes: Any, every: Counts) -> None:
 
 def _ticks(axes: Any, names: Sequence[str], labelled: Counts, classes: Sequence[str]) -> None:
     rows, columns = len(names), len(classes)
-    step = 1 if rows <= 40 else 5
+    step = math.ceil(rows / 40)
     marked = [r for r in range(rows) if r % step == 0 or (labelled[r].any() and not labelled.any(axis=1).all())]
     axes.set_yticks(marked, [names[r] for r in marked], fontsize=8)
     for tick, row in zip(axes.get_yticklabels(), marked, strict=True):

@@ -274,9 +274,9 @@ class Rendered:
     def latex(self) -> str:
         """A ``booktabs`` table of what was run, facts as comments before it, and its sections."""
         shown = self.layout.only_run()
-        facts = [f"% {name}: {text}" if name else f"% {text}" for name, text in self.facts.items()]
+        facts = [_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
         if not shown.rows:
-            return "\n".join([f"% Table {self.number}: {self.title}: nothing has been run.", *facts]) + "\n"
+            return "\n".join([_comment(f"Table {self.number}: {self.title}: nothing has been run."), *facts]) + "\n"
         several = len({metric for _, metric in shown.columns}) > 1
         names: list[tuple[str, ...]] = [("", *[""] * several, head) for head in shown.heads]
         for dataset, metric in shown.columns:
@@ -367,6 +367,11 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
 def latex_text(value: object) -> str:
     """A text in which LaTeX finds no command."""
     return str(value).translate(LATEX)
+
+
+def _comment(text: str) -> str:
+    """A text as one line that LaTeX skips."""
+    return f"% {' '.join(text.split())}"
 
 
 def _letters(name: str) -> str:

@@ -32,8 +32,8 @@ class Setting:
         table: the table.
         dataset: label of the data set.
         rows: its lines on this data set that are run at all.
-        scores: final accuracy in percent, one line per seed, one column per method label; a missing run is NaN, a
-            failed one ``FAILED``.
+        scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
+            is NaN, a failed one ``FAILED``.
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are not ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
@@ -53,10 +53,15 @@ class Setting:
 
 
 def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
-    """All settings of a suite's tables with a reference of which some row was run, in the order of the tables."""
+    """All settings of a suite's tables with a reference of which some row was run, in the order of the tables.
+
+    Those whose reference has no run at this scale are not among them (``not_compared``).
+    """
     found = []
     for table in filter(lambda table: table.reference, suite.tables):
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
+            if dataset in not_compared(plan, table):
+                continue
             rows = [row for row in table.rows if row.dataset == dataset and id(row) in plan.of_row]
             scores = pd.DataFrame(
                 {row.method: _scores(plan, runs, row, suite.report) for row in rows}, index=plan.seeds
@@ -64,6 +69,13 @@ def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]
             if scores.notna().any(axis=None):
                 found.append(_setting(suite, plan, runs, table, dataset, rows, scores))
     return found
+
+
+def not_compared(plan: Plan, table: Table) -> list[str]:
+    """Data sets of a table whose reference has no run there at this scale, left out or pending, though others have."""
+    planned = [row for row in table.rows if id(row) in plan.of_row]
+    known = {row.dataset for row in planned if row.method == table.reference}
+    return [name for name in dict.fromkeys(row.dataset for row in planned) if table.reference and name not in known]
 
 
 def frame(found: Sequence[Setting]) -> pd.DataFrame:
@@ -94,16 +106,20 @@ def panels(suite: Suite, found: Sequence[Setting]) -> list[Panel]:
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         if own:
-            parts = [one.lines.assign(dataset=one.dataset, clear=one.lines.apply(told_apart, axis=1)) for one in own]
+            parts = [
+                one.lines.assign(dataset=one.dataset, clear=[told_apart(one, method) for method in one.lines.index])
+                for one in own
+            ]
             lines = pd.concat(parts).rename_axis("method").reset_index()
             made.append(Panel(table.title, own[0].reference, lines))
     return made
 
 
-def told_apart(line: pd.Series) -> bool:
-    """Whether a line differs from its reference by more than noise explains (see ``READ``)."""
+def told_apart(one: Setting, method: str) -> bool:
+    """Whether a row differs from its reference by more than noise explains (see ``READ``)."""
+    line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
     apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
-    return bool(apart and line["pairs"] >= ENOUGH and not line["failed"])
+    return bool(apart and line["pairs"] >= ENOUGH and not failed.any())
 
 
 def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
@@ -114,13 +130,18 @@ def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
 
 def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets, the ranking, and the costs."""
-    parts = [f"# {suite.title}", _provenance(suite, plan, runs), READ]
+    beside = "" if suite.report == "last_k_mean" else BESIDE
+    read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
+    parts = [f"# {suite.title}", _provenance(suite, plan, runs), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
-        if not own:
-            continue
-        parts += [f"## {table.title}", *(_comparison([one]) for one in own)]
-        parts += [_ranking(ranking(found, table)), "What it costs", _costs(own)]
+        absent = not_compared(plan, table)
+        if own or absent:
+            parts += [f"## {table.title}", *(_comparison([one]) for one in own)]
+        if absent:
+            parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
+        if own:
+            parts += [_ranking(ranking(found, table)), "What it costs", _costs(own, GOAL[suite.report])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -161,16 +182,28 @@ def read(results: Path, name: str) -> pd.DataFrame | None:
     return pd.read_csv(lines) if lines.exists() else None
 
 
+ACCURACY = {
+    "best": "Accuracy of the best round",
+    "last": "Accuracy of the last round",
+    "last_k_mean": "Accuracy, mean of the last rounds,",
+}
+GOAL = {
+    "best": "mean best accuracy",
+    "last": "mean final accuracy",
+    "last_k_mean": "mean accuracy of the last rounds",
+}
+BESIDE = (
+    "The mean of the last rounds stands beside it because single rounds swing; nothing is compared or ranked by it. "
+)
 READ = (
-    "Accuracy of the last round in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
+    "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
     "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "
     "p-value of the paired t-test is below 0.05 after Holm's correction over the rows of the setting, from three "
-    "seeds on and where no run has failed. A failed run has no accuracy, and ranks last. The mean of the last rounds "
-    "stands beside it because single rounds swing; nothing is compared or ranked by it. Above: seeds in which the row "
-    "is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's signed-rank test "
-    "cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than methods may. The "
-    "learning rates are those of the papers or were tuned, by one rule for every row, on held-out labelled images; "
-    "`tuned` says which rate was chosen."
+    "seeds on and where no run has failed. A failed run has no accuracy, and ranks last. {beside}Above: seeds in "
+    "which the row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's "
+    "signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than "
+    "methods may. The learning rates are those of the papers or were tuned, by one rule for every row, on held-out "
+    "labelled images; `tuned` says which rate was chosen."
 )
 
 
@@ -273,7 +306,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     cells = {
         one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})",
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
-        f"Δ to {one.reference}": f"**{told}**" if told_apart(line) else told,
+        f"Δ to {one.reference}": f"**{told}**" if told_apart(one, method) else told,
         "p (Holm)": "< 0.001" if line["p_holm"] < 0.001 else _number(line["p_holm"], ".3f"),
         "above": _number(100 * line["above"], ".0f %"),
         "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
@@ -306,7 +339,8 @@ def _ranking(found: Ranking | None) -> str:
     )
 
 
-def _costs(own: Sequence[Setting]) -> str:
+def _costs(own: Sequence[Setting], goal_name: str) -> str:
+    """What every row spends until it has its reference's accuracy, which ``goal_name`` says in words."""
     head = [
         "data set",
         "method",
@@ -338,7 +372,7 @@ def _costs(own: Sequence[Setting]) -> str:
                 )
                 goal = ""
     told = (
-        "Until an evaluated round first has the reference's mean final accuracy; means over the seeds that reach it, "
+        f"Until an evaluated round first has the reference's {goal_name}; means over the seeds that reach it, "
         "of the seconds medians. Seconds of several machines, or of busy ones, tell little. Client state: what all "
         "clients together keep between their visits if each of them takes part."
     )

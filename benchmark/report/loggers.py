@@ -148,14 +148,14 @@ class Mirror:
     def __enter__(self) -> "Mirror":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: object, *_: object) -> None:
+        self.close(exit_code=0 if error is None else 1)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Mirror an evaluated round."""
+        """Mirror an evaluated round, which is the step in W&B, too."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
         values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
-        self._do(lambda logger: logger.log_metrics(values, step=row["round"]))
+        self._do(lambda logger: logger.experiment.log(values, step=row["round"], commit=True))
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Mirror the readings of a complete run as its summary."""
@@ -171,10 +171,10 @@ class Mirror:
 
         self._do(send)
 
-    def close(self) -> None:
-        """Finish the W&B run."""
+    def close(self, exit_code: int = 0) -> None:
+        """Finish the W&B run; another ``exit_code`` than 0 marks it as failed."""
         self._later = None
-        self._do(lambda logger: logger.experiment.finish())
+        self._do(lambda logger: logger.experiment.finish(exit_code=exit_code))
         self._logger = None
 
     def _start(self, mode: Mode, folder: Path, init: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -131,6 +131,7 @@ def default_labels(records: Sequence[Record]) -> list[str]:
     ]
 
 
+@rc_context({"text.parse_math": False})  # names may have dollar signs
 def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str | Path, axis: str = "round") -> Path:
     """Draw columns of the records against the round, counted from 0, or its cost, and write the picture.
 
@@ -139,12 +140,13 @@ def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str
             deviation around the mean.
         columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per curve. A column with
             a list per row (one value per class) gives a panel per curve, a line per entry; beyond 20 entries they have
-            no legend. Rows without a column leave a gap; a curve without it does not appear.
+            no legend. Rows without a column, or without the axis, leave a gap; a curve without it does not appear.
         path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has a column (the known ones are listed), nothing to draw, or ``path`` cannot be written.
+        ConfigError: no curve has a column (the known ones are listed) or the axis beside it, nothing to draw, or
+            ``path`` cannot be written.
     """
     path = writable(path, "--out")
     filled = {key for curve in runs.values() for row in curve.rows for key, value in row.items() if value is not None}
@@ -158,7 +160,9 @@ def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str
         raise ConfigError(f"--axis {axis}: it is one of {', '.join(AXES)}, as far as the rows of the runs say")
     plan: list[tuple[str, list[str], bool]] = []
     for column in columns:
-        names = [name for name, curve in runs.items() if any(row.get(column) is not None for row in curve.rows)]
+        names = [name for name, curve in runs.items() if any(_has(row, column) and axis in row for row in curve.rows)]
+        if not names:
+            raise ConfigError(f"--axis {axis}: no row of the runs has it and a {column!r}")
         lists = any(isinstance(row.get(column), list) for curve in runs.values() for row in curve.rows)
         plan += [(column, [name], True) for name in names] if lists else [(column, names, False)]
 
@@ -193,6 +197,10 @@ def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str
         figure.legend(handles=shown, loc="outside lower center", ncols=beside, fontsize="small", frameon=False)
     figure.savefig(path)
     return path
+
+
+def _has(row: Row, column: str) -> bool:
+    return row.get(column) is not None
 
 
 def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) -> Path:
@@ -247,7 +255,7 @@ def _lines(panel: Any, rows: Sequence[Row], column: str, axis: str, **style: Any
     shown = np.full((len(table), max(map(len, table))), np.nan)
     for row, entries in enumerate(table):
         shown[row, : len(entries)] = np.array(entries, dtype=float)  # None becomes NaN
-    lines: list[Any] = panel.plot([row[axis] for row in rows], shown, **style)
+    lines: list[Any] = panel.plot(np.array([row.get(axis) for row in rows], dtype=float), shown, **style)
     for line, curve in zip(lines, np.isfinite(shown.T), strict=True):
         around = np.pad(curve, 1)
         marked = curve if len(rows) <= FEW else curve & ~around[:-2] & ~around[2:]

@@ -21,6 +21,7 @@ from benchmark.report.records import Record, Row
 LEVEL = 0.95
 FAILED = -inf
 """The score of a run that has failed: below all others."""
+DIGITS = 6  # of a difference; what is behind them is rounding noise
 SPENT = ("bytes_up", "bytes_down", "steps")
 
 
@@ -66,13 +67,13 @@ def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
     """
     lines: dict[str, dict[str, Any]] = {}
     for name in scores:
-        own, difference = _finite(scores[name]), scores[name] - scores[reference]
+        own, difference = _finite(scores[name]), (scores[name] - scores[reference]).round(DIGITS)
         paired = _finite(difference)
         line: dict[str, Any] = {"mean": own.mean(), "ci95": interval(own), "n": len(own), "pairs": len(paired)}
         line["failed"] = (scores[name] == FAILED).sum()
         if name != reference and len(difference.dropna()):
             line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(difference)}
-            if paired.std() > 0:
+            if paired.nunique() > 1:
                 line["p"] = stats.ttest_1samp(paired, 0.0).pvalue
         lines[str(name)] = line
     columns = ["mean", "ci95", "n", "failed", "pairs", "difference", "difference_ci95", "p", "p_holm", "above"]
@@ -109,13 +110,14 @@ def rank(scores: pd.DataFrame) -> Ranking | None:
     blocks, rows = whole.shape
     if rows < 3 or blocks < 3:
         return None
+    alike = (whole.nunique(axis=1) == 1).all()  # then Friedman's statistic is 0 / 0
     range_ = stats.studentized_range.ppf(LEVEL, rows, float("inf"))
     pairs = scikit_posthocs.posthoc_nemenyi_friedman(whole.to_numpy())
     pairs.index = pairs.columns = whole.columns
     return Ranking(
         whole.rank(axis=1, ascending=False).mean().sort_values(),
         blocks,
-        float(stats.friedmanchisquare(*(whole[name] for name in whole)).pvalue),
+        1.0 if alike else float(stats.friedmanchisquare(*(whole[name] for name in whole)).pvalue),
         pairs,
         float(range_ * (rows * (rows + 1) / (12 * blocks)) ** 0.5),
     )

@@ -61,6 +61,9 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
     console = console or Console()
     if not console.is_terminal:
         console.width = 250
+    if not plan.runs:
+        console.print(f"nothing is run at scale {plan.scale}: every row is pending, or left out", highlight=False)
+        return
     found = collect(plan)
     progress = {key: _progress(run, found[key].state) for key, run in plan.runs.items()}
     options = _options(plan)

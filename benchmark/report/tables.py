@@ -133,7 +133,7 @@ def last_rounds(config: RunConfig) -> str:
     """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
     last = range(max(0, config.rounds - config.last_k), config.rounds)
     evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
-    told = f"{config.last_k} rounds"
+    told = f"{len(last)} round{'s' if len(last) > 1 else ''}"
     return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
 
 
@@ -154,8 +154,8 @@ def judge(delta: float, band: float | None) -> str:
 def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
-    columns = tuple(dict.fromkeys(c for row in table.rows for c in row.columns if c not in hidden))
     rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
+    columns = tuple(dict.fromkeys(c for row in rows for c in row.columns if c not in hidden))
     of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in rows if not (r.minus or r.pending)}
     blocks = []
     for row in rows:
@@ -253,7 +253,7 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
         row |= {"published": line.published, "spread": line.spread, "delta": line.delta}
         row |= {"status": line.status, "runs": " ".join(line.runs)}
         rows.append(row)
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows, columns=None if rows else [*LEFT, *RIGHT])
     frame = frame.astype({name: "float64" for name in NUMBERS})
     left_out = {"data", "network"} if compare else {"delta"}
     left_out |= set() if printed else {"published"}
@@ -322,7 +322,7 @@ def _facts(
         **{c.replace("_", " "): value for c, value in constant.items() if value},
         "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
         "rounds": _listed(sorted({c.rounds for c in configs})),
-        **({"precision": _listed(precisions)} if precisions != {"32-true"} else {}),
+        **({"precision": _listed(precisions)} if precisions - {"32-true"} else {}),
         "seeds": _listed(plan.seeds),
         "reading": SAY[suite.report].format(last=_listed(map(last_rounds, configs))),
         "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmark.report.describe import heat_map
 from benchmark.report.plots import STYLES, draw_curve
 
 SERIES = 10  # colours; further curves get another line style
+NAME_WIDTH = 20  # letters of a row's name that stand in one line beside its interval
 # Colours that stand in the SVG for variables of the style sheet, so that dark and light pages share one picture.
 INK, GRID = "#0a0c00", "#0a0c01"
 COLOURS = [f"#0a0b{number:02x}" for number in range(SERIES)]
@@ -96,28 +98,33 @@ class Charts:
     def intervals(self, lines: Sequence[tuple[str, float, float | None]], title: str, unit: str) -> Chart:
         """Means with their intervals, one below the other; a line marks zero where it is in sight.
 
+        A point without an interval is hollow.
+
         Args:
             lines: name, mean and half-width of the interval (or ``None``), from the top.
             title: what the means are of.
             unit: of the means, for the axis.
         """
         with rc_context(SETTINGS):
-            height = 0.5 + 0.24 * len(lines)
+            names = [fill(name, NAME_WIDTH) for name, _, _ in lines]
+            deep = max(name.count("\n") for name in names)
+            height = 0.5 + (0.24 + 0.13 * deep) * len(lines)
             figure = Figure(figsize=(4.2, height))
             panel = figure.add_axes((0.33, 0.42 / height, 0.64, 1 - 0.5 / height))
             y = np.arange(len(lines))[::-1]
-            means = [mean for _, mean, _ in lines]
-            halves = [half or 0.0 for _, _, half in lines]
-            panel.errorbar(means, y, xerr=halves, fmt="o", color=COLOURS[0], markersize=4, capsize=2, linewidth=1.3)
-            panel.set_yticks(y, [name for name, _, _ in lines])
+            style: Any = {"fmt": "o", "color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.3}
+            for place, (_, mean, half) in zip(y, lines, strict=True):
+                panel.errorbar(mean, place, xerr=half, markerfacecolor="none" if half is None else None, **style)
+            panel.set_yticks(y, names)
             panel.set_ylim(-0.6, len(lines) - 0.4)
             panel.grid(axis="x", color=GRID, linewidth=0.6)
             panel.set_axisbelow(True)
             low, high = panel.get_xlim()
             if low < 0 < high:
                 panel.axvline(0, color=INK, linewidth=0.8)
-            panel.set_xlabel(f"{unit}, mean and 95 % interval")
-            return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals, as in the table."))
+            hollow = "; hollow: one seed" if any(half is None for _, _, half in lines) else ""
+            panel.set_xlabel(f"{unit}, mean and 95 % interval{hollow}")
+            return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals{hollow}, as in the table."))
 
     def _svg(self, figure: Figure, about: str) -> Markup:
         return svg(figure, about, next(self._prefixes))

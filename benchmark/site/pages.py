@@ -176,8 +176,15 @@ def _board(view: View, charts: Charts) -> Page:
                 "spent": _columns_of(whole, SPENT),
             }
         )
+    absent = {table: names for table in view.suite.tables if (names := leaderboard.not_compared(view.plan, table))}
     rankings = {one.table.title: leaderboard.ranking(settings, one.table) for one in settings}
-    return {"view": view, "settings": parts, "rankings": {title: found for title, found in rankings.items() if found}}
+    return {
+        "view": view,
+        "accuracy": leaderboard.ACCURACY[view.suite.report],
+        "settings": parts,
+        "not_compared": [(table, names) for table, names in absent.items()],
+        "rankings": {title: found for title, found in rankings.items() if found},
+    }
 
 
 def _points(lines: pd.DataFrame, mean: str, half: str) -> list[tuple[str, float, float | None]]:

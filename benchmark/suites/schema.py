@@ -1,13 +1,14 @@
 """The shape of a suite file, checked once when it is loaded, so that a slip in it is told with its place."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from benchmark.config import READINGS
+from benchmark.config import READINGS, SCALES
 from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
 
@@ -128,8 +129,9 @@ def check(spec: Mapping[str, Any], where: str) -> None:
 
 
 def _check_names(suite: _Suite, where: str) -> None:
-    """See that names of methods, labels, data sets, tables and metrics exist."""
+    """See that names of methods, labels, data sets, tables, metrics and scales exist, and that no row stands twice."""
     methods = {label.method for label in suite.labels.values() if label and label.method}
+    _known("scale", suite.scales, SCALES, where)
     layers: dict[str, _Layer] = {"base": suite.base}
     layers |= {f"datasets.{name}": layer for name, layer in suite.datasets.items() if layer}
     for name, scale in suite.scales.items():
@@ -158,6 +160,10 @@ def _check_names(suite: _Suite, where: str) -> None:
         _known("table", judges, [str(one) for one in suite.tables], f"{where}, table {number}, judged_by")
         plain = [metric for metric in table.metrics if "/" not in metric]
         _known("metric", plain, METRICS, f"{where}, table {number}")
+        _once("data set", table.datasets, f"{where}, table {number}")
+        rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in table.rows]
+        labels = [row.method for row in table.rows]  # all that a leaderboard tells rows apart by
+        _once("row", labels if table.reference else map("/".join, rows), f"{where}, table {number}")
     _known("report", [suite.report], READINGS, where)
 
 
@@ -166,6 +172,12 @@ def _known(what: str, names: Iterable[str], known: Iterable[str], where: str) ->
     for name in names:
         if name not in known:
             raise unknown(what, name, known, f" ({where})")
+
+
+def _once(what: str, names: Iterable[str], where: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{where}: the {what} {twice[0]} stands there twice; one would hide the other")
 
 
 def _told(problem: Any, spec: Mapping[str, Any]) -> str:

@@ -87,6 +87,8 @@ def test_a_page_keeps_what_was_not_measured_anew():
     again = page(both, A="new a", C="new c")
     assert [line for line in again.splitlines() if line.startswith("#")] == ["# Speed", "## A", "## B", "## C"]
     assert "new a" in again and "old a" not in again and again.index("old b") < again.index("new c")
+    below = both + "### A\n\na part of B, with ## in it\n"
+    assert page(below) == below
 
 
 def test_bare_loop_does_the_work_of_the_engine(monkeypatch):

@@ -63,6 +63,7 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
         "3 runs, 12 rounds; 8 rounds are left",
         "about 2.0 h, 60 min with 4 at once, as measured on this machine",
     ]
+    assert "about 60 min, 60 min with 4 at once" in summary(found[:1], jobs=4)[1]  # one run is left of these two
 
 
 def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
@@ -81,3 +82,4 @@ def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
 def test_times_and_sizes_for_people():
     assert [duration(s) for s in (3.14, 45, 720, 12_600, 181_440)] == ["3.1 s", "45 s", "12 min", "3.5 h", "2.1 days"]
     assert [size(b) for b in (0, 12_000, 3.4e6, 6e8, 8.7e9)] == ["0 kB", "12 kB", "3.4 MB", "0.6 GB", "8.7 GB"]
+    assert [size(b) for b in (99_600, 99.6e6, 150e9)] == ["100 kB", "100 MB", "150 GB"]

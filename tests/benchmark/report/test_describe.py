@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmark.cli import main
 from benchmark.config import RunConfig
+from benchmark.report.describe import heat_map
 from datamodules.io.sources import digits
 from datamodules.partition.partition import Partition
 from federations import make_data
@@ -54,6 +56,14 @@ def test_an_export_may_have_any_name(tmp_path: Path, capsys: Any) -> None:
     """Its suffix says nothing."""
     assert main([*DIGITS, "--export", str(tmp_path / "part")]) == 0
     assert Partition.load(tmp_path / "part", digits().train_labels).hash == first_and_hash(capsys)[1]
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(40, 40), (41, 21), (1000, 40)])
+def test_many_clients_are_not_all_named(clients: int, labels: int) -> None:
+    """No more than forty names find room."""
+    counts = np.ones((clients, 2), dtype=np.int64)
+    figure = heat_map([str(k) for k in range(clients)], counts, counts, ["a", "b"], "")
+    assert len(figure.axes[0].get_yticks()) == labels
 
 
 def test_a_new_split_shows_its_own_images(capsys: Any) -> None:

@@ -121,6 +121,12 @@ def test_latex_escapes_everything_and_says_the_scale() -> None:
     assert rendered({}).latex.startswith("% Table 1: One: nothing has been run.\n")
 
 
+def test_a_line_break_does_not_end_a_comment() -> None:
+    table = rendered({("A", "mine", "s"): 51.0}, "quick")
+    text = replace(table, facts={**table.facts, "scale": "quick (one\ntwo)"}).latex
+    assert "% scale: quick (one two)\n" in text
+
+
 def test_sections_stand_below_with_two_decimals() -> None:
     """Any frame will do: numbers, texts, gaps."""
     frame = pd.DataFrame({"mean_rank": [1.0, 2.345], "method": ["x|y", None], "n": [3, 4]})
@@ -130,7 +136,7 @@ def test_sections_stand_below_with_two_decimals() -> None:
     (readings,) = table.sections
     assert readings.frame.to_dict("records") == [
         {"method": "mine", "net_size": "s", "data set": "A"}
-        | dict.fromkeys(("best round", "last round", "mean of the last 50 rounds"), 51.0)
+        | dict.fromkeys(("best round", "last round", "mean of the last 5 rounds or 6 rounds"), 51.0)
     ]
     more = replace(table, sections=(Section("Ranks", "Small is good.", frame),))
     assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown

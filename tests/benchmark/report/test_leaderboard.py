@@ -116,7 +116,7 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
     assert heads == ["A", "B"]
     assert "31 of 32 complete" in page
-    assert "mean of the last 50 rounds" in page and "| 66.55 ± " in page
+    assert "mean of the last 12 rounds" in page and "| 66.55 ± " in page
     assert "| bad" in page and "1 of 4" not in page.split("What it costs")[0]
     assert "| < 0.001 " in page and "| 0.000 " not in page
 
@@ -132,7 +132,7 @@ def test_what_holms_correction_takes_back_is_not_bold(made):
     found = leaderboard.settings(suite, plan, runs)
     line = found[0].lines.loc["bad"]
     assert line["difference"] > line["difference_ci95"] and line["p"] < 0.05 < line["p_holm"]
-    assert not leaderboard.told_apart(line)
+    assert not leaderboard.told_apart(found[0], "bad")
     page = leaderboard.markdown(suite, plan, runs, found)
     cells = next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")
     assert cells[4].strip().startswith("+2.00") and cells[5].strip() == f"{line['p_holm']:.3f}"
@@ -186,9 +186,21 @@ def test_a_difference_needs_pairs(made):
         for seed, key in plan.of_row[id(row)].items():
             if row.method == "base" and seed > 1:
                 runs[key] = Run("missing", None)
-    line = leaderboard.settings(suite, plan, runs)[0].lines.loc["bound"]
+    found = leaderboard.settings(suite, plan, runs)[0]
+    line = found.lines.loc["bound"]
     assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["difference_ci95"]
-    assert not leaderboard.told_apart(line)
+    assert not leaderboard.told_apart(found, "bound")
+
+
+def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
+    suite, plan, runs, found = made
+    assert leaderboard.told_apart(found[0], "good")
+    row = next(row for row in suite.rows if (row.dataset, row.method) == ("A", "base"))
+    runs[plan.of_row[id(row)][0]] = Run("failed", None)
+    first, second = leaderboard.settings(suite, plan, runs)
+    line = first.lines.loc["good"]
+    assert line["pairs"] == 3 and line["p_holm"] < 0.05 and line["difference"] > line["difference_ci95"]
+    assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
 
 
 def test_without_the_reference_there_is_nothing_to_reach(made):
@@ -217,6 +229,43 @@ def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
     assert drawn == tmp_path / "tables" / "toy-quick-leaderboard.svg"
     monkeypatch.setattr(leaderboard, "ENOUGH", 5)
     assert drawn.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick", None)]
+
+
+@pytest.mark.parametrize("why", ["pending", "without"])
+def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
+    """The page says so; the same table on another data set, and other tables, stay."""
+    labels, scales, tables = SPEC["labels"], SPEC["scales"]["quick"], SPEC["tables"]["clients"]
+    if why == "pending":
+        labels = labels | {"base": labels["base"] | {"pending": "later"}}
+    else:
+        scales = scales | {"without": {"base": "no reason"}}
+    other = tables | {"title": "Another", "reference": "good", "datasets": ["A"]}
+    spec = {"labels": labels, "scales": {"quick": scales}, "tables": {"clients": tables, "other": other}}
+    suite = Suite(SPEC | spec, "toy.yaml")
+    _, _, runs, _ = made
+    plan = suite.plan("quick")
+    runs = {key: runs[key] for key in plan.runs}
+    found = leaderboard.settings(suite, plan, runs)
+    assert [(one.table.number, one.dataset) for one in found] == [("other", "A")]
+    page = leaderboard.markdown(suite, plan, runs, found)
+    assert "Not compared: A, B; base, the reference, is not run at this scale." in page
+    assert page.count("What it costs") == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "read", "goal"),
+    [
+        ("last", "Accuracy of the last round in percent, mean ±", "the reference's mean final accuracy;"),
+        ("best", "Accuracy of the best round in percent, mean ±", "the reference's mean best accuracy;"),
+        ("last_k_mean", "Accuracy, mean of the last rounds, in percent", "mean accuracy of the last rounds;"),
+    ],
+)
+def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
+    suite, plan, runs, found = made
+    suite.report = report
+    page = leaderboard.markdown(suite, plan, runs, found)
+    assert read in page and goal in page
+    assert ("nothing is compared or ranked by it" in page) == (report != "last_k_mean")
 
 
 def test_as_data(made):

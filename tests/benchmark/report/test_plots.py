@@ -81,6 +81,23 @@ def test_unknown_columns(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_without_the_axis_is_not_drawn(tmp_path: Path, drawn: list[Any]) -> None:
+    """And a row without it leaves a gap."""
+    rows = [{"round": 4, "acc": 1.0}, *({**row, "round": row["round"] + 5} for row in ROWS["one"])]
+    draw({"some": rows, **ROWS}, ["acc"], tmp_path / "curves.png", "seconds")
+    (panel,) = drawn[0].axes
+    assert [line.get_label() for line in panel.lines] == ["some", "one"]
+    assert np.isnan(panel.lines[0].get_xdata()).tolist() == [True] + [False] * 4
+    with pytest.raises(ConfigError, match="--axis seconds: no row of the runs has it and a 'share'"):
+        draw(ROWS, ["share"], tmp_path / "curves.png", "seconds")
+
+
+def test_dollar_signs_are_no_mathematics(tmp_path: Path, drawn: list[Any]) -> None:
+    draw({r"$\frac{ $": ROWS["one"]}, ["acc"], tmp_path / "curves.png")
+    (text,) = drawn[0].legends[0].get_texts()
+    assert not text.get_parse_math()
+
+
 def test_one_run_tells_classes_apart(tmp_path: Path, drawn: list[Any]) -> None:
     """Colours and labels per class; a class without a value leaves a gap."""
     rows = [{"round": r, "share_by_class": [0.1, None if r else 0.2]} for r in range(3)]

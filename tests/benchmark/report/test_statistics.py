@@ -79,10 +79,19 @@ def test_a_failed_run_has_no_accuracy_and_is_below_all_others():
 
 
 def test_differences_that_are_all_equal_have_no_test():
-    """Two runs that are the same run differ by nothing, and no p-value says otherwise."""
+    """Two runs that are the same run differ by nothing, and no p-value says otherwise; nor where only rounding does."""
     line = compare(SCORES.assign(same=SCORES["base"]), "base").loc["same"]
     assert (line["difference"], line["difference_ci95"], line["above"]) == (0, 0, 0.5)
     assert np.isnan(line["p"])
+    rough = pd.DataFrame({"base": [90.1, 50.2, 70.3]}).assign(less=[89.0, 49.1, 69.2])
+    assert (rough["less"] - rough["base"]).std() > 0
+    line = compare(rough, "base").loc["less"]
+    assert (line["difference"], line["difference_ci95"]) == (-1.1, 0) and np.isnan(line["p"])
+
+
+def test_where_all_rows_tie_nothing_is_told_apart():
+    found = rank(pd.DataFrame({name: [50.0] * 4 for name in "abc"}))
+    assert found.p == 1.0 and set(found.mean_ranks) == {2.0}
 
 
 def test_superiority_and_ties():

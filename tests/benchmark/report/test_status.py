@@ -138,3 +138,9 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     lines = said(damaged, one)
     assert lines[1].split()[3] == "?/4" and "60.00" in lines[2]
     assert "metrics.jsonl: line 1 is damaged" in lines[-1]
+
+
+def test_a_plan_without_runs_says_so():
+    """Of a suite whose rows all wait for something."""
+    for every_run in (False, True):
+        assert said(every_run=every_run) == ["nothing is run at scale quick: every row is pending, or left out"]

@@ -306,7 +306,9 @@ def test_deviation_is_a_samples():
         (200, 5, 10, "10 rounds (2 of them evaluated)"),
         (200, 5, 50, "50 rounds (10 of them evaluated)"),
         (101, 5, 3, "3 rounds (2 of them evaluated)"),
-        (4, 1, 10, "10 rounds"),
+        (4, 1, 10, "4 rounds"),
+        (1, 1, 10, "1 round"),
+        (4, 3, 10, "4 rounds (2 of them evaluated)"),
     ],
 )
 def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, told):
@@ -395,3 +397,17 @@ def test_ranked_tables_without_published_values():
     bounded = Suite(suite.spec)
     page = render(bounded, bounded.plan("quick"), runs, {})[0]
     assert "Bounds, which know more labels than a method may: high." in page.markdown
+
+
+def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
+    suite = toy()
+    suite.spec["scales"]["quick"]["without"] = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
+    plan = suite.plan("quick")
+    table = render(suite, plan, {}, published(suite))[0]
+    assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
+    assert "not at this scale: low (not with" in table.markdown and table.frame.empty
+    assert all(line.startswith("% ") for line in table.latex.splitlines())
+    assert len(write(suite, "quick", [table], tmp_path, None)) == 3
+    both = [rendered("quick", FULL)[2], table]
+    write(suite, "both", both, tmp_path, None)
+    assert (tmp_path / "tables/toy-both.csv").read_text() == both[0].csv
