@@ -71,7 +71,7 @@ class FedDure(LocalSSL):
     square of m; the norms of the gradients of the labelled and the feedback term at the logits.
 
     Args:
-        freg_gradient: how the meta-gradient is computed: ``jvp`` by one forward-mode product, ``double_backward`` by two
+        freg_gradient: computes the meta-gradient: ``jvp`` by one forward-mode product, ``double_backward`` by two
             backward passes. Both give the same up to rounding.
     """
 
