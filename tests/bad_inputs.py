@@ -162,7 +162,7 @@ DATA = {
     "--data.side -3": "data.side is -3; it must be at least 1",
     "--data.zoom 8": "a window of 32 does not fit into 8",
     "--data.border -1": "data.border is -1; it must be at least 0",
-    "--data.border 1000": "makes images of 2032 x 2032 pixels, 1.1 GB of memory in all, but the network takes",
+    "--data.border 1000": "makes training images of 2032 x 2032 pixels, 1.1 GB of memory in all, but the network takes",
     "--data.side 20000 --data.zoom 20000": "the images of FewDigits would take 408 GB of memory, and ",
     "--data.channels 2": "--data.channels 2: expected {1,3}",
     "--data.std [-1,1,1]": "data.std is [-1.0, 1.0, 1.0]; give finite numbers above 0",

@@ -119,7 +119,7 @@ def test_released_unlabelled_client(case: dict[str, Any], monkeypatch: pytest.Mo
     stream = pseudo_set(method, site)
     assert torch.equal(stream.fields["x"], logits[stream.index])
     seen, taken = [], 0
-    for batch in epoch({"pseudo": stream}, None, lambda purpose: None):
+    for batch in epoch({"pseudo": stream}, SimpleNamespace(block=1024), lambda purpose: None):
         n = len(batch["pseudo"]["y"])
         seen.append(
             [
