@@ -35,7 +35,8 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "labelled_partition": ("all_clients",),
 }
 """Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
-BLOCK_PIXELS = 1024 * 32 * 32
+BLOCK = 1024
+"""Images of 32 x 32 pixels whose views are cut at once."""
 
 
 @dataclass(frozen=True)
@@ -418,8 +419,8 @@ class FSSLDataModule(L.LightningDataModule):
 
     @property
     def block(self) -> int:
-        """Images whose views are cut at once: 1024 of 32 x 32 pixels, fewer of larger ones."""
-        return max(1, min(1024, BLOCK_PIXELS // self.image_size**2))
+        """Images whose views are cut at once: ``BLOCK``, or fewer that have as many pixels together."""
+        return max(1, min(BLOCK, BLOCK * 32**2 // self.image_size**2))
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Views ``[B, C, H, W]`` (or feature vectors ``[B, d]``) of the training images at ``index``, cut freshly.

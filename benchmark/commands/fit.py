@@ -16,7 +16,7 @@ from benchmark.launch.signals import STOPPED, Stopped, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.plan import PlannedRun
 from benchmark.suites.suite import load, rows_of_papers
-from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.errors import ConfigError, told
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED}"
 
@@ -121,9 +121,7 @@ def _several(configs: Sequence[RunConfig], tell: Any) -> int:
             code = _one(config, tell)
         except Exception as error:
             check_stopped()
-            known = isinstance(error, BenchError)
-            told = one_line(error if known else f"{type(error).__name__}: {error}")
-            print(f"error: seed {config.seed}: {told}", file=sys.stderr)
+            print(f"error: seed {config.seed}: {one_line(told(error))}", file=sys.stderr)
             code = 1
         if code in (STOPPED, 130):
             return code

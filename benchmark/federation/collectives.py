@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
 
-from datamodules.common.errors import BenchError, RunError
+from datamodules.common.errors import RunError, told
 
 Found = TypeVar("Found")
 
@@ -63,8 +63,7 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     try:
         found = work()
     except Exception as error:
-        told = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
-        failed, own = (told, "".join(traceback.format_exception(error))), error
+        failed, own = (told(error), "".join(traceback.format_exception(error))), error
     everyone = all_gather(fabric, (failed, found))
     if own is not None:
         raise own

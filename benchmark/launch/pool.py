@@ -21,7 +21,7 @@ from benchmark.launch.signals import STOPPED, Stopped, check_stopped, stop, stop
 from benchmark.registry import imported, one_line
 from benchmark.report.records import RunFolder, state
 from benchmark.suites.plan import PlannedRun
-from datamodules.common.errors import BenchError
+from datamodules.common.errors import BenchError, told
 
 FIT = "benchmark.run.fit_resolved"
 LOG = "output.log"
@@ -95,8 +95,7 @@ def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, s
         with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
             if state(folder(config)) in ("missing", "stale"):
                 RunFolder(folder(config)).fail(error, config)
-        known = isinstance(error, BenchError)
-        return "failed", one_line(error if known else f"{type(error).__name__}: {error}")
+        return "failed", one_line(told(error))
     return "complete", ""
 
 

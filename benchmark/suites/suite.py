@@ -267,11 +267,12 @@ class Suite:
                 if name not in known:
                     raise unknown(what, name, known)
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
-        meant = {id(row) for pattern in only for row in self._meant(pattern)}
+        named = {word: self._meant(word) for word in only}
         ids = tuple(word for word in only if len(word) >= ID_LETTERS)
-        for word in only:
-            if not self._meant(word) and not (word in ids and any(key.startswith(word) for key in plan.runs)):
+        for word, rows in named.items():
+            if not rows and not (word in ids and any(key.startswith(word) for key in plan.runs)):
                 raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
+        meant = {id(row) for rows in named.values() for row in rows}
         chosen: dict[str, PlannedRun] = {}
         for row in self.rows:
             if id(row) not in plan.of_row or (tables and row.table not in tables):
@@ -300,11 +301,15 @@ class Suite:
         """
         without = self.left_out(scale)
         own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        if not patterns:
+            return own
+        known, meant = {id(row) for row in own}, set()
         for pattern in patterns:
-            if not any(row in own for row in self._meant(pattern)):
+            named = {id(row) for row in self._meant(pattern)} & known
+            if not named:
                 raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
-        meant = {id(row) for pattern in patterns for row in self._meant(pattern)}
-        return [row for row in own if not patterns or id(row) in meant]
+            meant |= named
+        return [row for row in own if id(row) in meant]
 
     def _meant(self, pattern: str) -> list[Row]:
         """The rows that a pattern means: those of that name, which may have a ``*`` in it, or else all that match.

@@ -18,3 +18,8 @@ class DataError(BenchError):
 
 class RunError(BenchError):
     """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""
+
+
+def told(error: Exception) -> str:
+    """What an error says; before one that is not of these stands its type, without which its words may mean little."""
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
