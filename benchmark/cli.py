@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
     0: fine; 1: one of several runs failed, or a run differs; 2: bad input, or the one run failed; 75: stopped by
-    ``SIGTERM`` or ``SIGUSR1``, and the same command goes on; 130: interrupted; 141: nobody reads the output any more.
+    ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same command goes on; 130: interrupted; 141: nobody reads the output
+    any more.
     """
     try:
         with stoppable():

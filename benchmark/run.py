@@ -43,7 +43,7 @@ def fit(config: RunConfig) -> Path:
         ConfigError: the configuration cannot be run.
         DataError: the data or the partition cannot be made.
         RunError: the run cannot go on, or another process is working on it.
-        Stopped: ``SIGTERM`` or ``SIGUSR1`` came; the run has saved the end of its last round.
+        Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     return fit_resolved(resolve(config))
 

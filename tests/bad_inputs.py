@@ -52,6 +52,7 @@ COMMANDS = {
     "table --paper toy.yaml --seeds a,b": "--seeds a,b: write numbers separated by commas",
     "table --paper toy.yaml --seeds=-1": "seed is -1; it must be 0 to 2^32 - 1",
     "table --paper toy.yaml --jobs many": "--jobs many: expected int or auto",
+    "table --paper toy.yaml --jobs 0": "--jobs is 0; it must be at least 1",
     "table --paper toy.yaml --tables 99": "unknown table '99'",
     "table --paper toy.yaml --methods mine": "unknown method of this suite 'mine'",
     "table --paper toy.yaml --only 9/*": "no row matches 9/*",

@@ -48,6 +48,16 @@ def add_jobs_argument(parser: ArgumentParser) -> None:
     )
 
 
+def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
+    """Runs at once, as ``--jobs`` says, and the GPUs that they share."""
+    if options.jobs != "auto" and options.jobs < 1:
+        raise ConfigError(f"--jobs is {options.jobs}; it must be at least 1")
+    from benchmark.launch import pool
+
+    jobs, gpus = pool.default_jobs(runtime)
+    return (jobs if options.jobs == "auto" else options.jobs), gpus
+
+
 def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:
     """The runs of a suite that the options name."""
     return suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime, precision)

@@ -12,6 +12,7 @@ from benchmark.commands.common import (
     add_jobs_argument,
     add_seeds_argument,
     add_suite_arguments,
+    jobs_and_gpus,
     listed,
     planned,
     refuse,
@@ -104,8 +105,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     published = suite.published()  # what is missing is missed before anything runs
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
-    jobs, gpus = pool.default_jobs(runtime)
-    jobs = jobs if options.jobs == "auto" else options.jobs
+    jobs, gpus = jobs_and_gpus(options, runtime)
     if options.dry_run:
         from benchmark.commands.dry_run import show
 

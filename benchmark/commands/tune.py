@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_argument, add_suite_arguments, listed, refuse
+from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jobs_and_gpus, listed, refuse
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
@@ -27,12 +27,11 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Carry the command out; returns its exit code."""
     refuse(dotted, "tune")
     from benchmark import tuning
-    from benchmark.launch import pool
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite = load(options.paper)
     rows = suite.matching(listed(options.row, suite.names()), options.scale)
-    jobs = pool.default_jobs(runtime)[0] if options.jobs == "auto" else options.jobs
+    jobs, _ = jobs_and_gpus(options, runtime)
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried")

@@ -52,7 +52,8 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
 
     Raises:
         ConfigError: more workers than the machine can bear.
-        Stopped: ``SIGTERM`` or ``SIGUSR1`` came; the runs that were going on have saved the end of their last round.
+        Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs that were going on have saved the end of their
+            last round.
     """
     refuse_torchrun("a command with many runs")
     with display:

@@ -1,12 +1,14 @@
-"""Signals that ask a program to stop: a scheduler sends them before it takes the machine away.
+"""Signals that ask a program to stop: of a scheduler that takes the machine away, or of a terminal that is closed.
 
-``SIGTERM`` and ``SIGUSR1`` raise ``Stopped`` in the main thread, as Ctrl-C raises ``KeyboardInterrupt``. The run saves
-what it had at the end of its last round and ends with the code 75, which says that the same command goes on from there.
+``SIGTERM``, ``SIGUSR1`` and ``SIGHUP`` raise ``Stopped`` in the main thread, as Ctrl-C raises ``KeyboardInterrupt``.
+The run saves what it had at the end of its last round and ends with the code 75, which says that the same command goes
+on from there. A signal that is ignored, as ``nohup`` does with ``SIGHUP``, stays ignored.
 """
 
 import multiprocessing
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 _watched: tuple[signal.Signals, ...] = ()
 _came: list[signal.Signals] = []
@@ -49,7 +51,7 @@ def stoppable(*more: signal.Signals) -> Iterator[None]:
     if _watched or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _watched = (*SIGNALS, *more)
+    _watched = tuple(one for one in (*SIGNALS, *more) if signal.getsignal(one) is not signal.SIG_IGN)
     before = {one: signal.signal(one, _raise) for one in _watched}
     try:
         yield
@@ -64,7 +66,18 @@ def _raise(number: int, frame: FrameType | None) -> None:
     for one in _watched:
         signal.signal(one, signal.SIG_IGN)
     _came.append(signal.Signals(number))
+    if number == signal.SIGHUP:
+        _leave_terminal()
     raise Stopped(number)
+
+
+def _leave_terminal() -> None:
+    """Write to nowhere what went to a terminal: it is gone, and writing to it fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty says no, since the terminal is gone
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def check_stopped() -> None:

@@ -1,17 +1,23 @@
 """Signals that ask a program to stop."""
 
 import os
+import pty
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from benchmark.launch import signals
 from benchmark.launch.signals import SIGNALS, STOPPED, Stopped, check_stopped, stoppable
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_stops_and_the_next_ones_leave_it_in_peace(number):
+def test_the_first_signal_stops_and_the_next_ones_leave_it_in_peace(number, monkeypatch):
+    monkeypatch.setattr(signals, "_leave_terminal", lambda: None)  # pytest writes there
     before = [signal.getsignal(one) for one in SIGNALS]
     with pytest.raises(Stopped, match=f"stopped by {number.name}") as stopped, stoppable():
         try:
@@ -47,6 +53,48 @@ def test_inside_another_one_it_changes_nothing():
             assert signal.getsignal(signal.SIGTERM) is handler
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """``nohup`` ignores SIGHUP for the program that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+        check_stopped()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+IN_A_TERMINAL = """
+import sys, time
+from pathlib import Path
+from benchmark.launch.signals import STOPPED, Stopped, stoppable
+
+try:
+    with stoppable():
+        print("begun", flush=True)
+        time.sleep(60)
+except Stopped as stopped:
+    print("writing to the terminal", flush=True)
+    print("and its error stream", file=sys.stderr, flush=True)
+    Path("saved").write_text(str(stopped))
+    sys.exit(STOPPED)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_terminal_that_is_closed_stops_and_may_still_be_written_to(tmp_path):
+    (tmp_path / "program.py").write_text(IN_A_TERMINAL)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "program.py"], {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert b"begun" in os.read(terminal, 100)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == STOPPED
+    assert (tmp_path / "saved").read_text() == "stopped by SIGHUP"
 
 
 def test_other_threads_leave_signals_alone():
