@@ -7,8 +7,8 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from datamodules.common.errors import RunError
 
 NAME = "run.lock"
 TRIES, PAUSE_S = 20, 0.01  # one who only looks (``locked``) is in the way for an instant
-FRESH_S = 120.0  # a run on a machine whose locks we cannot see counts as alive for so long after a heartbeat
+FRESH_S = 120.0  # a run on a machine whose locks we cannot see counts as alive for so long after a sign of life
 
 
 class RunLocked(RunError):
@@ -70,19 +70,22 @@ def holder(folder: Path) -> dict[str, Any]:
 
 
 def alive_elsewhere(folder: Path) -> bool:
-    """Whether the last holder is on another machine, whose locks may not reach us, and has written lately.
+    """Whether the last holder is on another machine, whose locks may not reach us, and has shown life lately.
 
-    A time in the future counts as little as one long ago: its clock is wrong, or ours.
+    It took the lock, or wrote into the record of its run. A time in the future counts as little as one long ago: its
+    clock is wrong, or ours.
     """
     here = socket.gethostname()
     if holder(folder).get("host", here) == here:
         return False
-    try:
+    times = []
+    with suppress(OSError):
+        times.append((folder / NAME).stat().st_mtime)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-        age = datetime.now(UTC) - datetime.fromisoformat(record["timing"]["updated"])
-        return bool(record["status"] == "running" and abs(age.total_seconds()) < FRESH_S)
-    except (OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
-        return False
+        if record["status"] == "running":
+            times.append(datetime.fromisoformat(record["timing"]["updated"]).timestamp())
+    return any(abs(time.time() - one) < FRESH_S for one in times)
 
 
 def _locked_by(owner: dict[str, Any], folder: Path) -> RunLocked:

@@ -182,6 +182,7 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         self._last = int(row["round"])
+        self._record |= _sent(row)
         self.beat(self._last + 1)
 
     def rewind(self, next_round: int) -> None:
@@ -205,6 +206,7 @@ class RunFolder:
         kept = [row for row in self.rows() if row["round"] < next_round]
         write_atomic(self.path / "metrics.jsonl", "".join(map(_line, kept)))
         self._last = kept[-1]["round"] if kept else -1
+        self._record |= _sent(kept[-1] if kept else {})
 
     def rows(self) -> list[Row]:
         """Evaluated rounds so far.
@@ -240,7 +242,7 @@ class RunFolder:
         if not rows or rows[-1]["round"] != total - 1:
             raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
-        self._record |= {key: rows[-1].get(key, 0) for key in ("bytes_up", "bytes_down")}
+        self._record |= _sent(rows[-1])
         self._record["skipped"] = rows[-1].get("skipped", 0)
         self._record["rounds"]["done"] = total
         self._record["status"] = "complete"
@@ -261,7 +263,7 @@ class RunFolder:
         if self._record:
             self._record["error"] = "".join(traceback.format_exception(error))
             self._record["status"] = "failed"
-            self._record["rounds"]["done"] = self._last + 1
+            self._record["rounds"]["done"] = max(self._record["rounds"]["done"], self._last + 1)
             with suppress(OSError):
                 self._write()
 
@@ -287,6 +289,11 @@ class RunFolder:
                     f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
                     "bring the old data back, or delete the folder to start over"
                 )
+
+
+def _sent(row: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes up to and with a row."""
+    return {key: row.get(key, 0) for key in ("bytes_up", "bytes_down")}
 
 
 def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
@@ -409,12 +416,12 @@ def _state(path: Path) -> str:
     known = (path / "record.json").exists()
     if known and read_record(path)["status"] == "complete":
         return "complete"
-    if locked(path):
+    if locked(path) or alive_elsewhere(path):
         return "running"
     if not known:
         return "missing"
     status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
-    return "stale" if status == "running" and not alive_elsewhere(path) else status
+    return "stale" if status == "running" else status
 
 
 def saved_rounds(path: Path) -> int | None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -330,6 +330,7 @@ def test_a_failure_keeps_its_traceback(tmp_path):
         folder.fail(error)
     record = folder.record()
     assert record["status"] == "failed" and record["rounds"]["done"] == 1
+    assert (record["bytes_up"], record["bytes_down"]) == (100, 200)
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
     whole = RunFolder(tmp_path)
     whole.open(CONFIG, FACTS)
@@ -412,11 +413,16 @@ def test_an_error_releases_the_lock_in_good_order(tmp_path):
 
 
 def test_a_run_that_is_alive_on_another_machine_is_left_alone(tmp_path):
-    """Locks may not reach from one machine to another; the record's heartbeat does."""
+    """Locks may not reach from one machine to another; the record's heartbeat does, and the time of the lock."""
     folder = RunFolder(tmp_path)
     folder.open(CONFIG, FACTS)
+
+    def held_elsewhere(since):
+        (tmp_path / "run.lock").write_text(elsewhere)
+        os.utime(tmp_path / "run.lock", (since, since))
+
     elsewhere = '{"pid": 4711, "host": "another-machine"}'
-    (tmp_path / "run.lock").write_text(elsewhere)
+    held_elsewhere(0)
     with pytest.raises(RunLocked, match="process 4711 on another-machine is working on this run"), run_lock(tmp_path):
         pass
     assert (tmp_path / "run.lock").read_text() == elsewhere
@@ -424,12 +430,23 @@ def test_a_run_that_is_alive_on_another_machine_is_left_alone(tmp_path):
     past, future = ({**record["timing"], "updated": f"{year}-01-01T00:00:00.000+00:00"} for year in (2020, 2120))
     for changes in ({"timing": past}, {"timing": future}, {"timing": {}}):
         (tmp_path / "record.json").write_text(json.dumps({**record, **changes}))
-        (tmp_path / "run.lock").write_text(elsewhere)
+        held_elsewhere(0)
         with run_lock(tmp_path):
             assert holder(tmp_path)["pid"] == os.getpid()
     folder.fail(ValueError("x"))
-    (tmp_path / "run.lock").write_text(elsewhere)
+    held_elsewhere(0)
     with run_lock(tmp_path):
+        assert holder(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("ago, alive", [(1, True), (600, False), (-1e6, False)])
+def test_a_run_that_begins_on_another_machine_has_no_record_yet(tmp_path, ago, alive):
+    (tmp_path / "run.lock").write_text('{"pid": 4711, "host": "another-machine"}')
+    then = time.time() - ago
+    os.utime(tmp_path / "run.lock", (then, then))
+    assert state(tmp_path) == ("running" if alive else "missing")
+    refused = pytest.raises(RunLocked, match="process 4711 on another-machine")
+    with refused if alive else nullcontext(), run_lock(tmp_path):
         assert holder(tmp_path)["pid"] == os.getpid()
 
 
@@ -446,6 +463,7 @@ def test_state(tmp_path):
     record = json.loads((tmp_path / "record.json").read_text())
     record["timing"]["updated"] = "2020-01-01T00:00:00.000+00:00"
     (tmp_path / "record.json").write_text(json.dumps(record))
+    os.utime(tmp_path / "run.lock", (0, 0))
     assert state(tmp_path) == "stale"
     folder.fail(ValueError("x"))
     assert state(tmp_path) == "failed"
