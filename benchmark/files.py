@@ -41,6 +41,23 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
     return values
 
 
+def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Args:
+        path: the file.
+        before: what stands before its path where it cannot be read, such as ``suite``.
+
+    Raises:
+        ConfigError: it cannot be read, or as ``load_yaml`` does.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{before} {path}: {getattr(error, 'strerror', None) or error}".strip()) from None
+    return load_yaml(text, str(path))
+
+
 def read_value(text: str) -> Any:
     """One value as it would be read in a YAML file."""
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
@@ -95,4 +112,4 @@ def write_changed(texts: Mapping[Path, str]) -> list[Path]:
     return changed
 
 
-__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "write_atomic", "write_changed"]
+__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "read_yaml", "write_atomic", "write_changed"]

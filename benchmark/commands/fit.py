@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
-from benchmark.files import load_yaml
+from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, Stopped, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.plan import PlannedRun
@@ -83,10 +83,7 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
         start = _row(suite, row, path, given.pop("scale", "paper"))
         values = identity(start)
     if path:
-        try:
-            values = load_yaml(Path(path).read_text(encoding="utf-8"), path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+        values = read_yaml(Path(path), "--config")
     runtime = {f.name for f in fields(Runtime)}
     given = {f"runtime.{k}" if k in runtime else k: v for k, v in given.items()}
     values = apply(values, {**given, **dotted})

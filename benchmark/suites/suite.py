@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
-from benchmark.files import load_yaml
+from benchmark.files import read_yaml
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.published import read_published
@@ -165,7 +165,11 @@ class Suite:
     def own_tuned(self, scale: str) -> dict[str, Any]:
         """What ``tuned_file`` says, without what an extended suite knows."""
         path = self.tuned_file(scale)
-        return load_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
+        made = read_yaml(path) if path.exists() else {}
+        for row, chosen in made.items():
+            if not isinstance(chosen, dict) or not isinstance(chosen.get("options"), dict):
+                raise ConfigError(f"{path}, {row}: there are no `options`; `tune` writes them")
+        return made
 
     @property
     def is_installed(self) -> bool:
@@ -433,10 +437,7 @@ def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
         raise unknown("paper", paper, available(), "; the path of a suite.yaml works too")
     if file.resolve() in extending:
         raise ConfigError(f"suite {paper}: it extends itself; name another suite under `extends:`")
-    try:
-        spec = load_yaml(file.read_text(encoding="utf-8"), where)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"suite {paper}: {getattr(error, 'strerror', None) or error}") from None
+    spec = read_yaml(file, "suite")
     if "extends" not in spec:
         return Suite(spec, where, file.parent)
     name = str(spec.pop("extends"))

@@ -124,6 +124,24 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made
 
 
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (b"\xff\xfe", "can't decode byte 0xff"),
+        (b"1/Digits/plain: [", "not valid YAML"),
+        (b"1/Digits/plain: fast", "1/Digits/plain: there are no `options`; `tune` writes them"),
+        (b"1/Digits/plain: {option: {method.lr: 1}}", "1/Digits/plain: there are no `options`"),
+    ],
+)
+def test_a_damaged_file_of_choices_is_named(tmp_path, runtime, text, says):
+    suite = toy(tmp_path)
+    file = suite.tuned_file("quick")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=f"{file.name}.*{says}"):
+        suite.plan("quick", None, runtime)
+
+
 def test_a_journal_outlives_a_kill(tmp_path, runtime, monkeypatch):
     """A torn last line is left out. The lock is a link to the journal, by which Optuna sees that its owner is dead: it
     needs the whole path, also where that of the results is relative.
