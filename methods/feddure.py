@@ -42,7 +42,7 @@ class FedDure(LocalSSL):
 
     One joint step: F-reg takes a step on the labelled loss of C-reg after a look-ahead step of phi on weighted
     pseudo-labels (Eqs. 4, 5); it then weighs the images of C-reg's own step (Eq. 2) and of the local model's (Eqs. 6,
-    8). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model follows
+    7). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model follows
     g_s + g_u + d * grad mean CE(y_hat, f_l(u^s)) (Eqs. 7-10). C-reg starts from the global model in every visit, F-reg
     stays with the client. The regulators rest in supervised steps, and where a client has one kind of images only.
 
@@ -189,9 +189,9 @@ class FedDure(LocalSSL):
                 self.update_creg(self.creg, y_hat, z, seen, creg_optimizer)  # Eq. 2
                 after = self.creg_loss(self.creg, labelled)
                 d = self.coarse_reward(before, after)  # Eq. 3
-        loss = self.local_loss(batch, out)  # Eqs. 6, 7, 8
+        loss = self.local_loss(batch, out)  # Eqs. 6, 7, 9
         if d is not None:
-            loss = loss + self.feedback(batch["labelled"]["y"], out, d)  # Eq. 9
+            loss = loss + self.feedback(batch["labelled"]["y"], out, d)  # Eq. 8
         optimizer.zero_grad()
         self.manual_backward(loss)
         self.configure_gradient_clipping(optimizer)
@@ -285,7 +285,7 @@ class FedDure(LocalSSL):
         return loss
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Eqs. 6, 8: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, the m_i from the updated F-reg, where there is one."""
+        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, the m_i from the updated F-reg, where there is one."""
         if self.freg is None:
             return super().consistency(out)
         losses, certain = self.unsupervised(out)
@@ -295,7 +295,7 @@ class FedDure(LocalSSL):
         return weighted_loss(losses, m * certain, self.hparams.freg_norm)
 
     def feedback(self, y: Tensor, out: Mapping[str, Tensor], d: Tensor) -> Tensor:
-        """Eq. 9: the loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
+        """Eq. 8: the loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
         labels = out[self.hparams.creg_feedback_target].detach().argmax(dim=1)
         self.tally("creg/d", d)
         self.tally("creg/d_squared", d.square())

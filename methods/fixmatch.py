@@ -15,7 +15,9 @@ from methods.parts.server_side import LabelsAtServer
 
 
 class FixMatch(LabelsAtServer):
-    """Federated FixMatch (Sohn et al., NeurIPS 2020), the baseline of (FL)2 (NeurIPS 2024, Table 2), FedDB and FedDure.
+    """Federated FixMatch (Sohn et al., NeurIPS 2020), the baseline of (FL)2 (NeurIPS 2024, Table 2) and FedDB.
+
+    FedDure's baseline of that name is ``LocalSSL``, whose step is another one.
 
     A client labels its images with the model it received (or, ``every_step``, with the one it trains) on weak views,
     keeps labels whose probability reaches ``threshold`` and learns them on strong views, together with its own labels
@@ -23,10 +25,10 @@ class FixMatch(LabelsAtServer):
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``threshold`` | 0.95 | 0.95 ((FL)2, FedDB), 0.6 (FedDure) | 0.95, reached counts |
+    | ``threshold`` | 0.95 | 0.95 ((FL)2, FedDB) | 0.95, reached counts |
     | ``lambda_u`` weight of the pseudo-labels | 1 | 1 | 1 |
     | ``pl_time`` when labels are made | every step | once per round ((FL)2, FedDB) | ``round_start`` |
-    | ``unsup_norm``, what the loss is a mean over | all | selected ((FL)2, FedDB), all (FedDure) | null |
+    | ``unsup_norm``, what the loss is a mean over | all | selected ((FL)2, FedDB) | null |
     | ``empty_client`` without a single label | silent | stays in the average, unchanged | ``keep`` |
     | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
     | ``clip_norm`` | silent | 1, before weight decay | 1 |

@@ -42,7 +42,7 @@ def balanced_thresholds(counts: Tensor, tau: float = 0.84, tau_h: float = 0.95) 
 def tail_classes(counts: Tensor, beta: float = 0.3, rule: str = "share") -> Tensor:
     """Classes with less than ``beta / C`` of the images, bool ``[C]`` (released code).
 
-    With ``paper_scaled`` the scaled share is held against ``beta / C``, which Eq. 15 read literally says.
+    With ``paper_scaled`` the scaled share is held against ``beta / C``, which Eq. 16 read literally says.
 
     Raises:
         ConfigError: ``beta`` is negative, or the rule unknown.

@@ -10,7 +10,7 @@ from methods.parts.tensors import wide
 
 
 def app_u(probabilities: Tensor) -> Tensor:
-    """APP-U: the average predicted probabilities ``[C]`` of a client's unlabelled images (FedDB, Sec. 3).
+    """APP-U: the average predicted probabilities ``[C]`` of a client's unlabelled images (FedDB, Eq. 8).
 
     Args:
         probabilities: ``[B, C]``; all images count, also those that no threshold will pass.

@@ -40,7 +40,7 @@ def cross_entropy_slope(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
-    """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c (FedIRM Eq. 2).
+    """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c (FedIRM).
 
     Args:
         logits: ``[B, C]``; gradients flow through them.
@@ -59,7 +59,7 @@ def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, 
 
 
 def relation_loss(target: Tensor, relation: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Symmetric KL divergence of two relation matrices ``[C, C]``, over the number of classes (FedIRM Eq. 6).
+    """Symmetric KL divergence of two relation matrices ``[C, C]``, over the number of classes (FedIRM).
 
     Args:
         target: reference matrix P.

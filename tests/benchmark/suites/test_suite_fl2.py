@@ -36,6 +36,11 @@ def test_every_published_value_has_a_row(fl2: Suite) -> None:
     assert ours == {"ablation", "fig4", "presets", "labels", "inert"}
 
 
+def test_rows_whose_code_was_not_published_get_no_verdict(fl2: Suite) -> None:
+    judged = {row.method: row.band for row in fl2.rows if row.table == "1"}
+    assert judged == {"fedmatch": False, "fedcon": False, "semifl": True, "fl2": True}
+
+
 def test_published_values(fl2: Suite) -> None:
     values = fl2.published()
     iid = (("partition", "iid"),)
