@@ -229,7 +229,11 @@ class FedCon(LabelsAtServer):
         )
 
     def learning_rate(self) -> float:
-        """Rate of the visit's round, at the server from ``server_lr``."""
+        """Rate of the visit's round, at the server from ``server_lr``.
+
+        The server's visit at the end of a round is its step of the next one (``server_round``); the cosine has it one
+        round behind that one's clients, so that the last step has a rate above 0.
+        """
         h = self.hparams
         return self.scheduled(h.server_lr if self.visit.client == SERVER else h.lr)
 
