@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 from lightning import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
 from benchmark.federation.assembly import assemble, make
@@ -78,7 +79,8 @@ class Result:
         file = (self.path or Path()) / "weights.pt"
         if not file.exists():
             raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
-        made, _ = make(self.config, torch.device("cpu"))
+        with torch.random.fork_rng(devices=[]):  # the caller's draws go on as if nothing had been made
+            made, _ = make(self.config, torch.device("cpu"))
         method: FedMethod = made
         try:
             weights = torch.load(file, weights_only=True)
@@ -123,6 +125,8 @@ def fit(
         DataError: the data or the partition cannot be made.
         RunError: the run cannot go on.
     """
+    if "runtime" in options:
+        raise ConfigError("runtime: give its options by themselves, such as engine='slots'")
     runtime = {f.name: options.pop(f.name) for f in fields(Runtime) if f.name in options}
     if results_dir is None:
         for name in sorted(set(runtime) - IN_MEMORY):
@@ -211,9 +215,12 @@ class _Rows:
 
 def _in_memory(config: RunConfig) -> Result:
     runtime, rows = config.runtime, _Rows()
-    fabric = Fabric(accelerator=runtime.accelerator, devices=1, precision=config.precision)  # type: ignore[arg-type]
+    try:
+        fabric = Fabric(accelerator=runtime.accelerator, devices=1, precision=config.precision)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError, MisconfigurationException) as refused:
+        raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
     fabric.launch()
-    with _threads(runtime.threads):
+    with _threads(runtime.threads), torch.random.fork_rng(devices=[]):
         method, data = make(config, fabric.device)
         federation = assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()

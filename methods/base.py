@@ -123,7 +123,7 @@ class Site(Protocol):
 class Tally:
     """Weighted sums of what a visit logs, kept on the device and added to in place.
 
-    A value may have another shape in another visit, such as one number per upload.
+    A value may have another shape in another visit, such as one number per upload. Sums are float32 or wider.
     """
 
     def __init__(self) -> None:
@@ -132,8 +132,9 @@ class Tally:
 
     def add(self, name: str, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``."""
-        part = value.detach() * weight
-        if name not in self.sums or (name not in self.touched and self.sums[name][0].shape != part.shape):
+        part = wide(value.detach()) * weight
+        known = self.sums.get(name)
+        if known is None or (name not in self.touched and (known[0].shape, known[0].dtype) != (part.shape, part.dtype)):
             self.sums[name] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
         total, weights = self.sums[name]
         total += part
@@ -227,7 +228,7 @@ class FedMethod(L.LightningModule):
         check_switches(type(self), self.hparams)
         self.model = cast(Backbone, model)
         self.visit = Visit()
-        self.eval_batch = eval_batch or self.eval_batch
+        self.eval_batch = self.eval_batch if eval_batch is None else eval_batch
         self.require("from 0", lr=lr is None or lr >= 0, weight_decay=weight_decay >= 0)
         self.require("0 or more and below 1", momentum=0 <= momentum < 1)
         self.require("above 0, or null", clip_norm=clip_norm is None or clip_norm > 0)
@@ -457,7 +458,7 @@ class FedMethod(L.LightningModule):
             if value.shape != state[name].shape:
                 raise RunError(f"{name!r} has the shape {list(state[name].shape)}; the value has {list(value.shape)}")
             state[name].copy_(value)
-        for name, layer in self._static_norms:
+        for name, layer in self._static_norms if self._registered is not None else static_norms(self):
             if name in tensors:
                 layer.note(tensors[name])
 

@@ -365,6 +365,30 @@ class ReadsBack(Sound):
         return loss * min(1.0, 10.0 / max(float(loss.detach()), 1.0))
 
 
+class CountsBatches(Sound):
+    """A step reads a number that a replay does not see change."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Later batches count more."""
+        return super().training_step(batch, batch_idx) * (1 + batch_idx)
+
+
+class CountsEpochs(Sound):
+    """Likewise."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Later epochs count more."""
+        return super().training_step(batch, batch_idx) * (1 + self.current_epoch)
+
+
+class CountsSteps(Sound):
+    """Likewise."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Later steps count more."""
+        return super().training_step(batch, batch_idx) / (1 + self.global_step)
+
+
 class FreeOfCharge(Sound):
     """What is sent to a client is not counted."""
 
@@ -381,6 +405,45 @@ class WantsTwoImages(Sound):
         for samples in batch.values():
             self.log("apart", (samples["x"][0] - samples["x"][1]).square().mean())
         return super().training_step(batch, batch_idx)
+
+
+class Quantised(Sound):
+    """No fault: what is sent takes a quarter of the bytes."""
+
+    def sent_bytes(self, sent: Any, visit: Visit) -> int:
+        """One byte for four."""
+        return super().sent_bytes(sent, visit) // 4
+
+
+class LargeStatistic(Sound):
+    """No fault: clients upload more than they are sent."""
+
+    def make_upload(self, client: Site) -> Any:
+        """A covariance of features."""
+        upload = super().make_upload(client)
+        assert upload is not None
+        upload.stats["covariance"] = torch.ones(256, 256)
+        return upload
+
+
+class KnownLosses(Sound):
+    """No fault: steps by hand that log their loss under another name, and an argument without a default."""
+
+    contract_args = {"weight": 1.0}
+
+    def __init__(self, model: nn.Module, num_classes: int, weight: float, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:  # type: ignore[override]
+        """The automatic step."""
+        (optimizer,) = self.trainer.optimizers
+        loss = self.hparams.weight * super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        self.log("cost", loss.detach())
 
 
 class OddArgument(Sound):

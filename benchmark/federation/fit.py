@@ -40,6 +40,7 @@ class Fit:
         loggers: what ``self.logger`` and ``self.loggers`` give.
         rank: rank of this process.
         ranks: number of processes.
+        epochs: number of local epochs, ``max_epochs``.
     """
 
     gradient_clip_val: float | None = None
@@ -55,16 +56,18 @@ class Fit:
         loggers: Sequence[Any] = (),
         rank: int = 0,
         ranks: int = 1,
+        epochs: int = 0,
     ) -> None:
         self.lightning_module = method
+        method._trainer = self  # type: ignore[assignment]
         self.callbacks, self.loggers = list(callbacks), list(loggers)
         self.global_rank, self.world_size = rank, ranks
-        self.current_epoch = self.global_step = self.max_epochs = self.steps = 0
+        self.current_epoch = self.batch_idx = self.global_step = self.steps = 0
+        self.max_epochs = epochs
         self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
         wrapped = LightningOptimizer._to_lightning_optimizer
         self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
-        method._trainer = self  # type: ignore[assignment]
 
     @property
     def is_global_zero(self) -> bool:
@@ -97,7 +100,9 @@ class Fit:
         made = closure()
         self.call("on_before_optimizer_step", optimizer)
         if self.lightning_module.automatic_optimization:
-            self.lightning_module.configure_gradient_clipping(optimizer)
+            self.lightning_module.configure_gradient_clipping(
+                optimizer, self.gradient_clip_val, self.gradient_clip_algorithm
+            )
         optimizer.step(**kwargs)
         self.global_step += 1
         return made
@@ -134,7 +139,10 @@ class Fit:
                 self.call("on_train_start")
                 started = True
             self.call("on_train_epoch_start")
-            for number, batch in enumerate(walk):
+            for number, loaded in enumerate(walk):
+                self.batch_idx = number
+                method = self.lightning_module
+                batch = method.on_after_batch_transfer(method.on_before_batch_transfer(loaded, 0), 0)
                 if self.call("on_train_batch_start", batch, number) == -1:
                     break
                 step(batch, number)
@@ -152,19 +160,19 @@ class Fit:
         self.advance_schedules("step")
         self.call("on_train_batch_end", outputs, batch, number)
 
-    def compute(self, batch: Batch, number: int) -> Any:
+    def compute(self, batch: Batch, number: int) -> dict[str, Any]:
         """``training_step`` and, with automatic optimisation, the step of the optimiser; what the hooks get of it."""
         if self.lightning_module.automatic_optimization:
             return self.automatic_step(batch, number)
-        return self.training_step(batch, number)
+        return detached(read_manual_outputs(self.training_step(batch, number)))
 
     def training_step(self, batch: Batch, number: int) -> Any:
         """What the method's ``training_step`` returns, under the run's autocast."""
         with self.lightning_module.autocast():
             return self.lightning_module.training_step(batch, number)
 
-    def automatic_step(self, batch: Batch, number: int) -> Mapping[str, Any] | None:
-        """A step with automatic optimisation; what ``training_step`` returned, detached.
+    def automatic_step(self, batch: Batch, number: int) -> dict[str, Any]:
+        """A step with automatic optimisation; what ``training_step`` returned, its loss detached.
 
         Raises:
             RunError: there are several optimisers, or ``training_step`` returned something else than a loss.
@@ -187,15 +195,17 @@ class Fit:
             return loss
 
         method.optimizer_step(epoch, number, self._lightning_optimizers[0], closure)
-        if not outputs:
-            return None
-        outputs["loss"] = outputs["loss"].detach()
-        method.note_loss(outputs["loss"])
+        outputs = detached(outputs)
+        if outputs:
+            method.note_loss(outputs["loss"])
         return outputs
 
     def advance_schedules(self, interval: str) -> None:
-        """Move the schedulers of an interval that ends; with manual optimisation the method does that itself."""
-        method, count = self.lightning_module, 1 + (self.steps if interval == "step" else self.current_epoch)
+        """Move the schedulers of an interval that ends; with manual optimisation the method does that itself.
+
+        As in Lightning, ``frequency`` counts the batches of the epoch, not those of the visit.
+        """
+        method, count = self.lightning_module, 1 + (self.batch_idx if interval == "step" else self.current_epoch)
         if method.automatic_optimization:
             for schedule in self.lr_scheduler_configs:
                 if schedule.interval == interval and count % schedule.frequency == 0:
@@ -237,6 +247,11 @@ def configured(method: FedMethod) -> tuple[list[Optimizer], list[Schedule]]:
 
 def _schedule(made: Any) -> Schedule:
     given = made if isinstance(made, Mapping) else {"scheduler": made}
+    if "scheduler" not in given or given.get("interval", "epoch") not in ("step", "epoch"):
+        raise RunError(
+            f"configure_optimizers describes a scheduler by {dict(given)!r}; give 'scheduler', and as 'interval' "
+            "'step' or 'epoch'"
+        )
     if isinstance(given["scheduler"], ReduceLROnPlateau):
         raise RunError(
             "configure_optimizers returned a ReduceLROnPlateau, which waits for a metric, and none is measured while a "
@@ -263,13 +278,42 @@ def read_outputs(made: Any) -> dict[str, Any]:
     return outputs
 
 
+def read_manual_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned with manual optimisation, as a dict: a tensor is the ``loss``.
+
+    Raises:
+        RunError: it is something else than a tensor, a dict or ``None``.
+    """
+    if not (made is None or isinstance(made, Tensor | Mapping)):
+        raise RunError(
+            f"training_step returned {describe(made)}; with manual optimisation it returns a tensor, a dict, or None"
+        )
+    return {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
+
+
+def detached(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Outputs of a step whose loss has no graph."""
+    loss = outputs.get("loss")
+    return {**outputs, "loss": loss.detach()} if isinstance(loss, Tensor) else outputs
+
+
 def describe(value: object) -> str:
     """A value for an error message: its type, and the shape of a tensor."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
-    """Give optimisers copies of stored states; an optimiser whose stored states are empty starts anew."""
+    """Give optimisers copies of stored states; an optimiser whose stored states are empty starts anew.
+
+    Raises:
+        RunError: the states are those of other optimisers.
+    """
+    stored_sizes = [len(own) for own in states]
+    if states and stored_sizes != [len(parameters_of(optimizer)) for optimizer in optimizers]:
+        raise RunError(
+            "configure_optimizers makes other optimisers than at the last visit, whose state is kept: return the same "
+            "ones, or let optimizer_scopes say 'local'"
+        )
     for optimizer, stored in zip(optimizers, states, strict=bool(states)):
         for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
             if state:

@@ -117,14 +117,15 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
         raise RunError(f"make_upload gives the weight {made.weight!r}; give a number from 0")
     made.weight = weight
     places = {_memory(tensor) for tensor in live.values()}
-    for part in (made.tensors, made.stats):
-        for name, value in part.items():
-            part[name] = value.detach().clone() if _memory(value) in places else value.detach()
+    for name, value in made.tensors.items():
+        made.tensors[name] = value.detach().clone() if _memory(value) in places else value.detach()
+    for name, value in made.stats.items():
+        made.stats[name] = value.detach().clone()  # it may lie in the state of an optimiser, too
     return made
 
 
 def remembered(made: Any) -> dict[int, dict[str, Tensor]]:
-    """What ``remember`` returned.
+    """What ``remember`` returned, in tensors of its own.
 
     Raises:
         RunError: it is no dict of dicts of tensors.
@@ -135,7 +136,7 @@ def remembered(made: Any) -> dict[int, dict[str, Tensor]]:
         values = own.values() if isinstance(own, Mapping) else [own]
         if wrong := [value for value in values if not isinstance(value, Tensor)]:
             raise RunError(f"remember gives {describe(wrong[0])} for client {client}; give tensors by name")
-    return dict(made)
+    return {client: {name: value.detach().clone() for name, value in own.items()} for client, own in made.items()}
 
 
 def probabilities(made: Any, rows: int) -> Tensor:

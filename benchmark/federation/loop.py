@@ -326,13 +326,13 @@ def added(parts: Iterable[Sums]) -> Sums:
 def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
     """What is not finite, by visit: a loss, a tensor that was uploaded, or its weight. All are looked at together."""
     parts = {visit: _numbers(outcome) for visit, outcome in outcomes.items()}
-    flags = {visit: get_total_norm(list(own.values()), inf).isfinite() for visit, own in parts.items() if own}
+    flags = {visit: get_total_norm([value for _, value in own], inf).isfinite() for visit, own in parts.items() if own}
     if not flags:
         return {}
     found = {}
     for visit, sound in zip(flags, torch.stack(list(flags.values())).tolist(), strict=True):
         if not sound:
-            bad = next((name for name, value in parts[visit].items() if not bool(value.isfinite().all())), "")
+            bad = next((name for name, value in parts[visit] if not bool(value.isfinite().all())), "")
             found[visit] = (
                 f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, or try --precision "
                 "32-true if this was mixed precision"
@@ -340,14 +340,18 @@ def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
     return found
 
 
-def _numbers(outcome: Outcome) -> dict[str, Tensor]:
-    """The loss and the uploaded tensors of a visit that may be infinite, by what an error message calls them."""
-    numbers = {"the loss": outcome.sums["loss"][0]} if "loss" in outcome.sums else {}
+def _numbers(outcome: Outcome) -> list[tuple[str, Tensor]]:
+    """The loss and the uploaded tensors of a visit that may be infinite, with what an error message calls them.
+
+    A statistic may have the name of a tensor.
+    """
+    numbers = [("the loss", outcome.sums["loss"][0])] if "loss" in outcome.sums else []
     if (upload := outcome.upload) is not None:
-        numbers |= {f"the uploaded {name}": value for name, value in (upload.tensors | upload.stats).items()}
-        device = next((value.device for value in numbers.values()), None)
-        numbers["the upload's weight"] = torch.tensor(upload.weight, device=device)
-    return {name: value for name, value in numbers.items() if value.is_floating_point() and value.numel()}
+        uploaded = (*upload.tensors.items(), *upload.stats.items())
+        numbers += [(f"the uploaded {name}", value) for name, value in uploaded]
+        device = next((value.device for _, value in numbers), None)
+        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
+    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
 
 
 def read_means(sums: Sums) -> dict[str, float | list[float] | None]:

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from benchmark.federation import hooks
-from benchmark.federation.fit import Fit, OptimizerStates, configured, kept_states
+from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError
@@ -118,16 +118,17 @@ class LocalSite:
 
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands; optimiser state is taken up from, and left for, the site's other visits."""
-        work, fit = hooks.local_work(work), self.prepare_fit()
+        work = hooks.local_work(work)
+        fit = self.prepare_fit(len(work))
         for _ in fit.run(len(work), lambda number: self.batches(work, number)):
             pass
         self.keep(fit)
         return fit.steps
 
-    def prepare_fit(self) -> Fit:
-        """A fit whose optimisers have taken up what the site has kept of theirs."""
-        around = self._around
-        return Fit(self._method, self.optimizer_states, around.callbacks, around.loggers, around.rank, around.ranks)
+    def prepare_fit(self, epochs: int = 0) -> Fit:
+        """A fit of so many epochs, whose optimisers have taken up what the site has kept of theirs."""
+        around, states = self._around, self.optimizer_states
+        return Fit(self._method, states, around.callbacks, around.loggers, around.rank, around.ranks, epochs)
 
     def keep(self, fit: Fit) -> None:
         """Keep the state of a fit's optimisers, by ``optimizer_scopes``, and count its steps."""
@@ -174,7 +175,9 @@ class ReferenceEngine:
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
-        optimizers, _ = configured(self.method)
+        with self.outside("configure_optimizers", 0):
+            optimizers = Fit(self.method, []).optimizers
+        self.method._trainer = None
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -201,10 +204,10 @@ class ReferenceEngine:
         """
         results: dict[tuple[int, int], Outcome] = {}
         states: dict[int, ClientState] = {}
-        for visit in visits:
+        sent = [self.sent(visit, server) for visit in visits]  # as long as the module is the server
+        for visit, tensors in zip(visits, sent, strict=True):
             state = states.get(visit.client, kept.get(visit.client))
-            outcome, states[visit.client] = self.client(visit, self.sent(visit, server), state)
-            results[visit.client, visit.repeat] = outcome
+            results[visit.client, visit.repeat], states[visit.client] = self.client(visit, tensors, state)
         return results, states
 
     def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[Outcome, ClientState]:

@@ -55,10 +55,11 @@ class SlotsEngine(ReferenceEngine):
         """As in the reference engine; the second visit of a client begins after the first has ended."""
         results: dict[tuple[int, int], Outcome] = {}
         states: dict[int, ClientState] = {}
+        sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
         for together in in_turns(visits, len(self.slots)):
             for slot, visit in zip(self.slots, together, strict=False):
                 state = states.get(visit.client, kept.get(visit.client))
-                slot.arrive(visit, self.sent(visit, server), state)
+                slot.arrive(visit, sent[visit.client, visit.repeat], state)
             walks = [slot.train() for slot, _ in zip(self.slots, together, strict=False)]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
@@ -99,7 +100,7 @@ class Slot:
         site: LocalSite = self.site
         work: LocalWork = self.work
         with self.on_stream(), self.engine.presence(site):
-            fit = site.prepare_fit()
+            fit = site.prepare_fit(len(work))
             settle = self.settle(fit)
             walk = fit.run(len(work), lambda number: site.batches(work, number), self.step(fit, settle))
         while True:
@@ -148,18 +149,18 @@ class Slot:
         ``on_train_batch_end`` is part of the step, so a schedule moves after it; elsewhere it moves before.
         """
 
-        def unit(batch: Batch, number: int) -> None:
-            outputs = fit.compute(batch, number)
-            fit.call("on_train_batch_end", outputs, batch, number)
+        def unit(batch: Batch) -> None:
+            outputs = fit.compute(batch, fit.batch_idx)
+            fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
             key = settled, form(batch)
             if key in self.recorded:
                 self.recorded[key].replay(batch, self.engine, fit)
             elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
-                self.recorded[key] = RecordedStep(lambda inputs: unit(inputs, number), batch, self, fit)
+                self.recorded[key] = RecordedStep(unit, batch, self, fit)
             else:
-                unit(batch, number)
+                unit(batch)
                 self.met.add(key)
                 self.adopt(fit)
             fit.advance_schedules("step")

@@ -52,6 +52,35 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
         load_run(recorded.path).method  # noqa: B018
 
 
+def test_loaded_weights_predict_what_the_run_predicts(here):
+    """Static norms, too, which know their statistics from what was loaded."""
+    labels = {"num_clients": 4, "scenario": "server", "num_labels": 50, "pipeline": "randaugment_uniform"}
+    network = {"model": "wrn28_2", "model_args": {"depth": 10, "width": 1}}
+    args = {"rounds": 1, "seed": 3, "data_args": labels, "threads": 1, **network}
+    method = {"method_args": {"local_epochs": 1, "server_epochs": 1, "server_batch_size": 25}}
+    recorded = fit("semifl", "digits", results_dir="out", wandb="off", **method, **args)
+    in_memory = fit("semifl", "digits", **method, **args)
+    images = torch.rand(5, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(recorded.method.predict(images), in_memory.method.predict(images))
+
+
+def test_what_fit_does_not_know_is_refused():
+    with pytest.raises(ConfigError, match="runtime: give its options by themselves"):
+        fit("fedavg", "digits", runtime={"engine": "slots"}, **OPTIONS)
+    with pytest.raises(ConfigError, match="accelerator=gpuu: "):
+        fit("fedavg", "digits", accelerator="gpuu", **OPTIONS)
+
+
+def test_draws_of_the_caller_go_on():
+    draws = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        fit("fedavg", "digits", **OPTIONS)
+        draws.append(torch.rand(()))
+    assert draws[0] != draws[1]
+
+
 SUITE = """
 paper: toy
 title: Two rows

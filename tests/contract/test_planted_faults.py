@@ -69,6 +69,10 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
     (faults.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
     (faults.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
+    *(
+        (fault, steps.check_replayed_steps_equal_the_reference, "batch_idx, current_epoch and global_step are Python's")
+        for fault in (faults.CountsBatches, faults.CountsEpochs, faults.CountsSteps)
+    ),
     (faults.FreeOfCharge, runs.check_bytes_are_counted, "a round sends 0 bytes down"),
     (faults.WantsTwoImages, runs.check_clients_with_one_image_or_none, "IndexError"),
     (faults.OddArgument, runs.check_default_arguments_are_plain, "the default of 'pair' is a tuple"),
@@ -89,6 +93,17 @@ def test_a_planted_fault_is_refused(fault: type[FedMethod], check: Check, told: 
     """By the check that is for it, with an error that names the method and the cause."""
     with pytest.raises((AssertionError, RunError), match=rf"(?s){fault.__name__}.*{told}"):
         check(fault)
+
+
+@pytest.mark.parametrize("method", [faults.Quantised, faults.LargeStatistic, faults.KnownLosses])
+@pytest.mark.parametrize(
+    "check",
+    [runs.check_bytes_are_counted, runs.check_a_step_leaves_its_batch_alone, runs.check_default_arguments_are_plain],
+    ids=title,
+)
+def test_what_is_no_fault_passes(method: type[FedMethod], check: Check) -> None:
+    """Methods that do what the documents allow."""
+    check(method)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=title)

@@ -74,12 +74,12 @@ def test_every_form_of_configure_optimizers(form: Any) -> None:
         (lambda o: {"optimizer": o, "lr_scheduler": halving(o)}, [1, 1, 0.5, 0.5]),
         (lambda o: {"optimizer": o, "lr_scheduler": by_step(o, frequency=2)}, [1, 1, 0.5, 0.5]),
         (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o)}], [1, 0.5, 0.25, 0.125]),
-        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o, frequency=3)}], [1, 1, 1, 0.5]),
+        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o, frequency=3)}], [1, 1, 1, 1]),
     ],
 )
 @pytest.mark.parametrize("slots", [None, 2])
 def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | None) -> None:
-    """Schedulers move after every step, local epoch, or a number of them, of a visit; in every engine."""
+    """Schedulers move after every step, local epoch, or a number of them; in every engine. Steps count by epoch."""
     seen: dict[Any, list[float]] = defaultdict(list)
 
     class Scheduled(returning(form)):  # type: ignore[misc]
@@ -102,6 +102,63 @@ def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
         run(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
+
+
+@pytest.mark.parametrize("given", [{"interval": "batch"}, {"scheduler": None}])
+def test_a_scheduler_that_would_never_move_is_refused(given: dict[str, Any]) -> None:
+    """A word that Lightning does not know, and a dict without a scheduler."""
+
+    def described(optimizer: Any) -> dict[str, Any]:
+        made = {**by_step(optimizer), **given}
+        return {name: value for name, value in made.items() if value is not None}
+
+    with pytest.raises(RunError, match=r"round 0: configure_optimizers describes a scheduler by .*'step' or 'epoch'"):
+        run(returning(lambda o: {"optimizer": o, "lr_scheduler": described(o)}))
+
+
+class Annealed(Plain):
+    """A schedule over the visit, as one writes it with Lightning."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)
+        return {"optimizer": optimizer, "lr_scheduler": cosine}
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_the_trainer_is_there_when_optimisers_are_made(slots: int | None) -> None:
+    """And Lightning's own form of the clipping hook works."""
+    rates: dict[Any, list[float]] = defaultdict(list)
+
+    class Seen(Annealed):
+        def on_train_epoch_start(self) -> None:
+            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+            rates[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
+
+    federation = run(Seen, local_epochs=2, slots=slots)
+    assert list(rates.values()) == [pytest.approx([1.0, 0.5])] * 6
+    assert federation.client_state_bytes == run(Plain).client_state_bytes
+    assert federation.method._trainer is None
+
+
+def test_batches_pass_the_hooks_of_a_transfer() -> None:
+    """What a method makes of its batches there is what ``training_step`` gets."""
+
+    class Doubles(Plain):
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {"labelled": {**batch["labelled"], "x": 0.5 * batch["labelled"]["x"]}}
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {"labelled": {**batch["labelled"], "x": 4.0 * batch["labelled"]["x"]}}
+
+    class Twofold(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.cross_entropy(self(2.0 * batch["labelled"]["x"]), batch["labelled"]["y"])
+
+    assert same(run(Doubles), run(Twofold))
 
 
 def test_a_loss_may_come_in_a_dict() -> None:
@@ -168,6 +225,48 @@ class Manual(Plain):
 def test_manual_optimisation_takes_the_same_steps() -> None:
     """``optimizers``, ``manual_backward`` and clipping by hand are the automatic step, bit for bit."""
     assert same(run(Manual, clip_norm=0.5), run(Plain, clip_norm=0.5))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["tensor", "dict", "none"])
+@pytest.mark.parametrize("manual", [False, True])
+def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool) -> None:
+    """A dict with the detached loss, or an empty one."""
+    seen: list[Any] = []
+
+    class Tells(Plain):
+        def __init__(self, model: Any, **base: Any) -> None:
+            super().__init__(model, **base)
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return {"tensor": loss, "dict": {"loss": loss, "more": 1}, "none": None}[form]
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            loss = outputs.get("loss")
+            seen.append((sorted(outputs), None if loss is None else (loss.requires_grad, loss.ndim)))
+
+    data = few_data(1)
+    federation = make_federation(Tells, data, rounds=1)
+    visit = federation.visits(0)[0]
+    federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
+    ours, seen[:] = list(seen), []
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer.fit(make_method(Tells), datamodule=data)
+    assert ours == seen and ours
+
+
+def test_what_is_no_output_is_refused_with_manual_optimisation() -> None:
+    """As in Lightning."""
+
+    class Odd(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return 1.0
+
+    with pytest.raises(RunError, match=r"Odd, client 0 .*manual optimisation it returns a tensor, a dict, or None"):
+        run(Odd)
 
 
 def test_gradients_are_clipped_by_value_as_torch_does_it() -> None:

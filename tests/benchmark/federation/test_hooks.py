@@ -113,6 +113,73 @@ def test_uploads_are_tensors_of_their_own(engine):
     assert all(torch.equal(value, aliased.server[name]) for name, value in plain.server.items())
 
 
+class Momenta(Everybody):
+    """Uploads how long the momentum of a parameter is; the slots engine keeps that momentum in place."""
+
+    def make_upload(self, client):
+        upload = super().make_upload(client)
+        upload.stats["momentum"] = self.momenta[0]
+        return upload
+
+    def on_train_end(self):
+        (optimizer,) = self.trainer.optimizers
+        self.momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+
+    def aggregate(self, uploads):
+        self.lengths = [float(upload.stats["momentum"].norm()) for upload in uploads]
+        super().aggregate(uploads)
+
+
+class Remembers(Everybody):
+    """Keeps the live weight of the server, which the next client writes into."""
+
+    def remember(self, uploads):
+        self.kept = float(self.state_dict()["model.conv1.bias"].sum())
+        return {upload.visit.client: {"bias": self.state_dict()["model.conv1.bias"]} for upload in uploads}
+
+    def broadcast(self, server, visit):
+        assert not self.memory or float(self.memory[visit.client]["bias"].sum()) == self.kept
+        return super().broadcast(server, visit)
+
+    def on_train_end(self):
+        assert not self.memory or float(self.memory[0]["bias"].sum()) == self.kept
+
+
+def test_statistics_are_tensors_of_their_own():
+    runs = [federation(Momenta, **engine) for engine in ({}, {"slots": 1}, {"slots": 2})]
+    for run in runs:
+        run_rows(run)
+    first, *others = (run.method.lengths for run in runs)
+    assert len(set(first)) == 3
+    assert all(lengths == pytest.approx(first, rel=1e-4) for lengths in others)
+
+
+def test_what_is_remembered_is_a_copy():
+    run_rows(federation(Remembers, rounds=3))
+
+
+def test_a_broadcast_sees_the_server():
+    """Tensors that stay with it, read from the method itself, are the server's for every client of a round."""
+
+    class Gains(Everybody):
+        scopes = {"gain": "server"}
+
+        def __init__(self, model, **base):
+            super().__init__(model, **base)
+            self.register_buffer("gain", torch.ones(()))
+
+        def broadcast(self, server, visit):
+            assert float(self.gain) == float(server["gain"]) == 1 + 2 * visit.round
+            return super().broadcast(server, visit)
+
+        def aggregate(self, uploads):
+            super().aggregate(uploads)
+            self.gain += 2
+
+    for engine in ENGINES:
+        run_rows(federation(Gains, **engine))
+
+
 def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
     method = federation(Everybody).method
     with pytest.raises(RunError, match=r"'model\.conv1\.bias' has the shape \[\d+\]; the value has \[1\]"):
@@ -151,6 +218,7 @@ class Broken(Everybody):
         if self.broken() and self.where == "tensor":
             upload.tensors["model.conv1.weight"][0, 0, 0, 3] = torch.nan
         upload.stats["s"] = torch.tensor([1.0, -torch.inf if self.broken() and self.where == "stats" else 2.0])
+        upload.stats["model.conv1.weight"] = torch.ones(1)  # by the name of a tensor
         if self.broken() and self.where == "weight":
             upload.weight = float("nan")
         return upload
