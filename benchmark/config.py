@@ -144,9 +144,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
 def run_id(config: RunConfig) -> str:
     """First 10 hex digits of the SHA-256 of the canonical JSON of what the run changes from the defaults.
 
-    Spelling a default out changes nothing, and neither does an option that is added to the code later:
-    records keep their identity as long as their numbers mean the same. A record that was made under
-    another default is refused when it is opened (``differences``).
+    Spelling a default of the method, the data set or the run out changes nothing, and neither does an option that is
+    added to the code later: records keep their identity as long as their numbers mean the same. A record that was made
+    under another default of these is refused when it is opened (``differences``). Options of the network and of the
+    roster count as they are given, and what is left out of them is not recorded: their defaults must not change.
     """
     plain = identity(config)
     for slot, kind in KINDS.items():

@@ -1,6 +1,7 @@
 """Configurations: names, defaults, identity, round trips, and what is refused."""
 
 import hashlib
+import inspect
 import json
 import textwrap
 from dataclasses import fields, replace
@@ -26,6 +27,8 @@ from benchmark.files import dump_yaml, load_yaml, read_value
 from benchmark.registry import Argument, ClassSpec, Kind, build, described, known_names
 from datamodules.common.errors import ConfigError
 from datamodules.common.switches import check_switches, switches
+from datamodules.partition.roster import Roster
+from methods.models import MODELS
 
 BASE = """
 class Method:
@@ -137,6 +140,39 @@ def test_run_id_is_the_hash_of_what_the_run_changes(zoo):
         '"method":{"class_path":"zoo.mean_teacher.MeanTeacher","init_args":{"decay":0.9}},"rounds":3,"seed":1}'
     )
     assert run_id(changed) == hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+WIDE_RESNET = {"in_channels": 3, "image_size": 32, "norm": "static", "groups": 32, "head_dropout": 0.0}
+RESNET18 = {"in_channels": 3, "head_dropout": 0.0, "pretrained": False}
+NOT_RECORDED = {
+    "small_cnn": {"in_channels": 3, "image_size": 32, "head_dropout": 0.0},
+    "resnet18_cifar": {**RESNET18, "stem": "cifar", "head": "projection"},
+    "resnet18": {**RESNET18, "stem": "imagenet", "head": "linear"},
+    "wrn28_2": {**WIDE_RESNET, "depth": 28, "width": 2},
+    "wrn28_8": {**WIDE_RESNET, "depth": 28, "width": 8},
+    "resnet9": {"in_channels": 3, "width": 64},
+    "resnet9_plain": {"in_channels": 3, "width": 64},
+    "conv6": {"in_channels": 3, "image_size": 32, "width": 32, "channel_dropout": 0.05, "head_dropout": 0.1},
+    "linear": {"in_features": None},
+    "vit_tiny": {"image_size": 224, "head_dropout": 0.0, "pretrained": True},
+    "vit_tiny_scratch": {"image_size": 224, "head_dropout": 0.0, "pretrained": False},
+}
+
+
+def test_defaults_that_no_record_holds_do_not_change():
+    """Networks and rosters are recorded as they are given: with another default, old records would lie.
+
+    A new option may join, with the value that was meant before.
+    """
+
+    def defaults(made):
+        parameters = inspect.signature(made).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty and not p.name.startswith("_")}
+
+    for name, known in NOT_RECORDED.items():
+        now = defaults(MODELS[name])
+        assert {option: now.get(option, "gone") for option in known} == known, name
+    assert defaults(Roster) == {"seed": 1337, "participants": None, "rule": "uniform"}
 
 
 def test_run_id_refuses_what_cannot_be_saved(zoo):
