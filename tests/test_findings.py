@@ -10,7 +10,15 @@ from benchmark.report import leaderboard, tables
 from benchmark.suites.suite import load
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = sorted(path.stem for path in (ROOT / "results" / "tables").glob("*.csv") if path.with_suffix(".tex").exists())
+TABLES = (  # those that are committed: a user's own lie beside them
+    "cbafed-small",
+    "common-laptop",
+    "feddb-small",
+    "feddure-small",
+    "fl2-small",
+    "rscfed-lite",
+    "rscfed-paper",
+)
 
 
 def test_the_numbers_of_the_findings_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_uploads_are_tensors_of_their_own(engine):
 
 
 class Momenta(Everybody):
-    """Uploads how long the momentum of a parameter is; the slots engine keeps that momentum in place."""
+    """Uploads the momentum of a parameter; the slots engine keeps it in one place for all clients."""
 
     def make_upload(self, client):
         upload = super().make_upload(client)
