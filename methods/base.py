@@ -120,32 +120,36 @@ class Site(Protocol):
         """
 
 
+Logged = tuple[str, torch.Size, torch.dtype]
+"""A value that is logged: its name, shape and type."""
+
+
 class Tally:
     """Weighted sums of what a visit logs, kept on the device and added to in place.
 
-    A value may have another shape in another visit, such as one number per upload. Sums are float32 or wider.
+    A value may have another shape in another visit, such as one number per upload. Each shape has sums of its own, so
+    that those of a recorded step stay where they are. Sums are float32 or wider.
     """
 
     def __init__(self) -> None:
-        self.sums: dict[str, tuple[Tensor, Tensor]] = {}
-        self.touched: dict[str, None] = {}
+        self.sums: dict[Logged, tuple[Tensor, Tensor]] = {}
+        self.touched: dict[str, Logged] = {}
 
     def add(self, name: str, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``."""
         part = wide(value.detach()) * weight
-        known = self.sums.get(name)
-        if known is None or (name not in self.touched and (known[0].shape, known[0].dtype) != (part.shape, part.dtype)):
-            self.sums[name] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
-        total, weights = self.sums[name]
+        key = self.touched.setdefault(name, (name, part.shape, part.dtype))
+        if key not in self.sums:
+            self.sums[key] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
+        total, weights = self.sums[key]
         total += part
         weights += weight
-        self.touched[name] = None
 
     def mean(self, name: str) -> Tensor | None:
         """Weighted mean of ``name``; ``None`` if this visit has not logged it."""
         if name not in self.touched:
             return None
-        total, weights = self.sums[name]
+        total, weights = self.sums[self.touched[name]]
         return total / weights.to(total.dtype)
 
     def clear(self) -> None:
@@ -157,7 +161,7 @@ class Tally:
 
     def taken(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Copies of the sums and weights that this visit has touched."""
-        return {name: (self.sums[name][0].clone(), self.sums[name][1].clone()) for name in self.touched}
+        return {name: (self.sums[key][0].clone(), self.sums[key][1].clone()) for name, key in self.touched.items()}
 
 
 class FedMethod(L.LightningModule):
@@ -397,7 +401,10 @@ class FedMethod(L.LightningModule):
         return Upload(client.visit, self.tensors("shared"), weight=float(client.visit.size))
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Turn the uploads (in client-id order) into the next global model, held by ``self``."""
+        """Turn the uploads (in client-id order) into the next global model, held by ``self``.
+
+        What it logs under ``name`` becomes the column ``server/<name>``, as what ``server_step`` logs.
+        """
         self.load_tensors(weighted_mean([u.tensors for u in uploads], [u.weight for u in uploads]))
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
@@ -482,7 +489,10 @@ class FedMethod(L.LightningModule):
         return self._tally.mean(name) if own is None else own
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back."""
+        """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back.
+
+        It makes columns of what visits, ``aggregate`` and ``server_step`` log. Elsewhere it does nothing.
+        """
         if self._tally is not None:
             number = value if isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
             self.tally(name, number, float(kwargs.get("batch_size") or 1.0))

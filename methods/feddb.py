@@ -63,7 +63,6 @@ class FedDB(FixMatch):
         self.require("round_start, where dma is on", pl_time=dma == "off" or self.hparams.pl_time == "round_start")
         self.require("uniform, where dma weighs", aggregation=dma == "off" or self.hparams.aggregation == "uniform")
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
-        self.beta: Tensor | None = None
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
         """FixMatch's streams, and weak views of the images that the APP-U follows."""
@@ -103,17 +102,11 @@ class FedDB(FixMatch):
         if self.hparams.dma == "off":
             return super().weights(uploads)
         averages = torch.stack([upload.stats["app_u"] for upload in uploads])
-        self.beta = model_weights(averages.cpu(), self.hparams.dma)
-        weights: list[float] = self.beta.tolist()
+        beta = model_weights(averages.cpu(), self.hparams.dma)
+        self.tally("dma_weights", beta)
+        self.tally("dma_change", (beta * len(beta) - 1.0).abs().max())
+        weights: list[float] = beta.tolist()
         return weights
-
-    def server_step(self, server: Site) -> None:
-        """Nothing but logging this round's weights, where the server has no labels."""
-        super().server_step(server)
-        if self.beta is not None:
-            self.tally("dma_weights", self.beta)
-            self.tally("dma_change", (self.beta * len(self.beta) - 1.0).abs().max())
-            self.beta = None
 
 
 def model_weights(averages: Tensor, rule: Literal["code", "paper"] = "code") -> Tensor:

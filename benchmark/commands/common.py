@@ -75,7 +75,10 @@ def listed(text: str | None, known: Container[str] = ()) -> list[str]:
     """Words separated by commas, as they are or in brackets; a text that is one of the ``known`` names stays whole."""
     if text is not None and text in known:
         return [text]
-    return [part.strip() for part in (text or "").strip("[]").split(",") if part.strip()]
+    words = text or ""
+    if words.startswith("[") and words.endswith("]"):
+        words = words[1:-1]
+    return [part.strip() for part in words.split(",") if part.strip()]
 
 
 def warn_of_slow_precision(precision: str, accelerator: str) -> None:

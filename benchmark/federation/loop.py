@@ -137,11 +137,13 @@ class Federation:
         self.bytes_down += sum(outcome.bytes_down for outcome in outcomes)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
         self.become_server()
+        logged: Sums = {}
         if uploads:
-            with self.engine.outside("aggregate", number):
-                self.method.aggregate(uploads)
+            logged = self.engine.aggregate(uploads, number)
+            with self.engine.outside("remember", number):
                 self.memory.update(hooks.remembered(self.method.remember(uploads)))
-        sums |= self.server_phase(number)
+        logged = added([logged, self.server_phase(number)])
+        sums |= {f"server/{name}": value for name, value in logged.items()}
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
@@ -229,18 +231,19 @@ class Federation:
         """
         if first:
             self.become_server()
-        state, own, steps = self.engine.server(number, self.server_state, first)
+        state, logged, steps = self.engine.server(number, self.server_state, first)
         self.steps += steps
-        for visit, found in unfinished({Visit(number, SERVER): Outcome(None, own, 0, steps)}).items():
+        for visit, found in unfinished({Visit(number, SERVER): Outcome(None, logged, 0, steps)}).items():
             raise RunError(f"{place(self.method, visit)}: {found}")
-        held = self.method.tensors("shared", "server"), state, own
+        held = self.method.tensors("shared", "server"), state, logged
+        own: Sums
         server, self.server_state, own = from_first(self.fabric, held)
         if server is not held[0]:  # devices may round differently: all take over the first process's model
             self.method.load_tensors(server)
         with self.engine.outside("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
-        return {f"server/{name}": value for name, value in own.items()}
+        return own
 
     @torch.inference_mode()
     def evaluate(self) -> dict[str, float]:
@@ -252,7 +255,7 @@ class Federation:
         with self.engine.outside("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
-        self.method.train()
+        self.engine.train_mode()
         scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
         return {name: round(score, 4) for name, score in scores.items()}
 

@@ -171,6 +171,9 @@ class ReferenceEngine:
         draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
+        if not method.training:
+            method.train()
+        self.resting = [part for part in method.modules() if not part.training]
         self.shared = {name: self.initial[name] for name in method.names("shared")}
 
     def kept_bytes(self) -> int:
@@ -231,11 +234,17 @@ class ReferenceEngine:
         site = LocalSite(method, self.around, own, visit, state.optimizers, self.hidden)
         method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
         self.begin(visit)
-        method.train()
+        self.train_mode()
         with self.presence(site):
             work = hooks.local_work(method.local_work(site))
-        method.train()
+        self.train_mode()
         return site, work
+
+    def train_mode(self) -> None:
+        """The module trains, but for the parts that were built in evaluation mode, as in a fit of Lightning's."""
+        self.method.train()
+        for part in self.resting:
+            part.training = False
 
     def begin(self, visit: Visit) -> None:
         """What the module knows of the visit before it starts."""
@@ -280,9 +289,19 @@ class ReferenceEngine:
         site = LocalSite(self.method, self.around, data, visit, state.optimizers if state else [], self.hidden)
         self.begin(visit)
         with self.random(visit), self.presence(site):
-            self.method.train()
+            self.train_mode()
             self.method.server_step(site)
         return ClientState({}, site.optimizer_states), self.end(), site.steps
+
+    def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:
+        """The server turns uploads into its next model; returns what it logged."""
+        tally = self.method._tally = Tally()
+        try:
+            with self.outside("aggregate", round):
+                self.method.aggregate(uploads)
+        finally:
+            self.method._tally = None
+        return tally.taken()
 
     @contextmanager
     def outside(self, hook: str, round: int) -> Iterator[None]:

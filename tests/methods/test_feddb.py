@@ -335,8 +335,7 @@ def test_weights_are_logged_whatever_the_number_of_uploads() -> None:
     uploads, _, _ = run.run_visits(run.visits(0))
     for some in (uploads, uploads[:1], uploads[1:]):
         run.become_server()
-        run.method.aggregate(some)
-        logged = run.server_phase(0)["server/dma_weights"][0]
+        logged = run.engine.aggregate(some, 0)["dma_weights"][0]
         assert logged.shape == (len(some),) and float(logged.sum()) == pytest.approx(1.0)
 
 

@@ -83,7 +83,7 @@ class Peeps(Everybody):
             one = position[None]
             client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool))
             self.found += [self.tallied(f"pseudo/{name}") for name in ("correct", "right", "right_by_class")]
-            self.found += [value for value in self._tally.sums if value.startswith("pseudo")]
+            self.found += [name for name in self._tally.touched if name.startswith("pseudo")]
         return super().local_work(client)
 
 

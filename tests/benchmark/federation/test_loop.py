@@ -20,7 +20,7 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition
 from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
-from methods.base import FedMethod, Pass, Stream, Visit
+from methods.base import FedMethod, Pass, Stream, Upload, Visit
 
 PARAMETERS = 92_626
 
@@ -401,6 +401,30 @@ def test_the_server_trains_and_keeps_its_momentum():
         optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(whole.server[f"model.{name}"], value, rtol=1e-4, atol=1e-6)
+
+
+class LogsAtTheServer(ServerTrains):
+    """The server logs when it has averaged, and when it trains."""
+
+    def make_upload(self, client):
+        return Upload(client.visit, self.tensors("shared"), float(client.visit.client + 1))
+
+    def aggregate(self, uploads):
+        super().aggregate(uploads)
+        self.log("weight", sum(upload.weight for upload in uploads))
+        self.log("both", 1.0)
+        assert self.tallied("both") == 1.0
+
+    def server_step(self, server):
+        self.log("both", 2.0)
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_what_the_server_logs_is_in_the_row(slots: int | None) -> None:
+    rows = run_rows(make_federation(LogsAtTheServer, rounds=2, slots=slots))
+    clients = make_federation(LogsAtTheServer).data.num_clients
+    assert [row["server/weight"] for row in rows] == [sum(range(1, clients + 1))] * 2
+    assert [row["server/both"] for row in rows] == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("hook", ["select_clients", "broadcast", "aggregate", "refresh_norm", "predict"])

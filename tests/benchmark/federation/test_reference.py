@@ -348,6 +348,45 @@ def test_modes():
     assert run.method.modes == [(True, True)] * 3
 
 
+class PartlyFrozen(Plain):
+    """One part is in evaluation mode from the start; hooks change modes and leave them so."""
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.resting, self.trained = nn.Dropout(), nn.Dropout()
+        self.resting.eval()
+        self.modes = []
+
+    def local_work(self, client):
+        self.resting.train()
+        return super().local_work(client)
+
+    def note(self):
+        self.modes.append((self.resting.training, self.trained.training))
+
+    def training_step(self, batch, batch_idx):
+        self.note()
+        return super().training_step(batch, batch_idx)
+
+    def make_upload(self, client):
+        self.eval()
+        return super().make_upload(client)
+
+    def server_step(self, server):
+        self.note()
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_a_part_built_in_evaluation_mode_stays_there(slots):
+    """As in Lightning's fit, clients and the server train what was built to train."""
+    run = federation(PartlyFrozen, clients=3, slots=slots, replay=False)
+    run_rows(run)
+    methods = [slot.engine.method for slot in run.engine.slots] if slots else [run.method]
+    for method in methods:
+        assert method.modes
+        assert set(method.modes) == {(False, True)}
+
+
 # --- errors
 
 
