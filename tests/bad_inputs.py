@@ -260,7 +260,7 @@ HOOKS = {
     "bad_methods.UploadWeight": "make_upload gives the weight -1.0; give a number from 0",
     "bad_methods.UploadNaN": "the uploaded model.conv1.weight is not finite",
     "bad_methods.AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias' has the shape [",
-    "bad_methods.RemembersNone": "RemembersNone.aggregate, round 0: remember returned a NoneType; return tensors",
+    "bad_methods.RemembersNone": "RemembersNone.remember, round 0: remember returned a NoneType; return tensors",
     "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
     "bad_methods.PredictsLogits": "class probabilities run from ",
     "bad_methods.Exits": "the method ended the program (sys.exit(0)); a hook returns, or raises an error",
