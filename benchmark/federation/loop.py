@@ -236,14 +236,13 @@ class Federation:
         for visit, found in unfinished({Visit(number, SERVER): Outcome(None, logged, 0, steps)}).items():
             raise RunError(f"{place(self.method, visit)}: {found}")
         held = self.method.tensors("shared", "server"), state, logged
-        own: Sums
-        server, self.server_state, own = from_first(self.fabric, held)
+        server, self.server_state, logged = from_first(self.fabric, held)
         if server is not held[0]:  # devices may round differently: all take over the first process's model
             self.method.load_tensors(server)
         with self.engine.outside("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
-        return own
+        return logged
 
     @torch.inference_mode()
     def evaluate(self) -> dict[str, float]:

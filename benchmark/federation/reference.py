@@ -171,7 +171,7 @@ class ReferenceEngine:
         draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
-        if not method.training:
+        if not method.training:  # it has predicted since it was built, and no mode of its parts is left
             method.train()
         self.resting = [part for part in method.modules() if not part.training]
         self.shared = {name: self.initial[name] for name in method.names("shared")}

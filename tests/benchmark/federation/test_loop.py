@@ -421,13 +421,14 @@ class LogsAtTheServer(ServerTrains):
 
 @pytest.mark.parametrize("slots", [None, 2])
 def test_what_the_server_logs_is_in_the_row(slots: int | None) -> None:
+    """A name that both hooks log has the mean of them."""
     rows = run_rows(make_federation(LogsAtTheServer, rounds=2, slots=slots))
     clients = make_federation(LogsAtTheServer).data.num_clients
     assert [row["server/weight"] for row in rows] == [sum(range(1, clients + 1))] * 2
     assert [row["server/both"] for row in rows] == [1.5, 1.5]
 
 
-@pytest.mark.parametrize("hook", ["select_clients", "broadcast", "aggregate", "refresh_norm", "predict"])
+@pytest.mark.parametrize("hook", ["select_clients", "broadcast", "aggregate", "remember", "refresh_norm", "predict"])
 @pytest.mark.parametrize("slots", [None, 2])
 def test_errors_outside_visits_say_where(hook: str, slots: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that breaks where nobody trains is named with its method and round."""
