@@ -75,7 +75,7 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     return [theirs for _, theirs in everyone]
 
 
-def from_first(fabric: Fabric, mine: Any) -> Any:
+def from_first(fabric: Fabric, mine: Found) -> Found:
     """What the first process holds, with its tensors on this process's device."""
     if fabric.world_size == 1:
         return mine
@@ -84,7 +84,8 @@ def from_first(fabric: Fabric, mine: Any) -> Any:
     held = [skeleton]
     dist.broadcast_object_list(held, src=0)
     parts = _broadcast(fabric, places(held[0]), tensors, 0)
-    return mine if first else put_together(held[0], parts)
+    theirs: Found = mine if first else put_together(held[0], parts)
+    return theirs
 
 
 def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None, source: int) -> list[Tensor]:

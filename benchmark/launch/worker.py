@@ -173,7 +173,7 @@ def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None
     count = fabric.broadcast(len(parts))
     if count == 0:
         return None
-    received = [from_first(fabric, parts[number] if parts else None) for number in range(count)]
+    received = [from_first(fabric, parts[number] if parts else {}) for number in range(count)]
     return checkpoint.joined(received)
 
 
