@@ -21,8 +21,9 @@ from datamodules.common.errors import BenchError
 def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
     """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
 
-    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, and nothing of
-    them is kept. The data are read, and fetched where they are missing, as the runs would do.
+    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, on a part of the
+    images where that takes long, and nothing of them is kept. The data are read, and fetched where they are missing,
+    as the runs would do.
 
     Args:
         runs: of one command, at least one.
@@ -46,16 +47,17 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
             states_of[number] = calibration.sizes()
             if not parts(part.runs, states, measured)[0].estimate:
                 print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
-                measured.append(Measured(identity(config), config.rounds, calibration.seconds(), calibration=True))
+                found = calibration.duration()
+                measured.append(Measured(identity(config), config.rounds, found.seconds, found.thinning))
         except BenchError as error:
             problems.append(f"{part.runs[0].cells[0]}: {error}")
         gc.collect()  # a federation and its data set refer to each other
-    found = parts(runs, states, measured)
-    console.print(_table(found))
-    for line in summary(found, jobs):
+    planned = parts(runs, states, measured)
+    console.print(_table(planned))
+    for line in summary(planned, jobs):
         console.print(line, highlight=False)
     if states_of:
-        console.print(_needs(found, states_of, jobs, results), highlight=False)
+        console.print(_needs(planned, states_of, jobs, results), highlight=False)
     for problem in dict.fromkeys(problems):
         console.print(problem, highlight=False, markup=False)
 

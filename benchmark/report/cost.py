@@ -26,13 +26,13 @@ class Measured:
         config: identity of the run, as plain data.
         rounds: how many rounds.
         seconds: what they took together.
-        calibration: whether they were run for the purpose; else they are from a record.
+        calibration: on one of how many images they were run, for the purpose; 0: they are from a record.
     """
 
     config: Mapping[str, Any]
     rounds: int
     seconds: float
-    calibration: bool = False
+    calibration: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,11 @@ def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None
     found = same or alike
     if not found:
         return None
-    calibrations = sum(one.calibration for one in found)
-    counts = [("record", len(found) - calibrations), ("calibration", calibrations)]
+    calibrations = [one.calibration for one in found if one.calibration]
+    counts = [("record", len(found) - len(calibrations)), ("calibration", len(calibrations))]
     source = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts if n)
+    if (fewest := max(calibrations, default=1)) > 1:
+        source += f" on 1/{fewest} of the images"
     others = "" if same else " with other options of the method"
     return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source + others)
 

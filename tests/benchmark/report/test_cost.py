@@ -28,11 +28,13 @@ def planned(made):
 
 def test_runs_of_the_same_configuration_count_before_those_with_other_options_of_the_method():
     same = Measured(identity(config(seed=2, rounds=8)), rounds=8, seconds=16.0)
-    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, calibration=True)
+    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, calibration=1)
     other = Measured(identity(config(lr=0.5)), rounds=1, seconds=100.0)
     data = Measured(identity(config(clients=50)), rounds=1, seconds=1000.0)
     found = estimate(config(), [same, also, other, data])
     assert (found.seconds, found.source) == (3.0, "1 record and 1 calibration")
+    found = estimate(config(), [also, replace(also, calibration=16)])
+    assert (found.seconds, found.source) == (7.0, "2 calibrations on 1/16 of the images")
     found = estimate(config(), [other, data])
     assert (found.seconds, found.source) == (100.0, "1 record with other options of the method")
     assert estimate(config(), [data]) is None
