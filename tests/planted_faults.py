@@ -226,6 +226,14 @@ class TorchDraw(Sound):
         return torch.randn_like(x)
 
 
+class TorchDrawBetweenSteps(Sound):
+    """Something is drawn from torch's global generator at the start of an epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before its first step."""
+        self.prior.lerp_(torch.rand_like(self.prior).softmax(dim=0), 0.1)
+
+
 class NumpyDraw(Sound):
     """The work of a visit is drawn from NumPy's global generator."""
 

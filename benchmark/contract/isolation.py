@@ -33,12 +33,8 @@ from benchmark.federation.loop import Federation
 from methods.base import FedMethod, Visit
 
 STEP_HOOKS = ("training_step", "on_train_batch_end")
-HOOKS = (
+FIT_HOOKS = (
     *STEP_HOOKS,
-    "select_clients",
-    "broadcast",
-    "sent_bytes",
-    "local_work",
     "configure_optimizers",
     "learning_rate",
     "on_train_start",
@@ -46,6 +42,13 @@ HOOKS = (
     "on_train_batch_start",
     "on_train_epoch_end",
     "on_train_end",
+)
+HOOKS = (
+    *FIT_HOOKS,
+    "select_clients",
+    "broadcast",
+    "sent_bytes",
+    "local_work",
     "make_upload",
     "aggregate",
     "remember",
@@ -165,30 +168,33 @@ def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
 
 
 def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
-    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, in a step also torch's."""
+    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, and torch's in training.
+
+    Clients may train in turns, so that nobody could seed torch's for one of them.
+    """
     federation, broken = contract_federation(method), set[str]()
 
     @contextmanager
     def watch(hook: str) -> Iterator[None]:
-        before = global_states(hook in STEP_HOOKS)
+        before = global_states(hook in FIT_HOOKS)
         yield
-        after = global_states(hook in STEP_HOOKS)
+        after = global_states(hook in FIT_HOOKS)
         broken.update(f"{hook} draws from {name}" for name in before if before[name] != after[name])
 
     with watched(federation.method, watch):
         rounds_until(federation, 2)
     require_equal(
         method,
-        "a hook draws from a generator that nobody seeds for a visit. Draw from client.generator('a purpose'), in a "
-        "step from self.generator",
+        "a hook draws from a generator that nobody seeds for a visit. Draw from client.generator('a purpose'), while a "
+        "client trains from self.generator",
         sorted(broken),
     )
 
 
-def global_states(step: bool) -> dict[str, object]:
-    """States of the generators that a whole process shares, by name."""
+def global_states(training: bool) -> dict[str, object]:
+    """States of the generators that a whole process shares, by name; torch's only while a client trains."""
     states: dict[str, object] = {"Python's random": random.getstate(), "numpy.random": repr(np.random.get_state())}
-    if step:
+    if training:
         states["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
     return states
 

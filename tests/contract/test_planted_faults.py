@@ -47,6 +47,11 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         isolation.check_draws_come_from_streams_of_the_visit,
         "training_step draws from torch's global generator",
     ),
+    (
+        faults.TorchDrawBetweenSteps,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "on_train_epoch_start draws from torch's global generator",
+    ),
     (faults.TorchDraw, steps.check_replayed_steps_equal_the_reference, "may not draw from torch's global generator"),
     (faults.NumpyDraw, isolation.check_draws_come_from_streams_of_the_visit, "local_work draws from numpy.random"),
     (
