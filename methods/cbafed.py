@@ -203,7 +203,6 @@ class CBAFed(LabelledClients):
             rescued.append(rare)
             if weak:
                 images.append(x)
-        self.train()
 
         kept = storage_order(torch.cat(confident), torch.cat(rescued), h.batch_size)
         fields = {"y": torch.cat(labels)[kept]}

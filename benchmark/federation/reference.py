@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.federation import hooks
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states
@@ -110,8 +110,10 @@ class LocalSite:
 
     def batches(self, work: LocalWork, number: int) -> Iterator[Batch]:
         """The batches of the epoch ``number`` of ``work``, whose streams are made now."""
-        entry = work[number]
-        made = hooks.one_pass(entry()) if callable(entry) else entry
+        made = work[number]
+        if callable(made):
+            with modes_kept(self._method):
+                made = hooks.one_pass(made())
         self.passes += 1
         count = self.passes
         return epoch(made.streams, self._around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
@@ -339,6 +341,15 @@ class ReferenceEngine:
     def _forked(self) -> list[torch.device]:
         device = self.around.data.device
         return [device] if device.type == "cuda" else []
+
+
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Afterwards all parts train, or do not, as before."""
+    before = [(part, part.training) for part in module.modules()]
+    yield
+    for part, training in before:
+        part.training = training
 
 
 def place(method: FedMethod, visit: Visit) -> str:

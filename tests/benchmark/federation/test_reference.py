@@ -359,7 +359,13 @@ class PartlyFrozen(Plain):
 
     def local_work(self, client):
         self.resting.train()
-        return super().local_work(client)
+        [work] = super().local_work(client)
+
+        def made_in_turn():
+            self.train(client.visit.client == 0)  # the hidden part wakes, or the other one rests
+            return work
+
+        return [work, made_in_turn]
 
     def note(self):
         self.modes.append((self.resting.training, self.trained.training))
