@@ -193,6 +193,19 @@ def test_several_optimisers_keep_their_own_states():
     assert float(run.clients[1].optimizers[0][0]["step"]) == 2 * steps > 0
 
 
+class AnotherOptimiser(Plain):
+    """From the second round on, the head has an optimiser of its own."""
+
+    def configure_optimizers(self):
+        whole = super().configure_optimizers()
+        return whole if self.visit.round == 0 else [whole, torch.optim.SGD(self.model.head.parameters(), 0.1)]
+
+
+def test_kept_states_belong_to_the_optimisers_that_left_them():
+    with pytest.raises(RunError, match=r"AnotherOptimiser, client 0 .*round 1.*makes other optimisers than at the last"):
+        federation(AnotherOptimiser, clients=2).run()
+
+
 def test_each_optimiser_has_its_scope():
     """What is local is stored empty and starts anew; what is personal continues."""
     both, one = federation(TwoOptimisers, clients=2), federation(KeepsOne, clients=2)
