@@ -101,8 +101,8 @@ class Slot:
         work: LocalWork = self.work
         with self.on_stream(), self.engine.presence(site):
             fit = site.prepare_fit(len(work))
-            settle = self.settle(fit)
-            walk = fit.run(len(work), lambda number: site.batches(work, number), self.step(fit, settle))
+            step = self.step(fit) if self.settle(fit) else fit.step
+            walk = fit.run(len(work), lambda number: site.batches(work, number), step)
         while True:
             with self.on_stream(), self.engine.presence(site):
                 if next(walk, "done") == "done":
@@ -120,19 +120,11 @@ class Slot:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
         return left
 
-    def settle(self, fit: Fit) -> tuple[Any, ...] | None:
-        """Give the optimisers of a visit the slot's own state tensors and rates.
-
-        Returns:
-            the numbers that a recording of their steps holds fast; ``None`` where these steps cannot be recorded.
-        """
+    def settle(self, fit: Fit) -> bool:
+        """Give the optimisers of a visit the slot's own state tensors; whether steps of theirs can be recorded."""
         if not self.replay or not all(map(recordable, fit.optimizers)):
-            return None
-        for number, optimizer in enumerate(fit.optimizers):
-            for place, group in enumerate(optimizer.param_groups):
-                rate = self.rates.setdefault((number, place), _rate(self.device))
-                rate.fill_(float(group["lr"]))
-                group["lr"] = rate
+            return False
+        for optimizer in fit.optimizers:
             for parameter in parameters_of(optimizer):
                 own = self.states.get(parameter)
                 if own is None:
@@ -141,11 +133,21 @@ class Slot:
                 for name, tensor in own.items():
                     tensor.copy_(brought[name]) if brought else tensor.zero_()
                 optimizer.state[parameter] = dict(own)
-        return tuple(settings(optimizer) for optimizer in fit.optimizers)
+        return True
 
-    def step(self, fit: Fit, settled: tuple[Any, ...] | None) -> Any:
+    def own_rates(self, fit: Fit) -> None:
+        """Move rates into the slot's own tensors, where a recording reads them; hooks may have set them anew."""
+        for number, optimizer in enumerate(fit.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                rate = self.rates.setdefault((number, place), _rate(self.device))
+                if group["lr"] is not rate:
+                    rate.fill_(group["lr"])
+                    group["lr"] = rate
+
+    def step(self, fit: Fit) -> Any:
         """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
 
+        A step that itself changes what its recording would hold fast, as one that moves a schedule, is never recorded.
         ``on_train_batch_end`` is part of the step, so a schedule moves after it; elsewhere it moves before.
         """
 
@@ -154,18 +156,21 @@ class Slot:
             fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
-            key = settled, form(batch)
+            self.own_rates(fit)
+            key = tuple(map(settings, fit.optimizers)), form(batch)
             if key in self.recorded:
                 self.recorded[key].replay(batch, self.engine, fit)
-            elif settled is not None and key in self.met and len(self.recorded) < MOST_RECORDINGS:
+            elif key in self.met and len(self.recorded) < MOST_RECORDINGS:
                 self.recorded[key] = RecordedStep(unit, batch, self, fit)
             else:
+                before = numbers(fit)
                 unit(batch)
-                self.met.add(key)
+                if numbers(fit) == before:
+                    self.met.add(key)
                 self.adopt(fit)
             fit.advance_schedules("step")
 
-        return fit.step if settled is None else take
+        return take
 
     def adopt(self, fit: Fit) -> None:
         """Keep the state tensors that an optimiser has made; they are the slot's from now on."""
@@ -235,6 +240,14 @@ def recordable(optimizer: Optimizer) -> bool:
     """Whether an optimiser's steps read everything that changes from tensors, and its fresh state is all zeros."""
     known = type(optimizer) in (SGD, Adam, AdamW)
     return known and all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
+
+
+def numbers(fit: Fit) -> tuple[Any, ...]:
+    """Numbers of a fit that its steps read and do not change: settings and rates of optimisers, places of schedules."""
+    optimizers, schedules = fit.optimizers, fit.lr_scheduler_configs
+    rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    places = [getattr(one.scheduler, "last_epoch", None) for one in schedules]
+    return [settings(optimizer) for optimizer in optimizers], rates, places
 
 
 def settings(optimizer: Optimizer) -> tuple[Any, ...]:

@@ -1,0 +1,94 @@
+"""The slots engine: what hooks and schedules do to optimisers reaches replayed steps, too."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+from benchmark.federation.loop import Federation
+from benchmark.federation.slots import RecordedStep
+from federations import few_data, make_federation, run_rows
+from methods.base import FedMethod
+
+
+class Plain(FedMethod):
+    """Supervised, with everything at its default."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+    def set_all(self, **values: float) -> None:
+        """Set numbers of the optimiser, as one does with Lightning."""
+        for group in self.trainer.optimizers[0].param_groups:
+            group.update(values)
+
+
+class OneCycle(Plain):
+    """The scheduler moves rate and momentum at every step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": OneCycleLR(optimizer, 0.1, total_steps=50), "interval": "step"}]
+
+
+class BeforeEpochs(Plain):
+    """A hook between the steps sets numbers."""
+
+    def on_train_epoch_start(self) -> None:
+        self.set_all(lr=0.1 / (1 + self.current_epoch), momentum=0.9 - 0.2 * self.current_epoch)
+
+
+class BeforeSteps(Plain):
+    """A hook in front of every step sets a number."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.set_all(weight_decay=0.1 * (batch_idx + self.current_epoch))
+
+
+class AfterSteps(Plain):
+    """A hook that belongs to the step sets a number: a replay would not."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.set_all(lr=0.1 / (1 + batch_idx + self.current_epoch))
+
+
+class ManualSchedule(Plain):
+    """With manual optimisation the step moves the schedule, the rate only every third time."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [StepLR(optimizer, 3, 0.5)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        schedule: Any = self.lr_schedulers()
+        schedule.step()
+
+
+def run(cls: type, slots: int | None = None) -> Federation:
+    federation = make_federation(cls, few_data(2), rounds=3, batch_size=32, local_epochs=3, slots=slots)
+    run_rows(federation)
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("cls", "recorded"),
+    [(OneCycle, True), (BeforeEpochs, True), (BeforeSteps, True), (AfterSteps, False), (ManualSchedule, False)],
+)
+def test_numbers_of_optimisers_may_change(cls: type, recorded: bool) -> None:
+    """The result is that of the reference engine; a step that changes them itself is taken anew every time."""
+    with patch.object(RecordedStep, "replay", autospec=True, side_effect=RecordedStep.replay) as replays:
+        turns = run(cls, slots=2)
+    assert bool(replays.call_count) == recorded
+    assert all(torch.equal(value, turns.server[name]) for name, value in run(cls).server.items())
