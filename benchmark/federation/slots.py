@@ -84,6 +84,7 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None  # its recordings run one at a time
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: dict[tuple[int, int], Tensor] = {}
+        self.parts, self.parameters = list(engine.method.modules()), list(engine.method.parameters())
         self.met: set[Any] = set()
         self.recorded: dict[Any, RecordedStep] = {}
 
@@ -144,6 +145,10 @@ class Slot:
                     rate.fill_(group["lr"])
                     group["lr"] = rate
 
+    def modes(self) -> tuple[bool, ...]:
+        """Which parts of the copy train, and which of its parameters get gradients."""
+        return *(part.training for part in self.parts), *(one.requires_grad for one in self.parameters)
+
     def step(self, fit: Fit) -> Any:
         """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
 
@@ -157,7 +162,7 @@ class Slot:
 
         def take(batch: Batch, number: int) -> None:
             self.own_rates(fit)
-            key = tuple(map(settings, fit.optimizers)), form(batch)
+            key = tuple(map(settings, fit.optimizers)), self.modes(), form(batch)
             if key in self.recorded:
                 self.recorded[key].replay(batch, self.engine, fit)
             elif key in self.met and len(self.recorded) < MOST_RECORDINGS:

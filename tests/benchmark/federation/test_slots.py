@@ -1,4 +1,4 @@
-"""The slots engine: what hooks and schedules do to optimisers reaches replayed steps, too."""
+"""The slots engine: what hooks and schedules do between steps reaches replayed steps, too."""
 
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +39,16 @@ class BeforeEpochs(Plain):
 
     def on_train_epoch_start(self) -> None:
         self.set_all(lr=0.1 / (1 + self.current_epoch), momentum=0.9 - 0.2 * self.current_epoch)
+
+
+class Freezes(Plain):
+    """The head trains in the first epoch only, and the norms in the second."""
+
+    def on_train_epoch_start(self) -> None:
+        self.model.head.requires_grad_(self.current_epoch == 0)
+        for part in self.model.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase):
+                part.train(self.current_epoch == 1)
 
 
 class BeforeSteps(Plain):
@@ -84,10 +94,17 @@ def run(cls: type, slots: int | None = None) -> Federation:
 
 @pytest.mark.parametrize(
     ("cls", "recorded"),
-    [(OneCycle, True), (BeforeEpochs, True), (BeforeSteps, True), (AfterSteps, False), (ManualSchedule, False)],
+    [
+        (OneCycle, True),
+        (BeforeEpochs, True),
+        (BeforeSteps, True),
+        (Freezes, True),
+        (AfterSteps, False),
+        (ManualSchedule, False),
+    ],
 )
-def test_numbers_of_optimisers_may_change(cls: type, recorded: bool) -> None:
-    """The result is that of the reference engine; a step that changes them itself is taken anew every time."""
+def test_what_a_recording_holds_fast_may_change(cls: type, recorded: bool) -> None:
+    """The result is that of the reference engine; a step that itself changes an optimiser is taken anew every time."""
     with patch.object(RecordedStep, "replay", autospec=True, side_effect=RecordedStep.replay) as replays:
         turns = run(cls, slots=2)
     assert bool(replays.call_count) == recorded
