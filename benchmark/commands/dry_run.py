@@ -47,17 +47,17 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
             states_of[number] = calibration.sizes()
             if not parts(part.runs, states, measured)[0].estimate:
                 print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
-                found = calibration.duration()
-                measured.append(Measured(identity(config), config.rounds, found.seconds, found.thinning))
+                taken = calibration.duration()
+                measured.append(Measured(identity(config), config.rounds, taken.seconds, taken.thinning))
         except BenchError as error:
             problems.append(f"{part.runs[0].cells[0]}: {error}")
         gc.collect()  # a federation and its data set refer to each other
-    planned = parts(runs, states, measured)
-    console.print(_table(planned))
-    for line in summary(planned, jobs):
+    found = parts(runs, states, measured)
+    console.print(_table(found))
+    for line in summary(found, jobs):
         console.print(line, highlight=False)
     if states_of:
-        console.print(_needs(planned, states_of, jobs, results), highlight=False)
+        console.print(_needs(found, states_of, jobs, results), highlight=False)
     for problem in dict.fromkeys(problems):
         console.print(problem, highlight=False, markup=False)
 

@@ -167,6 +167,8 @@ class Slot:
                 self.recorded[key].replay(batch, self.engine, fit)
             elif key in self.met and len(self.recorded) < MOST_RECORDINGS:
                 self.recorded[key] = RecordedStep(unit, batch, self, fit)
+            elif key in self.met:  # there is no room for another recording
+                unit(batch)
             else:
                 before = numbers(fit)
                 unit(batch)
@@ -248,7 +250,7 @@ def recordable(optimizer: Optimizer) -> bool:
 
 
 def numbers(fit: Fit) -> tuple[Any, ...]:
-    """Numbers of a fit that its steps read and do not change: settings and rates of optimisers, places of schedules."""
+    """What a step that is recorded may not change: settings and rates of optimisers, places of schedules."""
     optimizers, schedules = fit.optimizers, fit.lr_scheduler_configs
     rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     places = [getattr(one.scheduler, "last_epoch", None) for one in schedules]
