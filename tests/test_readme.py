@@ -213,6 +213,20 @@ def test_excerpts_are_what_the_committed_tables_say() -> None:
         assert text.count("\n") >= 3  # the head and at least two methods
 
 
+def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
+    """README shows the picture of each block, and it was drawn from all runs that there are of its rows."""
+    blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)
+    for name, number, dataset in blocks:
+        picture = f"results/tables/{name}-{number}-{dataset}.svg"
+        assert f"]({picture})" in README
+        (drawn,) = re.findall(r"<dc:description>([\w ]+)<", (ROOT / picture).read_text(encoding="utf-8"))
+        frame = pd.read_csv(ROOT / "results/tables" / f"{name}.csv", dtype={"table": str})
+        rows = frame[(frame["table"] == number) & (frame["dataset"] == dataset) & (frame["n"] > 0)]
+        planned = set(" ".join(rows["runs"]).split())
+        known = {path.parent.name.rpartition("-")[2] for path in ROOT.glob("results/runs/*/record.json")}
+        assert set(drawn.split()) == planned & known
+
+
 def test_the_leaderboard_is_what_its_committed_page_says() -> None:
     """The block in README has the settings with seeds enough, and in them every row with the mean of the CSV file."""
     blocks = re.findall(r"<!-- leaderboard:([\w-]+):begin -->\n(.*?)\n<!-- leaderboard", README, flags=re.S)

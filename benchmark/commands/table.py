@@ -135,29 +135,32 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
     own = suite.plan(options.scale, None, runtime, options.precision).seeds
     shown = suite.plan(options.scale, [*own, *plan.seeds], runtime, options.precision)
-    pages = tables.render(suite, shown, tables.collect(shown), published)
-    results, name = Path(runtime.results_dir), _name(options)
-    written = tables.write(suite, name, pages, results, readme)
+    known = tables.collect(shown)
+    pages = tables.render(suite, shown, known, published)
+    results, scale = Path(runtime.results_dir), _name(options)
+    name = f"{suite.paper}-{scale}"
+    written = tables.write(suite, scale, pages, results, readme)
     if suite.ranked:
-        written += leaderboard.write(suite, shown, tables.collect(shown), results, f"{suite.paper}-{name}", readme)
-    if readme and excerpt.update(readme, f"{suite.paper}-{name}", pages) and readme not in written:
-        written.append(readme)
-    for path in written:
+        written += leaderboard.write(suite, shown, known, results, name, readme)
+    if readme:
+        written += excerpt.update(readme, name, pages, shown, known, results)
+    for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
         frames = {page.number: page.frame for page in pages}
-        if suite.ranked and (lines := leaderboard.read(results, f"{suite.paper}-{name}")) is not None:
+        if suite.ranked and (lines := leaderboard.read(results, name)) is not None:
             frames["leaderboard"] = lines
-        mirror_tables(runtime, suite.paper, name, frames)
-    page = results / "tables" / f"{suite.paper}-{name}.md"
+        mirror_tables(runtime, suite.paper, scale, frames)
+    page = results / "tables" / f"{name}.md"
     _show(pages, listed(options.tables), page)
     if not missing:
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     _complain(bad)
     if not bad:
-        files = [*sorted(page.parent.glob(f"{page.stem}.*")), *([readme] if readme else [])]
-        files += leaderboard.files(results, f"{suite.paper}-{name}") if suite.ranked else []
+        files = [*sorted(page.parent.glob(f"{name}.*"))]
+        files += leaderboard.files(results, name) if suite.ranked else []
+        files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
     return 1 if bad else 0
 

@@ -1,6 +1,5 @@
 """The leaderboard at a glance: how far every row is from its reference, beside what noise explains."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,11 +72,3 @@ def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize="small", labelbottom=True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def svg_text(figure: Figure) -> str:
-    """The figure as SVG; the same figure gives the same text."""
-    text = io.StringIO()
-    with rc_context({"svg.hashsalt": "fssl-bench"}):  # the ids in it hang on nothing else
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()

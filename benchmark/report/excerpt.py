@@ -1,13 +1,17 @@
 """A few rows of a table for a page that people see first: one data set, one metric, the rows that have been run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from benchmark.files import write_atomic
+from benchmark.config import folder
+from benchmark.files import write_changed
+from benchmark.report.curves import read_curve
 from benchmark.report.layout import Rendered, pipe_table
-from benchmark.report.tables import replace_block
+from benchmark.report.plots import draw_learning_curves, row_labels, svg_text
+from benchmark.report.tables import Run, replace_block
+from benchmark.suites.plan import Plan
 
 
 def excerpt(frame: pd.DataFrame, dataset: str) -> str:
@@ -35,22 +39,64 @@ def excerpt(frame: pd.DataFrame, dataset: str) -> str:
     return pipe_table(head, body)
 
 
-def update(page: Path, name: str, tables: Iterable[Rendered]) -> bool:
-    """Fill the blocks ``excerpt:<name>-<table>/<data set>`` of a page; whether that changed it.
+def update(
+    page: Path, name: str, tables: Iterable[Rendered], plan: Plan, runs: Mapping[str, Run], results: Path
+) -> list[Path]:
+    """Fill the blocks ``excerpt:<name>-<table>/<data set>`` of a page, and draw the learning curves of their rows.
+
+    The picture of a block is ``tables/<name>-<table>-<data set>.svg``; it is described by the ids of its runs. Returns
+    the files that changed.
 
     Args:
         page: a Markdown file.
         name: ``<paper>-<scale>``.
         tables: all tables of that name.
+        plan: their runs.
+        runs: what became of these, by run id.
+        results: folder of the tables.
     """
-    before = text = page.read_text(encoding="utf-8")
-    for table in tables:
-        for dataset in table.frame["dataset"].unique():
-            told = excerpt(table.frame, dataset)
-            if table.of_paper and not table.compare:
-                used = table.data_label(dataset)
-                told = f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.\n\n{told}"
-            text = replace_block(text, f"excerpt:{name}-{table.number}/{dataset}", told)
-    if text != before:
-        write_atomic(page, text)
-    return text != before
+    text = page.read_text(encoding="utf-8")
+    texts = {}
+    for table, dataset in _shown(text, name, tables):
+        told = excerpt(table.frame, dataset)
+        if table.of_paper and not table.compare:
+            used = table.data_label(dataset)
+            told = f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.\n\n{told}"
+        text = replace_block(text, _block(name, table, dataset), told)
+        drawn = _curves(table, dataset, plan, runs)
+        if drawn:
+            texts[_picture(results, name, table, dataset)] = drawn
+    return write_changed({page: text, **texts})
+
+
+def pictures(page: Path, name: str, tables: Iterable[Rendered], results: Path) -> list[Path]:
+    """Where ``update`` puts the pictures of a page's blocks."""
+    return [_picture(results, name, *one) for one in _shown(page.read_text(encoding="utf-8"), name, tables)]
+
+
+def _shown(text: str, name: str, tables: Iterable[Rendered]) -> list[tuple[Rendered, str]]:
+    """The tables and data sets that a page has a block of."""
+    named = [(table, dataset) for table in tables for dataset in table.frame["dataset"].unique()]
+    return [(table, dataset) for table, dataset in named if f"<!-- {_block(name, table, dataset)}:begin -->" in text]
+
+
+def _picture(results: Path, name: str, table: Rendered, dataset: str) -> Path:
+    return results / "tables" / f"{name}-{table.number}-{dataset}.svg"
+
+
+def _block(name: str, table: Rendered, dataset: str) -> str:
+    return f"excerpt:{name}-{table.number}/{dataset}"
+
+
+def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) -> str | None:
+    """Learning curves of an excerpt's rows as SVG, their complete seeds averaged; ``None`` before the first."""
+    lines = [line for line in table.lines if line.row.dataset == dataset and line.n and not line.row.minus]
+    lines = [line for line in lines if line.metric == lines[0].metric]
+    complete = [[key for key in line.runs if runs[key].state == "complete"] for line in lines]
+    curves = {
+        label: read_curve(folder(plan.runs[key].config) for key in keys)
+        for label, keys in zip(row_labels([line.row for line in lines]), complete, strict=True)
+    }
+    if not curves:
+        return None
+    return svg_text(draw_learning_curves(curves, [lines[0].metric]), " ".join(key for keys in complete for key in keys))

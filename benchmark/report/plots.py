@@ -1,8 +1,10 @@
 """Learning curves of runs, and of a suite's rows with their seeds averaged."""
 
+import io
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +77,7 @@ def read_suite_rows(
             f"plot: no complete run of {', '.join(empty or names)} at scale {scale} in {results_dir}; "
             f"`table --paper {suite.paper} --scale {scale}` makes them"
         )
-    given = list(labels) or _row_labels(rows)
+    given = list(labels) or row_labels(rows)
     _named_once(given, len(rows))
     return {label: read_curve(runs[id(row)]) for label, row in zip(given, rows, strict=True)}
 
@@ -92,7 +94,7 @@ def _outdated(record: Record, config: RunConfig) -> bool:
     return bool(differences(record["config"], replace(config, seed=record["config"]["seed"])))
 
 
-def _row_labels(rows: Sequence[TableRow]) -> list[str]:
+def row_labels(rows: Sequence[TableRow]) -> list[str]:
     """The method, with the table, the data set or the columns that rows of one method differ in."""
     facts = [{"table": row.table, "data": row.dataset, **row.columns} for row in rows]
     labels = []
@@ -131,24 +133,37 @@ def default_labels(records: Sequence[Record]) -> list[str]:
     ]
 
 
-@rc_context({"text.parse_math": False})  # names may have dollar signs
 def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str | Path, axis: str = "round") -> Path:
-    """Draw columns of the records against the round, counted from 0, or its cost, and write the picture.
+    """Draw columns of the records (``draw_learning_curves``) and write the picture.
 
     Args:
-        runs: curves by label (``read_runs``, ``read_suite_rows``); that of several seeds has a band of one standard
-            deviation around the mean.
+        runs: curves by label (``read_runs``, ``read_suite_rows``).
+        columns: what to draw.
+        path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
+        axis: what to draw against.
+
+    Raises:
+        ConfigError: as ``draw_learning_curves``, or ``path`` cannot be written.
+    """
+    path = writable(path, "--out")
+    draw_learning_curves(runs, columns, axis).savefig(path)
+    return path
+
+
+@rc_context({"text.parse_math": False})  # names may have dollar signs
+def draw_learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], axis: str = "round") -> Figure:
+    """Draw columns of the records against the round, counted from 0, or its cost.
+
+    Args:
+        runs: curves by label; that of several seeds has a band of one standard deviation around the mean.
         columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per curve. A column with
             a list per row (one value per class) gives a panel per curve, a line per entry; beyond 20 entries they have
             no legend. Rows without a column, or without the axis, leave a gap; a curve without it does not appear.
-        path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has a column (the known ones are listed) or the axis beside it, nothing to draw, or
-            ``path`` cannot be written.
+        ConfigError: no curve has a column (the known ones are listed) or the axis beside it, or nothing to draw.
     """
-    path = writable(path, "--out")
     filled = {key for curve in runs.values() for row in curve.rows for key, value in row.items() if value is not None}
     known = sorted(filled - {"round", "timing"})
     for column in columns:
@@ -195,8 +210,18 @@ def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str
     if together:
         shown = [handles[name] for name in runs if name in handles]
         figure.legend(handles=shown, loc="outside lower center", ncols=beside, fontsize="small", frameon=False)
-    figure.savefig(path)
-    return path
+    return figure
+
+
+def svg_text(figure: Figure, about: str | None = None) -> str:
+    """The figure as SVG, with a description of it where one is given; the same figure gives the same text.
+
+    Lines go through hundredths of a point, which nobody sees and which saves a quarter of the file or more.
+    """
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": "fssl-bench"}):  # the ids in it hang on nothing else
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Description": about})
+    return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text.getvalue())
 
 
 def _has(row: Row, column: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -115,6 +116,26 @@ def test_an_excerpt_in_the_readme(here, fitted):
     text = (here / "README.md").read_text()
     assert "| mid      | 51.00       | 1" in text and "low" not in text
     assert "**Scale quick: not the paper's protocol.** Data: digits (as A)." in text
+
+
+def test_an_excerpts_curves_follow_its_runs(here, fitted):
+    """The picture names the runs behind it; one that is gone, or older than the last run, is drawn again."""
+    (here / "README.md").write_text("<!-- excerpt:toy-quick-1/A:begin --><!-- excerpt:toy-quick-1/A:end -->\n")
+    picture = here / "results/tables/toy-quick-1-A.svg"
+
+    def described() -> set[str]:
+        (text,) = re.findall("<dc:description>(.*)</dc:description>", picture.read_text())
+        return set(text.split())
+
+    assert table("--methods", "mid", "--seeds", "1") == 0
+    assert described() == {path.name.rpartition("-")[2] for path in here.glob("results/runs/*")}
+    first = described()
+    assert table() == 0
+    assert first < described() == {path.name.rpartition("-")[2] for path in here.glob("results/runs/*")}
+    whole = picture.read_bytes()
+    picture.unlink()
+    assert table() == 0 and picture.read_bytes() == whole
+    assert not list(here.glob("results/tables/toy-quick-2*"))
 
 
 def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgba
 
-from benchmark.report.differences import Panel, draw_differences, svg_text
+from benchmark.report.differences import Panel, draw_differences
+from benchmark.report.plots import svg_text
 
 COLUMNS = ["dataset", "method", "difference", "difference_ci95", "bound", "clear"]
 ROWS = [

@@ -1,7 +1,9 @@
 """Learning curves: what is drawn, how runs are called, and what is refused."""
 
 import json
+import re
 import warnings
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,17 @@ def test_many_runs_look_different_and_the_legend_hides_nothing(tmp_path: Path, d
     assert legend.get_window_extent().y1 < panel.get_tightbbox().y0
     assert legend.get_window_extent().x0 > 0 and legend.get_window_extent().x1 < figure.bbox.x1
     assert panel.get_window_extent().height > 250
+
+
+def test_svg_is_short_and_says_what_it_shows() -> None:
+    """Lines keep their points, to two decimals; a description is a part of the file."""
+    curves = {"one": averaged([[{"round": r, "acc": r / 7} for r in range(4)]])}
+    text = plots.svg_text(plots.draw_learning_curves(curves, ["acc"]), "a & b")
+    assert ElementTree.fromstring(text).findtext(".//{http://purl.org/dc/elements/1.1/}description") == "a & b"
+    lines = re.findall(r' d="([^"]*)"', text)
+    assert max(len(decimals) for line in lines for decimals in re.findall(r"\.(\d+)", line)) == 2
+    assert any(len(re.findall("[ML]", line)) == 4 for line in lines)
+    assert "scale(0.015625)" in text  # of letters: only lines are rounded
 
 
 def test_default_labels() -> None:
