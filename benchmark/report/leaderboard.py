@@ -166,7 +166,7 @@ def write(
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
-        block = "\n\n".join([*parts, _provenance(suite, plan, shown)] if parts else [])
+        block = "\n\n".join([*parts, _provenance(suite, plan, shown, brief=True)] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
     return write_changed(texts)
 
@@ -380,17 +380,19 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     return f"{told}\n\n{pipe_table(head, body)}"
 
 
-def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> str:
+def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], brief: bool = False) -> str:
+    """Where the numbers come from; in brief, several versions of the code are counted and not named."""
     records = [run.record for run in runs.values() if run.record is not None]
     configs = [plan.runs[key].config for key, run in runs.items() if run.record is not None]
     hours = sum(record["timing"]["seconds"] for record in records) / 3600
+    versions = sorted({version for record in records for version in code_versions(record)})
     parts = {
         "scale": f"{plan.scale} ({suite.scale(plan.scale).get('note', 'own protocol')})",
         "network": ", ".join(sorted({network(config) for config in configs})),
         "rounds": ", ".join(map(str, sorted({config.rounds for config in configs}))),
         "runs": f"{len(records)} of {len(runs)} complete, {hours:.1f} hours",
         "hardware": ", ".join(sorted({hardware(record["environment"]) for record in records})),
-        "code": ", ".join(sorted({version for record in records for version in code_versions(record)})),
+        "code": f"{len(versions)} versions" if brief and len(versions) > 1 else ", ".join(versions),
     }
     return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
 

@@ -146,6 +146,7 @@ def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_pa
     leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
     text = readme.read_text()
     assert "| A " in text and "| B " in text and "31 of 32 complete" in text and "tuned" not in text
+    assert "; code: abc." in text
     monkeypatch.setattr(leaderboard, "ENOUGH", 4)
     leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
     text = readme.read_text()
@@ -153,6 +154,16 @@ def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_pa
     monkeypatch.setattr(leaderboard, "ENOUGH", 5)
     leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
     assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
+
+
+def test_a_readme_counts_the_versions_that_the_page_names(made, tmp_path):
+    suite, plan, runs, _ = made
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\n")
+    next(run.record for run in runs.values() if run.record is not None)["code_version"] = "def"
+    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    assert "; code: 2 versions." in readme.read_text()
+    assert "; code: abc, def." in (tmp_path / "tables/toy-quick-leaderboard.md").read_text()
 
 
 @pytest.fixture
