@@ -541,7 +541,6 @@ class FedMatch(LabelsAtServer):
         self.eval()
         with self.autocast():
             logits = torch.cat([wide(self(x)) for x in server.views("test", index, "validate")])
-        self.train()
         return F.cross_entropy(logits, labels)
 
 
