@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmark.config import identity
 from benchmark.launch.calibration import Calibration, Sizes
-from benchmark.launch.environment import gpu_name
+from benchmark.launch.environment import cores, gpu_name, idle_cores
 from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError
@@ -35,7 +35,10 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
         console.width = 200
     runtime = runs[0].config.runtime
     results = Path(runtime.results_dir)
-    measured = measured_here(results, gpu_name(runtime.accelerator))
+    gpu = gpu_name(runtime.accelerator)
+    measured = measured_here(results, gpu)
+    of_records = len(measured)
+    shared = gpu is None and idle_cores() < cores()  # before this command uses any
     states_of: dict[int, Sizes] = {}
     problems: list[str] = []
     for number, part in enumerate(parts(runs, states, measured)):
@@ -56,6 +59,10 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
     console.print(_table(found))
     for line in summary(found, jobs):
         console.print(line, highlight=False)
+    if shared and len(measured) > of_records:
+        console.print(
+            "other programs were using the machine while rounds were measured: without them the runs take less time"
+        )
     if states_of:
         console.print(_needs(found, states_of, jobs, results), highlight=False)
     for problem in dict.fromkeys(problems):
