@@ -7,6 +7,8 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
+from rich.progress import track
 
 from benchmark.files import write_atomic
 from benchmark.report import tables
@@ -41,8 +43,8 @@ def build(results: Path, out: Path, papers: Sequence[str] = ()) -> list[Path]:
 
 
 def render(views: Sequence[View], found: Mapping[str, Found]) -> dict[str, str]:
-    """The text of every file by its path below the site."""
-    templates = _environment()
+    """The text of every file by its path below the site; a terminal shows how far the pages of runs are."""
+    templates, console = _environment(), Console(stderr=True)
 
     def page(template: str, values: Mapping[str, Any]) -> str:
         return templates.get_template(template).render(values)
@@ -55,7 +57,8 @@ def render(views: Sequence[View], found: Mapping[str, Found]) -> dict[str, str]:
     texts |= {MARK: "", "index.html": page("home.html", home_page(views, found))}
     texts |= {"runs.html": page("runs.html", runs_page(found, views))}
     texts |= {name: page("paper.html", paper_page(own, found)) for name, own in of_page.items()}
-    texts |= {run.page: page("run.html", run_page(run, views)) for run in found.values()}
+    waiting = track(found.values(), "pages of runs", console=console, transient=True, disable=not console.is_terminal)
+    texts |= {run.page: page("run.html", run_page(run, views)) for run in waiting}
     for view in views:
         forms = tables.exports(view.suite, view.tables)
         texts |= {f"tables/{view.suite.paper}-{view.scale}{suffix}": text for suffix, text in forms.items()}
