@@ -216,6 +216,7 @@ def test_excerpts_are_what_the_committed_tables_say() -> None:
 def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
     """README shows the picture of each block, and it was drawn from all runs that there are of its rows."""
     blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)
+    assert blocks
     for name, number, dataset in blocks:
         picture = f"results/tables/{name}-{number}-{dataset}.svg"
         assert f"]({picture})" in README

@@ -37,7 +37,6 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
     results = Path(runtime.results_dir)
     gpu = gpu_name(runtime.accelerator)
     measured = measured_here(results, gpu)
-    of_records = len(measured)
     shared = gpu is None and idle_cores() < cores()  # before this command uses any
     states_of: dict[int, Sizes] = {}
     problems: list[str] = []
@@ -59,7 +58,7 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
     console.print(_table(found))
     for line in summary(found, jobs):
         console.print(line, highlight=False)
-    if shared and len(measured) > of_records:
+    if shared and any(one.calibration for one in measured):
         console.print(
             "other programs were using the machine while rounds were measured: without them the runs take less time"
         )

@@ -158,7 +158,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     _complain(bad)
     if not bad:
-        files = [*sorted(page.parent.glob(f"{name}.*"))]
+        files = sorted(page.parent.glob(f"{name}.*"))
         files += leaderboard.files(results, name) if suite.ranked else []
         files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
