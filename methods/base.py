@@ -29,6 +29,7 @@ from methods.models.backbone import Backbone
 from methods.models.norm import Spread, StaticBatchNorm2d, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
 from methods.parts.columns import own_column
+from methods.parts.step_number import StepNumber, step_numbers
 from methods.parts.tensors import wide
 
 Scope = Literal["shared", "personal", "local", "server"]
@@ -243,6 +244,8 @@ class FedMethod(L.LightningModule):
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        for number in step_numbers(type(self)):
+            number.register(self)
         self._tally: Tally | None = None
         self._registered: dict[str, Tensor] | None = None
         self._static_norms: list[tuple[str, StaticBatchNorm2d]] = []
@@ -303,8 +306,8 @@ class FedMethod(L.LightningModule):
 
         A step may be recorded and replayed. It reads and writes its batch, registered tensors and optimiser state
         only, reads nothing back to the host, and draws from ``self.generator`` only; numbers that change between steps
-        or rounds are 0-dim tensors, filled in ``on_train_start`` or ``on_train_batch_start``. What kind of step it is
-        follows from the hyperparameters and from which streams and fields the batch has.
+        or rounds are a ``StepNumber``, assigned in ``on_train_start`` or ``on_train_batch_start``. What kind of step it
+        is follows from the hyperparameters and from which streams and fields the batch has.
         """
         raise NotImplementedError(f"{type(self).__name__} must define training_step(batch, batch_idx) -> loss")
 
@@ -400,12 +403,17 @@ class FedMethod(L.LightningModule):
             return None
         return Upload(client.visit, self.tensors("shared"), weight=float(client.visit.size))
 
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """Weights of the uploads in the average, ``>= 0``; they need not sum to 1. Default: numbers of images."""
+        return [upload.weight for upload in uploads]
+
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Turn the uploads (in client-id order) into the next global model, held by ``self``.
 
-        What it logs under ``name`` becomes the column ``server/<name>``, as what ``server_step`` logs.
+        Default: their mean by ``weights``. Override ``aggregate`` only where tensors of single clients are compared
+        or kept. What it logs under ``name`` becomes the column ``server/<name>``, as what ``server_step`` logs.
         """
-        self.load_tensors(weighted_mean([u.tensors for u in uploads], [u.weight for u in uploads]))
+        self.load_tensors(weighted_mean([upload.tensors for upload in uploads], self.weights(uploads)))
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
         """What the server keeps of these clients, by client, until it hears from them again; see ``memory``."""
@@ -505,4 +513,17 @@ class FedMethod(L.LightningModule):
             self._tally.add("loss", loss, 1.0)
 
 
-__all__ = ["SERVER", "Batch", "FedMethod", "LocalWork", "Pass", "Scope", "Site", "Stream", "Tally", "Upload", "Visit"]
+__all__ = [
+    "SERVER",
+    "Batch",
+    "FedMethod",
+    "LocalWork",
+    "Pass",
+    "Scope",
+    "Site",
+    "StepNumber",
+    "Stream",
+    "Tally",
+    "Upload",
+    "Visit",
+]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import nn
 
 from methods.parts.residual import LabelledClients
-from methods.parts.server_side import ServerMomentum
+from methods.parts.server_momentum import ServerMomentum
 
 
 class FedAvg(LabelledClients, ServerMomentum):

@@ -13,10 +13,12 @@ from torch.optim import Optimizer
 from datamodules.base import SiteData
 from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Site, Stream
+from methods.parts.labels_at_server import LabelsAtServer
 from methods.parts.lars import LARS
 from methods.parts.rosters import require_server_labels
 from methods.parts.schedules import exponential_ramp
-from methods.parts.server_side import LabelsAtServer
+from methods.parts.server_momentum import ServerMomentum
+from methods.parts.static_norms import StaticNorms
 from methods.parts.teacher import ema_update
 from methods.parts.tensors import wide
 
@@ -74,7 +76,7 @@ EPOCH = 1000
 """Batches that count as one round in the schedule of the mean student (released code)."""
 
 
-class FedCon(LabelsAtServer):
+class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
     """Federated contrastive learning with a consistency term (Long et al., 2021, arXiv 2109.04533).
 
     Only the backbone travels, with its batch-norm statistics. A client learns without any label or pseudo-label, like
@@ -135,7 +137,7 @@ class FedCon(LabelsAtServer):
 
     contract_args = {"projector_width": 64}
     scopes = {
-        **LabelsAtServer.scopes,
+        **ServerMomentum.scopes,
         "model.head": "server",
         "student": "server",
         "projector": "personal",

@@ -97,7 +97,7 @@ class FedDB(FixMatch):
             self.tally("app_u", self.app_u)
         return upload
 
-    def weights(self, uploads: Sequence[Upload]) -> list[float]:
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """DMA weights of the uploads."""
         if self.hparams.dma == "off":
             return super().weights(uploads)

@@ -15,9 +15,11 @@ from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Site, Stream, Upload, Visit
 from methods.parts import decomposition as parts
 from methods.parts.dpl import debias
+from methods.parts.labels_at_server import LabelsAtServer
 from methods.parts.losses import masked_mean
 from methods.parts.plateau import Plateau
-from methods.parts.server_side import LabelsAtServer, resting_copy
+from methods.parts.server_momentum import ServerMomentum, resting_copy
+from methods.parts.static_norms import StaticNorms
 from methods.parts.tensors import one_hot, wide
 
 Batches = Literal["shuffled", "full", "in_order"]
@@ -93,7 +95,7 @@ INHERITED = (
 """What the bases know by the same name."""
 
 
-class FedMatch(LabelsAtServer):
+class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     """Inter-client consistency and disjoint learning (Jeong et al., ICLR 2021), labels at the server or at the clients.
 
     Every weight is a sum ``theta = sigma + psi``. Labels train sigma alone, with ``lambda_s CE(y, p(x))``. Unlabelled
@@ -170,7 +172,7 @@ class FedMatch(LabelsAtServer):
 
     contract_args = {"lr": 3e-3, "lambda_s": 1.0, "lambda_l2": 0.01, "helper_every": 1}
     scopes = {
-        **LabelsAtServer.scopes,
+        **ServerMomentum.scopes,
         "noise": "local",
         "helper": "local",
         "helper_count": "local",

@@ -11,10 +11,12 @@ from datamodules.base import SiteData
 from datamodules.common.streams import SERVER
 from methods.base import Batch, LocalWork, Pass, Scope, Site, Stream, Upload
 from methods.parts.dpl import debias
-from methods.parts.server_side import LabelsAtServer
+from methods.parts.labels_at_server import LabelsAtServer
+from methods.parts.server_momentum import ServerMomentum
+from methods.parts.static_norms import StaticNorms
 
 
-class FixMatch(LabelsAtServer):
+class FixMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     """Federated FixMatch (Sohn et al., NeurIPS 2020), the baseline of (FL)2 (NeurIPS 2024, Table 2) and FedDB.
 
     FedDure's baseline of that name is ``LocalSSL``, whose step is another one.

@@ -237,7 +237,7 @@ class FL2(FixMatch):
             upload.stats["tau"] = self.tau.clone()
         return upload
 
-    def weights(self, uploads: Sequence[Upload]) -> list[float]:
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """LSAA, unless switched off."""
         if self.hparams.aggregation != "lsaa":
             return super().weights(uploads)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from datamodules.common.errors import ConfigError, RunError
 
 Norm = Literal["static", "batch", "running", "group"]
-Weighting = Literal["per_batch", "per_sample"]
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to all items and returns the results in order."""
 
@@ -102,22 +101,19 @@ def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
 def reestimate(
     model: nn.Module,
     batches: Iterable[Any],
-    weighting: Weighting = "per_batch",
     view: Callable[[Any], Tensor] | None = None,
     spread: Spread = serially,
 ) -> None:
     """Measure the statistics of every ``StaticBatchNorm2d`` of ``model`` anew, forgetting the old ones.
 
-    Mean and unbiased variance of each batch are averaged over the batches, with equal weights whatever their
-    sizes (``per_batch``: (FL)² and SemiFL, released code) or weighted by size (``per_sample``). No
-    between-batch variance enters. Deeper layers see maps normalised with the batch itself. All other layers,
-    dropout included, run in evaluation mode; the mode of the model is restored. A model without static layers
-    is left alone.
+    Mean and unbiased variance of each batch are averaged over the batches, with equal weights whatever their sizes
+    ((FL)² and SemiFL, released code). No between-batch variance enters. Deeper layers see maps normalised with the
+    batch itself. All other layers, dropout included, run in evaluation mode; the mode of the model is restored. A
+    model without static layers is left alone.
 
     Args:
         model: changed in place, buffers only.
         batches: inputs [B, channels, side, side] on the model's device, or what ``view`` turns into them.
-        weighting: how the batches are averaged.
         view: makes the input of a batch, when its turn comes.
         spread: applies a function to every batch, for instance sharing them among processes.
 
@@ -133,12 +129,11 @@ def reestimate(
         layer.reset_running_stats()
         layer.measures = True
 
-    def measure(batch: Any) -> tuple[int, list[Tensor]]:
-        x = view(batch) if view else batch
-        model(x)
-        return len(x), [buffer.clone() for layer in layers for buffer in layer.statistics]
+    def measure(batch: Any) -> list[Tensor]:
+        model(view(batch) if view else batch)
+        return [buffer.clone() for layer in layers for buffer in layer.statistics]
 
-    found: list[tuple[int, list[Tensor]]] = []
+    found: list[list[Tensor]] = []
     try:
         found = spread(measure, batches)
     finally:
@@ -149,7 +144,6 @@ def reestimate(
         model.train(training)
     if not found:
         raise RunError("static batch normalisation: there is no batch to estimate from; give at least one image")
-    sizes = [size if weighting == "per_sample" else 1 for size, _ in found]
     buffers = [buffer for layer in layers for buffer in layer.statistics]
-    for buffer, *measured in zip(buffers, *(values for _, values in found), strict=True):
-        buffer.copy_(sum(n * value for n, value in zip(sizes, measured, strict=True)) / sum(sizes))
+    for buffer, *measured in zip(buffers, *found, strict=True):
+        buffer.copy_(sum(measured) / len(found))

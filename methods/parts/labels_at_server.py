@@ -1,0 +1,46 @@
+"""A server that holds labels and trains on them after every aggregation."""
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from datamodules.base import Scenario, SiteData
+from methods.base import FedMethod, Pass, Site, Stream
+
+
+class LabelsAtServer(FedMethod):
+    """Fine-tune the global model on the server's labels in every round, where the server has any (SemiFL, (FL)2).
+
+    Args:
+        model: the network.
+        server_epochs: passes over the server's labels per round, weak view, mean cross-entropy.
+        server_batch_size: samples per step of them.
+        server_pretrain: how often that routine runs before the first round (the same optimiser state).
+    """
+
+    scenario: ClassVar[Scenario] = "server"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        server_epochs: int = 5,
+        server_batch_size: int = 10,
+        server_pretrain: int = 0,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        self.require("from 0", server_pretrain=server_pretrain >= 0)
+        self.require("from 1", server_batch_size=server_batch_size >= 1)
+
+    def server_step(self, server: Site) -> None:
+        """Fine-tune on the server's labels, where it has any; before the first round as often as pre-training says."""
+        if not len(server.data.labelled):
+            return
+        work = [Pass({"labelled": self.server_stream(server.data)})] * self.hparams.server_epochs
+        for _ in range(self.hparams.server_pretrain if server.visit.before_first_round else 1):
+            server.fit(work)
+
+    def server_stream(self, data: SiteData) -> Stream:
+        """The server's labelled images, in batches of ``server_batch_size``."""
+        h, fields = self.hparams, {"y": data.labels}
+        return Stream(data.labelled, h.server_batch_size, self.views["labelled"], fields, min_batch=h.min_batch)

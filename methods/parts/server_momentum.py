@@ -1,0 +1,100 @@
+"""An optimiser at the server: the clients' common displacement is a gradient, and momentum carries it on."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from math import cos, pi
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import FedMethod, Upload
+from methods.parts.aggregation import weighted_mean
+
+State = Mapping[str, Tensor]
+
+
+class ServerMomentum(FedMethod):
+    """Aggregation with momentum at the server, and a learning rate that follows the rounds (SemiFL, (FL)2, FedDB).
+
+    Args:
+        model: the network.
+        lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in the 0-based round r of T, at the server
+            and at the clients; or ``constant``.
+        server_momentum: momentum of ``momentum_step``; it acts on parameters, buffers are averaged. 0 averages.
+        aggregation: ``uniform`` over the clients that return something, or by ``size``.
+        nesterov: Nesterov momentum of the clients.
+        clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
+        local_epochs: passes over a client's data per visit.
+    """
+
+    scopes = {"velocity": "server"}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        server_momentum: float = 0.5,
+        aggregation: Literal["uniform", "size"] = "uniform",
+        nesterov: bool = True,
+        clip_norm: float | None = 1.0,
+        local_epochs: int = 5,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base)
+        self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
+        self.velocity = resting_copy(model)
+
+    def learning_rate(self) -> float:
+        """Rate of the visit's round."""
+        return self.scheduled(float(self.hparams.lr))
+
+    def scheduled(self, rate: float) -> float:
+        """What ``lr_schedule`` makes of a rate in the visit's round."""
+        if self.hparams.lr_schedule == "constant":
+            return rate
+        return 0.5 * rate * (1.0 + cos(pi * self.visit.round / self.visit.rounds))
+
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """As ``aggregation`` says."""
+        return super().weights(uploads) if self.hparams.aggregation == "size" else [1.0] * len(uploads)
+
+    @torch.no_grad()
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
+        """Average, then move the global model by the server's momentum; what nobody returned stays as it is."""
+        mean = weighted_mean([upload.tensors for upload in uploads], self.weights(uploads))
+        if self.hparams.server_momentum:
+            sent = {name: p for name, p in self.model.named_parameters() if f"model.{name}" in mean}
+            average = {name: mean[f"model.{name}"] for name in sent}
+            velocity = dict(self.velocity.named_parameters())
+            moved, pace = momentum_step(sent, average, velocity, self.hparams.server_momentum)
+            mean |= {f"model.{name}": value for name, value in moved.items()}
+            mean |= {f"velocity.{name}": value for name, value in pace.items()}
+        self.load_tensors(mean)
+
+
+def momentum_step(
+    sent: State, mean: State, velocity: State, momentum: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """``M <- momentum M + (W - mean)``, ``W <- W - M``: SGD of rate 1 on the clients' common displacement.
+
+    Args:
+        sent: the global model W that the clients started from, by name.
+        mean: the weighted mean of what they returned.
+        velocity: M; zeros before the first aggregation.
+        momentum: 0 gives the mean itself, up to rounding.
+
+    Returns:
+        the new W and the new M.
+    """
+    pace = {name: momentum * velocity[name] + (sent[name] - mean[name]) for name in sent}
+    return {name: sent[name] - pace[name] for name in sent}, pace
+
+
+def resting_copy(model: nn.Module) -> nn.Module:
+    """A copy of the network whose parameters are 0 and frozen: a velocity before the first step."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        for value in copied.parameters():
+            value.zero_()
+    return copied

@@ -1,0 +1,72 @@
+"""Batch-norm statistics that the server measures anew after every round, for networks with ``norm=static``."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.base import FSSLDataModule
+from datamodules.partition.roster import Roster
+from methods.base import FedMethod
+from methods.models.norm import reestimate
+
+
+class StaticNorms(FedMethod):
+    """Measure the statistics of static batch norm on images of the federation (SemiFL, (FL)2: "sBN").
+
+    Methods on networks without static norms pay nothing.
+
+    Args:
+        model: the network.
+        sbn_scope: whose images the statistics come from: the ``server``'s, those of the round's ``active`` clients, one
+            client after the other, or the labelled images and then the pool of ``all`` clients.
+        sbn_order: order of the pool: ``class_sorted`` as stored, or ``dataset``.
+        sbn_batch: images per batch of the pool.
+        sbn_labelled_batch: images per batch of the labelled ones; ``None``: they head the pool's own batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sbn_scope: Literal["all", "active", "server"] = "all",
+        sbn_order: Literal["class_sorted", "dataset"] = "class_sorted",
+        sbn_batch: int = 2048,
+        sbn_labelled_batch: int | None = 10,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        self.require("from 1", sbn_batch=sbn_batch >= 1)
+        self.require("from 1, or null", sbn_labelled_batch=sbn_labelled_batch is None or sbn_labelled_batch >= 1)
+        self.active: list[int] | None = None
+
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """The roster's draw, remembered for the norm statistics."""
+        cohorts = super().select_clients(round, roster)
+        self.active = sorted(set().union(*cohorts))
+        return cohorts
+
+    @torch.no_grad()
+    def refresh_norm(self, data: FSSLDataModule) -> None:
+        """Measure the statistics of static batch norm for this round's test and the next round's pseudo-labels."""
+        with self.autocast():
+            reestimate(self.model, self.norm_batches(data), view=partial(data.take, "test"), spread=self.spread)
+
+    def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
+        """Positions of the images that the statistics come from (``sbn_*``), batch by batch."""
+        h, clients = self.hparams, [data.client(k) for k in range(data.num_clients)]
+        labelled, pool = torch.cat([data.server.labelled, *(c.labelled for c in clients)]), data.pool()
+        if h.sbn_order == "dataset":
+            pool = pool.sort().values
+        size = h.sbn_batch
+        if h.sbn_scope == "active" and self.active:
+            parts = [(torch.cat([clients[k].labelled, clients[k].unlabelled]), size) for k in self.active]
+        elif h.sbn_labelled_batch is None:
+            parts = [(labelled if h.sbn_scope == "server" else torch.cat([labelled, pool]), size)]
+        else:
+            parts = [(labelled, h.sbn_labelled_batch), (pool[:0] if h.sbn_scope == "server" else pool, size)]
+        for index, block in parts:
+            for part in torch.split(index, block):
+                if len(part):
+                    yield part
