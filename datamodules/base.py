@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import BenchError, ConfigError, DataError
+from datamodules.common.errors import BenchError, ConfigError, DataError, told
 from datamodules.common.memory import available_bytes, in_words
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
@@ -277,7 +277,7 @@ class FSSLDataModule(L.LightningDataModule):
         except NotImplementedError as error:
             raise DataError(str(error)) from None
         except Exception as error:
-            raise DataError(f"{name}.read: {type(error).__name__}: {error} ({place(error)})") from error
+            raise DataError(f"{name}.read: {told(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
             raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
         for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
@@ -406,6 +406,12 @@ class FSSLDataModule(L.LightningDataModule):
         """
         self._require_setup()
         return self.partition.num_clients
+
+    @property
+    def num_images(self) -> int:
+        """Training images that positions count, whoever holds them."""
+        self._require_setup()
+        return len(self._labels)
 
     def class_counts(self, role: P.Role) -> P.Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""

@@ -75,7 +75,7 @@ class Upload:
         tensors: tensors by name.
         weight: the client's weight in an average over sizes.
         stats: further tensors by name.
-        bytes: what sending takes, where that is less than the tensors' sizes (sparse updates).
+        bytes: what sending takes, a whole number, where that is less than the tensors' sizes (sparse updates).
     """
 
     visit: Visit
@@ -100,7 +100,11 @@ class Site(Protocol):
         """Random stream of this visit for ``purpose``, on the data's device (``order/...``: on the CPU)."""
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterable[Tensor]:
-        """Float views of the training images at ``index``, in order and in blocks of ``size``."""
+        """Float views of the site's own training images at ``index``, in order and in blocks of ``size``.
+
+        Raises:
+            RunError: an image is not the site's. The positions of a ``Stream`` are looked at likewise.
+        """
 
     def fit(self, work: LocalWork) -> int:
         """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
@@ -125,6 +129,14 @@ Logged = tuple[str, torch.Size, torch.dtype]
 """A value that is logged: its name, shape and type."""
 
 
+def different_shapes(name: str, one: torch.Size, here: str, other: torch.Size, there: str) -> str:
+    """What an error says of a value that is logged in two shapes, which have no common mean."""
+    return (
+        f"{name!r} is logged in the shape {list(one)} {here}, and in the shape {list(other)} {there}; log one shape "
+        "under one name"
+    )
+
+
 class Tally:
     """Weighted sums of what a visit logs, kept on the device and added to in place.
 
@@ -137,9 +149,15 @@ class Tally:
         self.touched: dict[str, Logged] = {}
 
     def add(self, name: str, value: Tensor, weight: float) -> None:
-        """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``."""
+        """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``.
+
+        Raises:
+            RunError: the visit has logged ``name`` in another shape.
+        """
         part = wide(value.detach()) * weight
         key = self.touched.setdefault(name, (name, part.shape, part.dtype))
+        if part.shape != key[1]:
+            raise RunError(different_shapes(name, key[1], "first", part.shape, "then"))
         if key not in self.sums:
             self.sums[key] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
         total, weights = self.sums[key]
@@ -248,6 +266,7 @@ class FedMethod(L.LightningModule):
             number.register(self)
         self._tally: Tally | None = None
         self._registered: dict[str, Tensor] | None = None
+        self._bound: dict[str, Tensor] = {}
         self._static_norms: list[tuple[str, StaticBatchNorm2d]] = []
 
     @property
@@ -446,9 +465,19 @@ class FedMethod(L.LightningModule):
 
     def remember_registered(self) -> None:
         """Look the registered tensors up once; from now on neither their names nor their places may change."""
-        self._registered = None
-        self._registered = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        self._bound = self.state_dict(keep_vars=True)
+        self._registered = {name: tensor.detach() for name, tensor in self._bound.items()}
         self._static_norms = static_norms(self)
+
+    def bound_anew(self) -> list[str]:
+        """Names of registered tensors that are others, or in another place, than when they were remembered."""
+        live, places = self.state_dict(keep_vars=True), self.registered()
+
+        def moved(name: str) -> bool:
+            same = live.get(name) is self._bound.get(name)
+            return not same or live[name].data_ptr() != places[name].data_ptr()
+
+        return [name for name in {**self._bound, **live} if moved(name)]
 
     def names(self, *scopes: Scope) -> list[str]:
         """Names of the registered tensors of these scopes, in registration order."""

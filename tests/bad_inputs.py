@@ -258,12 +258,20 @@ HOOKS = {
     "bad_methods.UploadLacks": "make_upload leaves out 'model.conv1.weight'; upload all shared tensors",
     "bad_methods.UploadMore": "make_upload gives a tensor 'model.more', which the method has not registered",
     "bad_methods.UploadWeight": "make_upload gives the weight -1.0; give a number from 0",
+    "bad_methods.UploadBytes": "make_upload gives -1 for the number of bytes; give a whole number from 0",
+    "bad_methods.UploadMeta": "make_upload gives a tensor on the device meta for 'model.conv1.weight'",
+    "bad_methods.SendsBytes": "sent_bytes gives nan for the number of bytes; give a whole number from 0",
     "bad_methods.UploadNaN": "the uploaded model.conv1.weight is not finite",
     "bad_methods.AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias' has the shape [",
     "bad_methods.RemembersNone": "RemembersNone.remember, round 0: remember returned a NoneType; return tensors",
+    "bad_methods.RemembersKey": "remember gives something for 'server', which is no id of a client; ids run",
     "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
     "bad_methods.PredictsLogits": "class probabilities run from ",
-    "bad_methods.Exits": "the method ended the program (sys.exit(0)); a hook returns, or raises an error",
+    "bad_methods.Exits": "the method ended the program (exit code 0); a hook returns, or raises an error",
+    "bad_methods.Cancelled": "Cancelled, client 0 (83 images), round 0: CancelledError: by nobody",
+    "bad_methods.Scopes": "Scopes.optimizer_scopes, round 0: LookupError: no scope",
+    "bad_methods.BoundAnew": "the registered tensor 'count' is not that of the start any more (self.x = ..., ",
+    "bad_methods.OthersImages": "the stream 'labelled' has the training image ",
 }
 
 # --- suites and published values

@@ -6,11 +6,12 @@ MODULES = {
     "bad_raise": "1 / 0\n",
     "bad_exit": "import sys\nsys.exit(0)\n",
     "bad_methods": '''
+import asyncio
 import sys
 
 import torch
 
-from methods.base import FedMethod, Pass, Upload
+from methods.base import FedMethod, Pass, Stream, Upload
 from methods.fedavg import FedAvg
 
 WEIGHT = "model.conv1.weight"
@@ -123,6 +124,32 @@ class WorkNone(FedAvg):
         return None
 
 
+class SendsBytes(FedAvg):
+    def sent_bytes(self, sent, visit):
+        return float("nan")
+
+
+class OthersImages(FedAvg):
+    def local_work(self, client):
+        places = torch.arange(len(client.data.labelled))
+        return [Pass({"labelled": Stream(places, 64, {"x": "weak"}, {"y": client.data.labels})})]
+
+
+class BoundAnew(FedAvg):
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.register_buffer("count", torch.zeros(()))
+
+    def local_work(self, client):
+        self.count = self.count + 1
+        return []
+
+
+class Cancelled(FedAvg):
+    def local_work(self, client):
+        raise asyncio.CancelledError("by nobody")
+
+
 class StepVector(FedAvg):
     def training_step(self, batch, batch_idx):
         return torch.zeros(2)
@@ -172,6 +199,18 @@ class UploadWeight(Uploads):
         return upload
 
 
+class UploadBytes(Uploads):
+    def spoil(self, upload):
+        upload.bytes = -1
+        return upload
+
+
+class UploadMeta(Uploads):
+    def spoil(self, upload):
+        upload.tensors[WEIGHT] = upload.tensors[WEIGHT].to("meta")
+        return upload
+
+
 class UploadNaN(Uploads):
     def spoil(self, upload):
         upload.tensors[WEIGHT][0] = torch.nan
@@ -186,6 +225,16 @@ class Idle(FedAvg):
 class AggregateShape(Idle):
     def aggregate(self, uploads):
         self.load_tensors({"model.conv1.bias": torch.zeros(1)})
+
+
+class Scopes(Idle):
+    def optimizer_scopes(self):
+        raise LookupError("no scope")
+
+
+class RemembersKey(Idle):
+    def remember(self, uploads):
+        return {"server": {"x": torch.zeros(1)}}
 
 
 class RemembersNone(Idle):

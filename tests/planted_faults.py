@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.base import FSSLDataModule
-from methods.base import Batch, FedMethod, LocalWork, Site, Visit
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Visit
 from methods.parts.aggregation import weighted_mean
 
 
@@ -207,6 +207,26 @@ class CommonBuffer(Sound):
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
         super().__init__(model, num_classes, **base)
         self.usual = UNIFORM
+
+
+class BindsAnew(Sound):
+    """The prior's name stands for another tensor after every step; clients keep the one of the start."""
+
+    def follow(self, mean: Tensor) -> None:
+        """Make a new tensor."""
+        self.prior = 0.5 * self.prior + 0.5 * mean
+
+
+class PlacesForPositions(Sound):
+    """Places within the client's images are taken for positions in the training set: images of others."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As many images as the client has."""
+        count = len(client.data.unlabelled)
+        streams = self.streams(client.data)
+        if count:
+            streams["unlabelled"] = Stream(torch.arange(count), self.hparams.batch_size, self.views["unlabelled"])
+        return [Pass(streams)]
 
 
 class BatchInPlace(Sound):

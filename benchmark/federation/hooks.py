@@ -1,14 +1,16 @@
 """What a method's hooks hand over is looked at before it is used: its type, the names and shapes of its tensors."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmark.federation.fit import describe
 from datamodules.common.errors import RunError
 from datamodules.views.batches import LocalWork, Pass
-from methods.base import Upload, Visit
+from methods.base import FedMethod, Upload, Visit
 
 Shapes = Mapping[str, Tensor]
 """Tensors by name, of which only names, shapes and types count."""
@@ -26,7 +28,7 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
             f"it returned {describe(inner)}; return a list of cohorts, each a list of client ids: [[0, 3, 4]]"
         )
     for client in (client for cohort in made for client in cohort):
-        if not isinstance(client, int) or isinstance(client, bool):
+        if not _is_whole(client):
             raise RunError(f"it returned {describe(client)} for a client id; return whole numbers: [[0, 3, 4]]")
         if not 0 <= client < num_clients:
             raise RunError(f"there is no client {client}; ids run from 0 to {num_clients - 1}")
@@ -42,13 +44,12 @@ def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
         hook: its name, for the message.
 
     Raises:
-        RunError: it is no dict of tensors, or a name or a shape is not that of a registered tensor.
+        RunError: it is no dict of tensors with data, or a name or a shape is not that of a registered tensor.
     """
     if not isinstance(made, Mapping):
         raise RunError(f"{hook} returned {describe(made)}; return a dict of tensors by name")
     for name, value in made.items():
-        if not isinstance(value, Tensor):
-            raise RunError(f"{hook} gives {describe(value)} for {name!r}; give a tensor")
+        _require_data(value, f"{hook} gives {{}} for {name!r}")
         if name not in like:
             raise RunError(f"{hook} gives a tensor {name!r}, which the method has not registered")
         if value.shape != like[name].shape:
@@ -94,7 +95,7 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
 
     Raises:
         RunError: it is no ``Upload``; its tensors are not the shared ones, name by name and shape by shape; its weight
-            is no number from 0.
+            is no number from 0, or its bytes are no whole number from 0.
     """
     if made is None:
         return None
@@ -110,12 +111,13 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
             "another scope (personal, local or server)"
         )
     for name, value in made.stats.items():
-        if not isinstance(value, Tensor):
-            raise RunError(f"make_upload gives {describe(value)} for the statistic {name!r}; give a tensor")
+        _require_data(value, f"make_upload gives {{}} for the statistic {name!r}")
     weight = _number(made.weight)
     if weight is None or weight < 0:
         raise RunError(f"make_upload gives the weight {made.weight!r}; give a number from 0")
     made.weight = weight
+    if made.bytes is not None:
+        made.bytes = byte_count(made.bytes, "make_upload")
     places = {_memory(tensor) for tensor in live.values()}
     for name, value in made.tensors.items():
         made.tensors[name] = value.detach().clone() if _memory(value) in places else value.detach()
@@ -124,18 +126,38 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
     return made
 
 
-def remembered(made: Any) -> dict[int, dict[str, Tensor]]:
+def byte_count(made: Any, hook: str) -> int:
+    """A number of bytes that a hook gives.
+
+    Raises:
+        RunError: it is no whole number from 0.
+    """
+    try:
+        count = index(made)
+    except TypeError:
+        count = -1
+    if count < 0 or isinstance(made, bool):
+        shown = repr(made) if isinstance(made, int | float | str) else describe(made)
+        raise RunError(f"{hook} gives {shown} for the number of bytes; give a whole number from 0")
+    return count
+
+
+def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     """What ``remember`` returned, in tensors of its own.
 
     Raises:
-        RunError: it is no dict of dicts of tensors.
+        RunError: it is no dict of dicts of tensors with data, or a key is no id of a client.
     """
     if not isinstance(made, Mapping):
         raise RunError(f"remember returned {describe(made)}; return tensors by name, by client")
     for client, own in made.items():
-        values = own.values() if isinstance(own, Mapping) else [own]
-        if wrong := [value for value in values if not isinstance(value, Tensor)]:
-            raise RunError(f"remember gives {describe(wrong[0])} for client {client}; give tensors by name")
+        if not _is_whole(client) or not 0 <= client < num_clients:
+            raise RunError(
+                f"remember gives something for {client!r}, which is no id of a client; ids run from 0 to "
+                f"{num_clients - 1}"
+            )
+        for value in own.values() if isinstance(own, Mapping) else [own]:
+            _require_data(value, f"remember gives {{}} for client {client}", "tensors by name")
     return {client: {name: value.detach().clone() for name, value in own.items()} for client, own in made.items()}
 
 
@@ -143,11 +165,49 @@ def probabilities(made: Any, rows: int) -> Tensor:
     """What ``predict`` returned for so many images.
 
     Raises:
-        RunError: it is no tensor ``[rows, classes]``.
+        RunError: it is no tensor ``[rows, classes]`` with data.
     """
-    if not isinstance(made, Tensor) or made.ndim != 2 or len(made) != rows:
+    _require_data(made, f"predict returned {{}} for {rows} images", f"probabilities [{rows}, classes]")
+    if made.ndim != 2 or len(made) != rows:
         raise RunError(f"predict returned {describe(made)} for {rows} images; return probabilities [{rows}, classes]")
-    return made
+    probabilities: Tensor = made
+    return probabilities
+
+
+def in_place(method: FedMethod) -> None:
+    """Look whether the registered tensors are still those of the start.
+
+    Raises:
+        RunError: one of them was bound anew, or is new.
+    """
+    if names := method.bound_anew():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise RunError(
+            f"the registered tensor {names[0]!r}{more} is not that of the start any more (self.x = ..., p.data = ..., "
+            "or registered late): what it holds would be lost. Register all of them in __init__, and change them in "
+            "place (self.x += 1, copy_, load_tensors)"
+        )
+
+
+def _require_data(value: Any, says: str, wanted: str = "a tensor") -> None:
+    """Refuse what is no ordinary tensor.
+
+    Args:
+        value: what a hook gives.
+        says: that in words, with ``{}`` for the value.
+        wanted: what to give in its place.
+    """
+    if not isinstance(value, Tensor):
+        raise RunError(f"{says.format(describe(value))}; give {wanted}")
+    if value.is_meta:
+        raise RunError(f"{says.format('a tensor on the device meta')}, which has no data; give {wanted} with data")
+    if value.layout is not torch.strided:
+        kind = f"a {str(value.layout).removeprefix('torch.')} tensor"
+        raise RunError(f"{says.format(kind)}; give a dense one (to_dense)")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_list(value: Any) -> bool:

@@ -23,7 +23,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
-from methods.base import FedMethod, Upload, Visit
+from methods.base import FedMethod, Upload, Visit, different_shapes
 from methods.parts.declarations import check_declarations
 
 
@@ -132,7 +132,7 @@ class Federation:
     def run_round(self, number: int) -> dict[str, Any] | None:
         """One round; returns the line of the record if it was evaluated."""
         visits = self.visits(number)
-        uploads, sums, outcomes = self.run_visits(visits)
+        uploads, by_client, outcomes = self.run_visits(visits)
         self.steps += sum(outcome.steps for outcome in outcomes)
         self.bytes_down += sum(outcome.bytes_down for outcome in outcomes)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
@@ -141,9 +141,11 @@ class Federation:
         if uploads:
             logged = self.engine.aggregate(uploads, number)
             with self.engine.outside("remember", number):
-                self.memory.update(hooks.remembered(self.method.remember(uploads)))
-        logged = added([logged, self.server_phase(number)])
-        sums |= {f"server/{name}": value for name, value in logged.items()}
+                kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
+            self.memory.update(kept)
+        parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
+        with self.engine.outside("log", number):
+            sums = added(by_client) | {f"server/{name}": value for name, value in added(parts).items()}
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
@@ -187,10 +189,10 @@ class Federation:
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], Sums, list[Outcome]]:
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[Outcome]]:
         """Run the visits, sharded over ranks by client; every rank ends up with all results.
 
-        Uploads come back in (client id, repeat) order, sums are added in that order: the number of
+        Uploads, and sums with who logged them, come back in (client id, repeat) order: the number of
         processes changes no bit. An upload with numbers that are not finite ends the run, or is left out and counted
         (``nonfinite``); its client then keeps what it had before the round.
         """
@@ -203,9 +205,10 @@ class Federation:
             left_out |= set(their_skipped)
         self.skipped += len(left_out)
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
-        sound = [results[key] for key in sorted(results) if key not in left_out]
-        uploads = [outcome.upload for outcome in sound if outcome.upload is not None]
-        return uploads, added(outcome.sums for outcome in sound), list(results.values())
+        sound = {key: results[key] for key in sorted(results) if key not in left_out}
+        uploads = [outcome.upload for outcome in sound.values() if outcome.upload is not None]
+        sums = [(f"by client {client}", outcome.sums) for (client, _), outcome in sound.items()]
+        return uploads, sums, list(results.values())
 
     def own_visits(
         self, mine: Sequence[Visit]
@@ -315,13 +318,26 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
 
 
-def added(parts: Iterable[Sums]) -> Sums:
-    """Sums and weights of several visits, added in their order."""
+def added(parts: Iterable[tuple[str, Sums]]) -> Sums:
+    """Sums and weights of several visits, added in their order.
+
+    Args:
+        parts: where each was logged, for the message, and what.
+
+    Raises:
+        RunError: two of them have another shape.
+    """
     total: Sums = {}
-    for sums in parts:
+    first: dict[str, str] = {}
+    for where, sums in parts:
         for name, (value, weight) in sums.items():
             before = total.get(name)
-            total[name] = (value, weight) if before is None else (before[0] + value, before[1] + weight)
+            if before is None:
+                total[name], first[name] = (value, weight), where
+                continue
+            if before[0].shape != value.shape:
+                raise RunError(different_shapes(name, before[0].shape, first[name], value.shape, where))
+            total[name] = before[0] + value, before[1] + weight
     return total
 
 

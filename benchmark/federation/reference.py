@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from benchmark.federation import hooks
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.holdings import Holdings
+from benchmark.launch.signals import Stopped
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, words
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
@@ -80,6 +82,7 @@ class LocalSite:
     """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``).
 
     What a hook has no business with (the whole data set, the hidden labels, what is measured with them) is private.
+    Whatever positions a hook names, they must be those of the site's own images.
     """
 
     def __init__(
@@ -90,10 +93,13 @@ class LocalSite:
         visit: Visit,
         states: OptimizerStates,
         hidden: Tally | None = None,
+        holdings: Holdings | None = None,
     ) -> None:
         self.data, self.visit, self.optimizer_states = data, visit, states
         self._method, self._around = method, around
         self._hidden = Tally() if hidden is None else hidden  # hooks write there, only the engine reads
+        self._holdings = Holdings(around.data.num_images, around.data.device) if holdings is None else holdings
+        self._holdings.hold(data)
         self.passes = self.steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -103,7 +109,8 @@ class LocalSite:
         return random_streams.generator(self._around.seed, purpose, v.round, v.client, v.repeat, device=device)
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
-        """Float views of the training images at ``index`` in blocks of ``size``."""
+        """Float views of the site's training images at ``index`` in blocks of ``size``."""
+        self._holdings.require(index, f"views({view!r}, ...)")
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
             yield self._around.data.take(view, index[start : start + size], generator)
@@ -114,6 +121,8 @@ class LocalSite:
         if callable(made):
             with modes_kept(self._method):
                 made = hooks.one_pass(made())
+        for name, stream in made.streams.items():
+            self._holdings.require(stream.index, f"the stream {name!r}")
         self.passes += 1
         count = self.passes
         return epoch(made.streams, self._around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
@@ -142,6 +151,7 @@ class LocalSite:
         data, count = self._around.data, len(index)
         if not count:
             return
+        self._holdings.note(index)
         right = data.oracle.correct(index, labels)
         classes = one_hot(labels, data.num_classes)
         for name, hits in (("selected", selected), ("correct", right & selected), ("right", right)):
@@ -154,6 +164,7 @@ class LocalSite:
             raise RunError(
                 "the method asked for hidden labels without being a declared oracle; set uses_oracle = True on it"
             )
+        self._holdings.note(index)
         return self._around.data.oracle.correct(index, labels)
 
 
@@ -169,6 +180,7 @@ class ReferenceEngine:
         self.method, self.around = method, around
         self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what hidden labels say of its own
         self.generator = torch.Generator(device=around.data.device)
+        self.holdings = Holdings(around.data.num_images, around.data.device)
         method.precision = around.autocast
         draw_from(method, self.generator)
         method.remember_registered()
@@ -187,7 +199,8 @@ class ReferenceEngine:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     optimizer.state[parameter] = dict.fromkeys(_state_names(group), parameter)
-        states = kept_states(self.method, optimizers)
+        with self.outside("optimizer_scopes", 0):
+            states = kept_states(self.method, optimizers)
         kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
@@ -227,13 +240,13 @@ class ReferenceEngine:
         """What the method's ``broadcast`` sends for a visit."""
         with self.outside(f"broadcast to client {visit.client}", visit.round):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
-            return Sent(sent, self.method.sent_bytes(sent, visit))
+            return Sent(sent, hooks.byte_count(self.method.sent_bytes(sent, visit), "sent_bytes"))
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The module becomes the client, takes up what it was sent and prepares what it will train on."""
         method, state = self.method, state or ClientState()
         own = self.around.data.client(visit.client)
-        site = LocalSite(method, self.around, own, visit, state.optimizers, self.hidden)
+        site = LocalSite(method, self.around, own, visit, state.optimizers, self.hidden, self.holdings)
         method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
         self.begin(visit)
         self.train_mode()
@@ -260,10 +273,21 @@ class ReferenceEngine:
         """What the trained client leaves behind."""
         method = self.method
         with self.presence(site):
-            upload = hooks.upload(method.make_upload(site), site.visit, self.shared, method.registered())
+            made = method.make_upload(site)
+            self.look_back()
+            upload = hooks.upload(made, site.visit, self.shared, method.registered())
         sums = self.end()
         outcome = Outcome(upload, sums, sent.bytes, site.steps)
         return outcome, ClientState(method.tensors("personal"), site.optimizer_states)
+
+    def look_back(self) -> None:
+        """Refuse what a visit has done without a word; nothing of it counts then.
+
+        Raises:
+            RunError: a registered tensor was bound anew, or images of others were asked about.
+        """
+        hooks.in_place(self.method)
+        self.holdings.require_own()
 
     def end(self) -> Sums:
         """The visit is over; what it logged."""
@@ -288,11 +312,13 @@ class ReferenceEngine:
             first=state is None,
             rounds=self.around.rounds,
         )
-        site = LocalSite(self.method, self.around, data, visit, state.optimizers if state else [], self.hidden)
+        kept = state.optimizers if state else []
+        site = LocalSite(self.method, self.around, data, visit, kept, self.hidden, self.holdings)
         self.begin(visit)
         with self.random(visit), self.presence(site):
             self.train_mode()
             self.method.server_step(site)
+            self.look_back()
         return ClientState({}, site.optimizer_states), self.end(), site.steps
 
     def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:
@@ -312,7 +338,10 @@ class ReferenceEngine:
             torch.manual_seed(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
             try:
                 yield
-            except (Exception, SystemExit) as error:
+                hooks.in_place(self.method)
+            except (KeyboardInterrupt, Stopped):
+                raise
+            except BaseException as error:
                 where = f"{type(self.method).__name__}.{hook}, round {round}"
                 raise RunError(f"{where}: {cause(error)}") from error
 
@@ -328,7 +357,9 @@ class ReferenceEngine:
         """Errors say where they were; an error ends the visit."""
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, Stopped):
+            raise
+        except BaseException as error:
             self.end()
             raise RunError(f"{place(self.method, site.visit)}: {cause(error)}") from error
 
@@ -361,8 +392,8 @@ def place(method: FedMethod, visit: Visit) -> str:
 def cause(error: BaseException) -> str:
     """What an error inside a hook says: those of ours as they are, others with their kind."""
     if isinstance(error, SystemExit):
-        return f"the method ended the program (sys.exit({error.code!r})); a hook returns, or raises an error"
-    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
+    return words(error) if isinstance(error, RunError) else f"{type(error).__name__}: {words(error)}"
 
 
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:

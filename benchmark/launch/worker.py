@@ -1,13 +1,15 @@
 """What each process of a run does: take up where the run stands, go on round by round, and record it."""
 
+import os
 import pickle
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing import parent_process
 from signal import SIGINT
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from lightning import Fabric
@@ -25,7 +27,7 @@ from benchmark.report import loggers
 from benchmark.report.facts import facts
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, words
 from datamodules.partition.partition import stored_hash
 
 CHECKPOINT = "checkpoint.pt"
@@ -40,12 +42,33 @@ def work(fabric: Fabric, pickled: bytes) -> None:
     A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
     """
     try:
-        with stoppable(SIGINT):
+        with stoppable(SIGINT), exits_seen():
             _body(fabric, pickle.loads(pickled))
     except Stopped:
         if parent_process() is None:
             raise
         sys.exit(STOPPED)
+
+
+@contextmanager
+def exits_seen() -> Iterator[None]:
+    """Let ``os._exit`` raise ``SystemExit`` in the main thread, as ``sys.exit`` does.
+
+    Else it would end a run in one process with the code that it is given, 0 perhaps, and nobody could tell. Other
+    threads, and processes that were forked, still end at once.
+    """
+    process, at_once = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == process and threading.current_thread() is threading.main_thread():
+            sys.exit(status)
+        at_once(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = at_once
 
 
 def is_complete(config: RunConfig) -> bool:
@@ -151,16 +174,23 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
             recorder.finish()
             checkpoint.remove(path / CHECKPOINT)
         fabric.barrier()
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except BaseException as error:
         check_stopped()  # a process that was left alone by others may meet that before the signal that all were sent
-        told = error
-        if isinstance(error, SystemExit):
-            told = RunError(f"{path}: the method or the data set ended the program (sys.exit({error.code!r}))")
+        told = error if isinstance(error, Exception) else RunError(f"{path}: {_odd(error)}")
         if recorder and (run.opened or not isinstance(error, (ConfigError, DataError))):
             run.fail(told, config)
         if told is error:
             raise
         raise told from error
+
+
+def _odd(error: BaseException) -> str:
+    """What is said of an error that nobody catches with ``except Exception``, and that asks for no stop."""
+    if isinstance(error, SystemExit):
+        return f"the method or the data set ended the program (exit code {error.code!r})"
+    return f"the method or the data set raised {type(error).__name__}: {words(error)}"
 
 
 def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -20,6 +20,14 @@ class RunError(BenchError):
     """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""
 
 
-def told(error: Exception) -> str:
+def words(error: BaseException) -> str:
+    """The message of an error, also of one that fails to make it."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be read)"
+
+
+def told(error: BaseException) -> str:
     """What an error says; before one that is not of these stands its type, without which its words may mean little."""
-    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+    return words(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {words(error)}"

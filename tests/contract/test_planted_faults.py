@@ -41,6 +41,15 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         "local_work changes the labels of client 0",
     ),
     (faults.CommonBuffer, isolation.check_registered_tensors_are_its_own, "memory that all instances share.*usual"),
+    *(
+        (faults.BindsAnew, check, "the registered tensor 'prior' is not that of the start any more")
+        for check in (isolation.check_nothing_unregistered_survives_a_visit, steps.check_slots_equal_the_reference)
+    ),
+    (
+        faults.PlacesForPositions,
+        runs.check_a_run_is_finite_and_learns,
+        "the stream 'unlabelled' has the training image .*, which the site does not hold",
+    ),
     (faults.BatchInPlace, runs.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
     (
         faults.TorchDraw,

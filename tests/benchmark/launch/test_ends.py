@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from benchmark.launch.signals import STOPPED
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.report.records import read_record, read_rows, saved_rounds, state
 from benchmark.run import fit
-from runs import MIXED, ROUNDS, assert_same_run, configuration
+from runs import MIXED, ROOT, ROUNDS, assert_same_run, configuration
 
 
 @pytest.mark.timeout(300)
@@ -48,6 +50,34 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
     (path / ".record.json.4711.tmp").write_text("half")  # as a kill inside a write leaves
     assert len(kills) >= 3 and kills[1] >= 1, "the runs ended before they were killed"
     assert_same_run(fit(config), reference)
+
+
+LEAVES = """
+import os
+
+from methods.fedavg import FedAvg
+
+
+class Leaves(FedAvg):
+    def make_upload(self, client):
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("engine", ["reference", "slots"])
+def test_a_method_that_leaves_without_a_word_has_failed(tmp_path, engine):
+    """``os._exit(0)`` would end the one process of a run with the code of a success, and no result."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    command = "-m benchmark fit --method leaves.Leaves --data digits --rounds 1 --devices 1 --threads 1 --wandb off"
+    command += f" --accelerator cpu --engine {engine}"
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "error: Leaves, client 0" in done.stderr and "ended the program (exit code 0)" in done.stderr
+    (path,) = tmp_path.glob("results/runs/*")
+    assert state(path) == "failed"
 
 
 def started(config, rows):

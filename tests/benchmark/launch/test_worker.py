@@ -1,8 +1,10 @@
 """One process at work: failures, checkpoints, full disks, folders that somebody else holds."""
 
+import asyncio
 import errno
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from benchmark.report.records import read_record, saved_rounds, state
 from benchmark.run import fit
 from datamodules.common.errors import RunError
 from datamodules.digits import Digits
+from methods.fedavg import FedAvg
 from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted
 
 
@@ -163,12 +166,66 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
     assert state(folder(config)) == "complete"
 
 
-def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(Digits, "read", lambda self: sys.exit(0))
-    config = configuration(tmp_path, **SHORT)
-    with pytest.raises(RunError, match=r"the method or the data set ended the program \(sys\.exit\(0\)\)"):
+def cancel(self):
+    raise asyncio.CancelledError("by nobody")
+
+
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (lambda self: sys.exit(0), r"ended the program \(exit code 0\)"),
+        (lambda self: os._exit(4), r"ended the program \(exit code 4\)"),
+        (cancel, r"raised CancelledError: by nobody"),
+    ],
+    ids=["sys.exit", "os._exit", "CancelledError"],
+)
+def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch, read, told):
+    """Whatever it does that is no ordinary error."""
+    monkeypatch.setattr(Digits, "read", read)
+    config, at_once = configuration(tmp_path, **SHORT), os._exit
+    with pytest.raises(RunError, match=f"the method or the data set {told}"):
         fit(config)
-    assert state(folder(config)) == "failed"
+    assert state(folder(config)) == "failed" and os._exit is at_once
+
+
+class Mute(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit(), Mute()], ids=lambda e: type(e).__name__)
+def test_a_method_that_raises_anything_has_failed(tmp_path, monkeypatch, error):
+    """Its record says so, with the traceback."""
+
+    def raises(self, *args):
+        raise error
+
+    monkeypatch.setattr(FedAvg, "training_step", raises)
+    config = configuration(tmp_path, **SHORT)
+    with pytest.raises(RunError, match=rf"^FedAvg, client 0 .*, round 0: {type(error).__name__}: "):
+        fit(config)
+    record = read_record(folder(config))
+    assert record["status"] == "failed" and "in raises" in record["error"]
+
+
+EXITS = """
+import os, threading
+from benchmark.launch.worker import exits_seen
+
+with exits_seen():
+    if not (child := os.fork()):
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    threading.Thread(target=os._exit, args=(7,)).start()
+    threading.Event().wait(60)
+"""
+
+
+def test_other_threads_and_forked_processes_end_at_once():
+    """Only the main thread of the run is kept from ending it."""
+    assert subprocess.run([sys.executable, "-c", EXITS], timeout=60, check=False).returncode == 7
 
 
 def test_a_run_in_progress_is_left_alone(tmp_path):

@@ -1,0 +1,75 @@
+"""Which training images a site holds, for whatever positions a method hands over."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.federation.fit import describe
+from datamodules.base import SiteData
+from datamodules.common.errors import RunError
+
+REMEDY = (
+    "take positions from client.data (client.data.unlabelled[keep]); places within them, such as torch.arange(n), are "
+    "those of other images"
+)
+
+
+class Holdings:
+    """The images of the site of the moment, in tensors that stay where they are.
+
+    What a step hands over is noted on the device, since a step reads no number back, and a recorded one serves many
+    sites. The note is read when the visit ends.
+
+    Args:
+        images: number of training images.
+        device: of the data.
+    """
+
+    def __init__(self, images: int, device: torch.device) -> None:
+        self.held = torch.zeros(images, dtype=torch.bool, device=device)
+        self.own = torch.ones((), dtype=torch.bool, device=device)
+
+    def hold(self, data: SiteData) -> None:
+        """The next visit is to a site with these images."""
+        self.held.zero_()
+        self.own.fill_(True)
+        for index in (data.labelled, data.unlabelled, data.validation):
+            if index is not None:
+                self.held.index_fill_(0, index, True)
+
+    def require(self, index: Any, what: str) -> None:
+        """Refuse positions of images that are not the site's, by reading one number back.
+
+        Args:
+            index: positions in the training set, int64 ``[n]``.
+            what: who names them, for the message.
+
+        Raises:
+            RunError: one of them is another's, or they are no whole numbers.
+        """
+        if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+            kind = f"a tensor of {index.dtype}" if isinstance(index, Tensor) else describe(index)
+            raise RunError(f"{what} has {kind} for its positions; give int64 positions in the training set")
+        inside = index.clamp(0, len(self.held) - 1)
+        own = self.held[inside] & (inside == index)
+        if not bool(own.all()):
+            raise RunError(
+                f"{what} has the training image {int(index[~own][0])}, which the site does not hold "
+                f"({int((~own).sum())} of {len(index)} are others'); {REMEDY}"
+            )
+
+    def note(self, index: Tensor) -> None:
+        """Note whether images are the site's, without reading anything back."""
+        self.own.logical_and_(self.held[index].all())
+
+    def require_own(self) -> None:
+        """Refuse a visit in which others' images were noted.
+
+        Raises:
+            RunError: they were.
+        """
+        if not bool(self.own):
+            raise RunError(
+                f"report_pseudo_labels or oracle was given training images that the site does not hold; {REMEDY}"
+            )

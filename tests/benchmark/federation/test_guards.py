@@ -1,0 +1,424 @@
+"""What a method does wrong is refused where it happens: lost tensors, images of others, bytes, ids, any error."""
+
+import asyncio
+import re
+from signal import SIGTERM
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmark.launch.signals import Stopped
+from datamodules.common.errors import RunError
+from federations import few_data, make_federation, run_rows, site_of
+from methods.base import FedMethod, Pass, Stream
+
+ENGINES = [{}, {"slots": 2}]
+CLIENT = r"client 0 \(83 images\), round 0: "
+SERVER = "the server, round 0: "
+
+
+class Plain(FedMethod):
+    """Cross-entropy on images that are not augmented; it counts visits in a personal tensor."""
+
+    scopes = {"count": "personal"}
+    views = {"labelled": {"x": "test"}}
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.register_buffer("count", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+def refusal(cls, clients=3, labelled=None, rounds=2, data=None, **args):
+    """What the error of a run says."""
+    run = make_federation(cls, data or few_data(clients, labelled), rounds, **args)
+    with pytest.raises(RunError) as refused:
+        run_rows(run)
+    return str(refused.value)
+
+
+# --- registered tensors that are bound anew
+
+
+def count_anew(self):
+    self.count = self.count + 1
+
+
+def data_anew(self):
+    weight = self.model.conv1.weight
+    weight.data = weight.data.clone()
+
+
+def module_anew(self):
+    self.model.conv1 = nn.Conv2d(3, 32, 3)
+
+
+def register_more(self):
+    self.register_buffer("more", torch.zeros(()))
+
+
+ANEW = {count_anew: "count", data_anew: "model.conv1.weight", module_anew: "model.conv1.weight", register_more: "more"}
+VISITS = ("local_work", "on_train_epoch_end", "make_upload")
+OUTSIDE = ("select_clients", "broadcast", "aggregate", "remember", "is_warmup", "refresh_norm", "predict")
+
+
+def binding(hook, change):
+    """A method that changes in a hook what its name stands for."""
+
+    def run(self, *args):
+        change(self)
+        return getattr(super(cls, self), hook)(*args)
+
+    cls = type("Binds", (Plain,), {hook: run})
+    return cls
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("change", ANEW, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "aggregate"])
+def test_a_registered_tensor_that_is_bound_anew_is_refused(hook, change, engine):
+    """Its values would be lost: the framework reads and writes the tensor of the start."""
+    said = refusal(binding(hook, change), **engine)
+    where = "Binds.aggregate, round 0: " if hook == "aggregate" else "Binds, client 0 (83 images), round 0: "
+    assert said.startswith(f"{where}the registered tensor {ANEW[change]!r} ") and "in place" in said
+
+
+@pytest.mark.parametrize("hook", [*VISITS, *OUTSIDE, "server_step"])
+def test_in_whatever_hook(hook):
+    """The error names the client, or else the hook."""
+    said = refusal(binding(hook, count_anew))
+    place = "Binds, the server" if hook == "server_step" else f"Binds.{hook}" if hook in OUTSIDE else "Binds, client 0"
+    assert said.startswith(place) and "the registered tensor 'count' " in said
+
+
+def count_in_place(self):
+    self.count += 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_changes_in_place_stays(engine):
+    """Also under its own name, as ``+=`` binds it."""
+    run = make_federation(binding("local_work", count_in_place), few_data(3), 2, **engine)
+    run_rows(run)
+    assert [float(run.clients[k].tensors["count"]) for k in range(3)] == [2, 2, 2]
+
+
+# --- images of others
+
+
+class Places(Plain):
+    """The slip: places within the client's images in place of positions in the training set."""
+
+    def local_work(self, client):
+        count = len(client.data.labelled)
+        return [Pass({"labelled": Stream(torch.arange(count), 32, self.views["labelled"], {"y": client.data.labels})})]
+
+
+class LatePlaces(Places):
+    """The same in a pass that is made when its turn comes."""
+
+    def local_work(self, client):
+        return [lambda: super(LatePlaces, self).local_work(client)[0]]
+
+
+class Looks(Plain):
+    """Looks at images by their places."""
+
+    def local_work(self, client):
+        list(client.views("test", torch.arange(5)))
+        return super().local_work(client)
+
+
+class Asks(Plain):
+    """Asks hidden labels about others' images, as an oracle may about its own."""
+
+    uses_oracle = True
+
+    def local_work(self, client):
+        client.oracle(torch.arange(5), torch.zeros(5, dtype=torch.long))
+        return super().local_work(client)
+
+
+class Reports(Plain):
+    """Reports pseudo-labels of others' images, in a step."""
+
+    def local_work(self, client):
+        self.site = client
+        return super().local_work(client)
+
+    def training_step(self, batch, batch_idx):
+        index = torch.arange(5)
+        self.site.report_pseudo_labels(index, index, index > 2)
+        return super().training_step(batch, batch_idx)
+
+
+class Lists(Plain):
+    """Positions in a list."""
+
+    def local_work(self, client):
+        return [Pass({"labelled": Stream(client.data.labelled.tolist(), 32, self.views["labelled"])})]
+
+
+class Beyond(Plain):
+    """A position that no image has."""
+
+    def local_work(self, client):
+        list(client.views("test", client.data.labelled + 250))
+        return super().local_work(client)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (Places, "the stream 'labelled' has the training image "),
+        (LatePlaces, "the stream 'labelled' has the training image "),
+        (Looks, r"views\('test', ...\) has the training image "),
+        (Beyond, r"views\('test', ...\) has the training image "),
+        (Lists, "the stream 'labelled' has a list for its positions"),
+        (Reports, "report_pseudo_labels or oracle was given training images "),
+        (Asks, "report_pseudo_labels or oracle was given training images "),
+    ],
+)
+def test_images_of_others_are_refused(cls, told, engine):
+    said = refusal(cls, **engine)
+    assert re.match(rf"{cls.__name__}, {CLIENT}{told}", said), said
+
+
+class ServerPlaces(Plain):
+    """The server trains on images that it does not hold."""
+
+    def server_step(self, server):
+        index = torch.arange(40)
+        server.fit([Pass({"labelled": Stream(index, 32, self.views["labelled"], {"y": index % 10})})])
+
+
+def test_the_server_has_images_of_its_own_too():
+    assert refusal(ServerPlaces).startswith(f"ServerPlaces, {SERVER}the stream 'labelled' has the training image ")
+
+
+def test_own_images_may_be_taken_in_any_part_and_order():
+    run = make_federation(Plain, few_data(3), 1)
+    site = site_of(run)
+    index = site.data.labelled.flip(0)[::2].repeat(2)
+    assert sum(len(x) for x in site.views("test", index)) == len(index)
+    assert not list(site.views("test", index[:0]))
+
+
+# --- bytes
+
+
+WRONG_BYTES = [-1, float("nan"), 1.5, 7.0, "many", True, [1]]
+
+
+@pytest.mark.parametrize("count", WRONG_BYTES, ids=str)
+def test_bytes_are_whole_numbers_from_0(count):
+    class Counts(Plain):
+        def sent_bytes(self, sent, visit):
+            return count
+
+    class Uploads(Plain):
+        def make_upload(self, client):
+            upload = super().make_upload(client)
+            upload.bytes = count
+            return upload
+
+    told = r"gives .* for the number of bytes; give a whole number from 0"
+    assert re.match(rf"Counts\.broadcast to client 0, round 0: sent_bytes {told}", refusal(Counts))
+    assert re.match(rf"Uploads, {CLIENT}make_upload {told}", refusal(Uploads))
+
+
+def test_other_kinds_of_whole_numbers_are_counted():
+    class Counts(Plain):
+        def sent_bytes(self, sent, visit):
+            return np.int64(5)
+
+        def make_upload(self, client):
+            upload = super().make_upload(client)
+            upload.bytes = torch.tensor(7)
+            return upload
+
+    row = run_rows(make_federation(Counts, few_data(3), 1))[0]
+    assert (row["bytes_down"], row["bytes_up"]) == (15, 21)
+    assert type(row["bytes_down"]) is type(row["bytes_up"]) is int
+
+
+# --- what the server remembers
+
+
+@pytest.mark.parametrize("key", [3, -1, "0", 0.0, True, None], ids=repr)
+def test_only_clients_are_remembered(key):
+    class Keeps(Plain):
+        def remember(self, uploads):
+            return {key: {"count": torch.zeros(2)}}
+
+    said = refusal(Keeps)
+    assert said.startswith("Keeps.remember, round 0: remember gives something for ")
+    assert "ids of clients run from 0 to 2" in said or "which is no id of a client" in said
+
+
+# --- tensors without data
+
+
+class Meta(Plain):
+    """An upload of the device ``meta``; then a statistic, what is sent, remembered, predicted."""
+
+    def make_upload(self, client):
+        upload = super().make_upload(client)
+        upload.tensors["model.conv1.weight"] = upload.tensors["model.conv1.weight"].to("meta")
+        return upload
+
+
+class MetaStatistic(Plain):
+    def make_upload(self, client):
+        upload = super().make_upload(client)
+        upload.stats["spread"] = torch.ones(3, device="meta")
+        return upload
+
+
+class MetaSent(Plain):
+    def broadcast(self, server, visit):
+        return {name: value.to("meta") for name, value in super().broadcast(server, visit).items()}
+
+
+class MetaMemory(Plain):
+    def remember(self, uploads):
+        return {0: {"spread": torch.ones(3, device="meta")}}
+
+
+class MetaPrediction(Plain):
+    def predict(self, x):
+        return super().predict(x).to("meta")
+
+
+class SparseStatistic(Plain):
+    def make_upload(self, client):
+        upload = super().make_upload(client)
+        upload.stats["spread"] = torch.eye(3).to_sparse()
+        return upload
+
+
+@pytest.mark.parametrize("cls", [Meta, MetaStatistic, MetaSent, MetaMemory, MetaPrediction, SparseStatistic])
+def test_a_tensor_without_data_is_refused(cls):
+    said = refusal(cls)
+    assert said.startswith(cls.__name__) and "round 0: " in said
+    assert ("a sparse_coo tensor" if cls is SparseStatistic else "on the device meta") in said
+
+
+# --- what is logged
+
+
+class Lengths(Plain):
+    """Logs as many numbers as the client has a number."""
+
+    def training_step(self, batch, batch_idx):
+        self.tally("norms", torch.ones(1 + self.visit.client))
+        return super().training_step(batch, batch_idx)
+
+
+class WithinVisit(Plain):
+    """A number in the first step and a vector in the second: torch would add them up."""
+
+    def training_step(self, batch, batch_idx):
+        self.tally("norms", torch.ones(3) if batch_idx == 0 else torch.ones(()))
+        return super().training_step(batch, batch_idx)
+
+
+class AtServer(Plain):
+    """Another shape in ``aggregate`` than in ``server_step``."""
+
+    def aggregate(self, uploads):
+        super().aggregate(uploads)
+        self.tally("norms", torch.ones(2))
+
+    def server_step(self, server):
+        self.tally("norms", torch.ones(()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_logged_under_one_name_has_one_shape(engine):
+    """Also where torch would add a number to a vector without a word."""
+    told = "'norms' is logged in the shape [{}] {}, and in the shape [{}] {}; log one shape under one name"
+    said = refusal(Lengths, **engine)
+    assert said == f"Lengths.log, round 0: {told.format(1, 'by client 0', 2, 'by client 1')}"
+    assert refusal(AtServer, **engine).endswith(told.format(2, "in aggregate", "", "in server_step"))
+    assert refusal(WithinVisit, batch_size=32, **engine).startswith("WithinVisit, client 0 (83 images), round 0: ")
+
+
+def test_another_round_may_log_another_shape():
+    class Grows(Plain):
+        def training_step(self, batch, batch_idx):
+            self.tally("norms", torch.ones(1 + self.visit.round))
+            return super().training_step(batch, batch_idx)
+
+    assert [row["norms"] for row in run_rows(make_federation(Grows, few_data(2), 2))] == [[1.0], [1.0, 1.0]]
+
+
+# --- errors of any kind
+
+
+class Mute(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+class MuteRunError(Mute, RunError):
+    """The same, of our kind."""
+
+
+class Outside(BaseException):
+    """Nobody's error."""
+
+
+KINDS = {
+    "CancelledError: ": asyncio.CancelledError(),
+    "GeneratorExit: left": GeneratorExit("left"),
+    "Outside: of the tree": Outside("of the tree"),
+    "Mute: (its message cannot be read)": Mute(),
+    "(its message cannot be read)": MuteRunError(),
+    "the method ended the program (exit code 3)": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("told", KINDS)
+def test_an_error_of_any_kind_says_where_it_was(told, engine):
+    """In a visit, at the server, and in a hook that is outside of both."""
+    for hook, where in {"training_step": "Raises, client 0 (83 images)", "predict": "Raises.predict"}.items():
+
+        def raises(self, *args):
+            raise KINDS[told]
+
+        assert refusal(type("Raises", (Plain,), {hook: raises}), **engine).startswith(f"{where}, round 0: {told}")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), "Stopped"], ids=repr)
+def test_who_asks_to_stop_is_not_taken_for_an_error(error):
+    asked = Stopped(SIGTERM) if error == "Stopped" else error
+
+    class Stops(Plain):
+        def training_step(self, batch, batch_idx):
+            raise asked
+
+        def aggregate(self, uploads):
+            raise asked
+
+    for base in (Stops, type("Stops", (Stops,), {"training_step": Plain.training_step})):
+        with pytest.raises(type(asked)):
+            run_rows(make_federation(base, few_data(2), 1))
+
+
+def test_scopes_of_optimisers_that_raise_say_where():
+    class Scopes(Plain):
+        def optimizer_scopes(self):
+            raise LookupError("no scope")
+
+    run = make_federation(Scopes, few_data(2), 1)
+    with pytest.raises(RunError, match=r"^Scopes\.optimizer_scopes, round 0: LookupError: no scope"):
+        _ = run.client_state_bytes
