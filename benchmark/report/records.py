@@ -67,6 +67,9 @@ _SCHEMA: dict[str, type | tuple[type, ...]] = {
     "environment": dict,
 }
 _INSIDE: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "config": {"method": dict, "data": dict},
+    "config.method": {"class_path": str},
+    "config.data": {"class_path": str},
     "rounds": {"done": int, "total": int},
     "timing": {"seconds": (int, float)},
 }
@@ -514,9 +517,12 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     if isinstance(record.get("schema_version"), int) and record["schema_version"] > SCHEMA_VERSION:
         raise RunError(f"{where}: schema {record['schema_version']} is newer than {SCHEMA_VERSION}; update fssl-bench")
     problems = _mistyped(record, _SCHEMA)
-    for name, schema in _INSIDE.items():
-        if isinstance(record.get(name), Mapping):
-            problems += _mistyped(record[name], schema, f"{name}.")
+    for place, schema in _INSIDE.items():
+        part: Any = record
+        for name in place.split("."):
+            part = part.get(name) if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping):  # otherwise that has been said
+            problems += _mistyped(part, schema, f"{place}.")
     if not problems:
         versions, saved = record["environment"].get("code_versions", []), record["timing"].get("saved_rounds", 0)
         if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
