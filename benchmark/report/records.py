@@ -475,22 +475,29 @@ def state(path: Path) -> str:
     """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed``, ``complete``, or ``damaged`` (its
     record cannot be read, or is not what its run wrote).
     """
+    return look(path)[0]
+
+
+def look(path: Path) -> tuple[str, Record | None]:
+    """The state of a run and, if it is complete, its record, which is read once for both."""
     try:
-        return _state(path)
+        return _look(path)
     except RunError:
-        return "damaged"
+        return "damaged", None
 
 
-def _state(path: Path) -> str:
+def _look(path: Path) -> tuple[str, Record | None]:
     known = (path / "record.json").exists()
-    if known and read_record(path)["status"] == "complete":
-        return "complete"
+    if known and (record := read_record(path))["status"] == "complete":
+        return "complete", record
     if locked(path) or alive_elsewhere(path):
-        return "running"
+        return "running", None
     if not known:
-        return "missing"
-    status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
-    return "stale" if status == "running" else status
+        return "missing", None
+    record = read_record(path)  # once more: the run may have ended before we asked for the lock
+    if record["status"] == "running":
+        return "stale", None
+    return record["status"], record if record["status"] == "complete" else None
 
 
 def saved_rounds(path: Path) -> int | None:
