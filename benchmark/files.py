@@ -1,15 +1,59 @@
 """Reading and writing the small files of a run: YAML, JSON without NaN, atomic replacement."""
 
+import errno
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
+
+
+def regular(path: str | Path, flags: int) -> int:
+    """Open a regular file, for ``os.open`` and as ``open(..., opener=regular)``; nothing else is waited for.
+
+    Args:
+        path: the file.
+        flags: as those of ``os.open``.
+
+    Returns:
+        its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file, such as a pipe, which would wait for its other end.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise _irregular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _irregular(path)
+    return handle
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a regular file; see ``regular``."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file in UTF-8; see ``regular``."""
+    return read_bytes(path).decode(errors=errors)
+
+
+def _irregular(path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def finite(value: Any) -> Any:
@@ -63,6 +107,15 @@ def read_value(text: str) -> Any:
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
 
 
+def problem(error: ValidationError) -> str:
+    """The first thing that is wrong with plain data: its place, and what is wrong there."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    return f"{place}: {message[0].lower()}{message[1:]}" if place else message
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]
     """YAML 1.2's idea of numbers and truth values; a mapping has a key once.
 
@@ -112,4 +165,16 @@ def write_changed(texts: Mapping[Path, str]) -> list[Path]:
     return changed
 
 
-__all__ = ["dump_yaml", "finite", "load_yaml", "read_value", "read_yaml", "write_atomic", "write_changed"]
+__all__ = [
+    "dump_yaml",
+    "finite",
+    "load_yaml",
+    "problem",
+    "read_bytes",
+    "read_text",
+    "read_value",
+    "read_yaml",
+    "regular",
+    "write_atomic",
+    "write_changed",
+]

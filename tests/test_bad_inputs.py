@@ -1,6 +1,7 @@
 """Every bad input ends with one clear line, exit code 2, and nothing half-written."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -115,9 +116,16 @@ def damaged(given: str, folder: Path) -> None:
         "the last row is deleted": lambda: rows.write_text("".join(lines[:-1])),
         "`metrics.jsonl` is deleted": rows.unlink,
         "a line of `metrics.jsonl` is torn": lambda: rows.write_text("".join([lines[0][:5] + "\n", *lines[1:]])),
+        "a row of `metrics.jsonl` stands there twice": lambda: rows.write_text("".join([lines[0], *lines])),
+        "a row of `metrics.jsonl` has no `acc`": lambda: rows.write_text("".join(lines).replace('"acc": 10.0, ', "")),
+        "`acc` is a text in `metrics.jsonl`": lambda: rows.write_text("".join(lines).replace("10.0", '"ten"')),
+        "`metrics.jsonl` is a pipe": lambda: (rows.unlink(), os.mkfifo(rows)),
         "`record.json` is cut short": lambda: record.write_text(record.read_text()[:200]),
         "`record.json` is empty": lambda: record.write_text(""),
         "`record.json` is a list": lambda: record.write_text("[]"),
+        "`timing.seconds` is a text in `record.json`": lambda: edit(lambda r: r["timing"].update(seconds="long")),
+        "`timing.seconds` is missing in `record.json`": lambda: edit(lambda r: r["timing"].pop("seconds")),
+        "`code_versions` is null in `record.json`": lambda: edit(lambda r: r["environment"].update(code_versions=None)),
         "`config` is missing in `record.json`": lambda: edit(lambda r: r.pop("config")),
         "`record.json` is of a newer version": lambda: edit(lambda r: r.update(schema_version=9)),
     }[given]()

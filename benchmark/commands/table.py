@@ -135,7 +135,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
     own = suite.plan(options.scale, None, runtime, options.precision).seeds
     shown = suite.plan(options.scale, [*own, *plan.seeds], runtime, options.precision)
-    known = tables.collect(shown)
+    known = tables.collect(shown, before)
     pages = tables.render(suite, shown, known, published)
     results, scale = Path(runtime.results_dir), _name(options)
     name = f"{suite.paper}-{scale}"

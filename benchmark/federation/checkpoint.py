@@ -19,12 +19,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from benchmark.federation.collectives import taken_apart
+from benchmark.files import problem, read_bytes, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
@@ -37,6 +39,53 @@ FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been ti
 
 Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
 """The tensors of a client as they were saved, and how often each had been changed in place."""
+
+
+Count = Annotated[int, Field(ge=0)]
+Tensors = dict[str, Tensor]
+OptimizerStates = list[list[dict[str, Any]]]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
+
+
+class _Head(_Part):
+    """A head as a file: by part, the names of its clients' files; a client without a file stands in the part itself."""
+
+    kept: dict[str, dict[int, str]] = {}
+    clients: dict[int, Any] = {}
+    memory: dict[int, Any] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> "_Head":
+        for part, files in self.kept.items():
+            if part not in PER_CLIENT:
+                raise ValueError(f"kept has files of {part!r}")
+            if not {client for client, name in files.items() if not name} <= getattr(self, part).keys():
+                raise ValueError(f"{part} lacks clients")
+        return self
+
+
+class _Origin(_Part):
+    run_id: str
+    partition_hash: str | None
+    code_version: str
+
+
+class _Run(_Part):
+    """The state of a run, as ``Federation.state_dict`` makes it; what older versions did not have has a default."""
+
+    round: Count
+    server: Tensors
+    clients: dict[int, tuple[Tensors, OptimizerStates]]
+    memory: dict[int, Tensors] = {}
+    server_state: OptimizerStates | None
+    bytes: tuple[Count, Count]
+    steps: Count = 0
+    skipped: Count = 0
+    origin: _Origin | None = None
+    rows: str | None = None
 
 
 class Checkpoint:
@@ -223,6 +272,21 @@ def load(path: Path) -> dict[str, Any] | None:
     return Checkpoint(path).load()
 
 
+def check(state: Mapping[str, Any], where: Path) -> None:
+    """See that a state has all that a run continues from.
+
+    Raises:
+        RunError: something is missing, or of another type; names it.
+    """
+    try:
+        _Run.model_validate(dict(state))
+    except ValidationError as error:
+        raise RunError(
+            f"{where}: not the checkpoint of a run: {problem(error)}; bring the run's own back, or delete the folder "
+            "to start over"
+        ) from None
+
+
 def previous(path: Path) -> Path:
     """Name of the predecessor kept beside a checkpoint."""
     return path.with_name(path.name + ".previous")
@@ -305,13 +369,18 @@ def _head(path: Path) -> dict[str, Any]:
         RunError: it holds more than tensors and plain data.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path)
     except OSError as error:
         raise _Damaged(f"{path.name}: {error.strerror}") from None
     start = len(MAGIC) + DIGEST_BYTES
     if raw[: len(MAGIC)] not in (MAGIC, WHOLE) or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
         raise _Damaged(f"{path.name} is damaged")
-    return dict(_opened(raw[start:], path))
+    head = _opened(raw[start:], path)
+    try:
+        _Head.model_validate(head)
+    except ValidationError as error:
+        raise _Damaged(f"{path.name}: {problem(error)}") from None
+    return dict(head)
 
 
 def _files_of(path: Path) -> set[str]:
@@ -334,7 +403,7 @@ def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int
     state = _head(path)
     names: dict[tuple[str, int], str] = {}
     for part, files in state.pop("kept", {}).items():
-        here = state[part]
+        here = state.get(part, {})
         state[part] = {}
         for client, name in files.items():
             if name:
@@ -350,7 +419,7 @@ def _intact(folder: Path, name: str) -> bytes:
     if not re.fullmatch(r"[a-z]+--?\d+-[0-9a-f]{64}\.pt", name):
         raise _Damaged(f"{name} is no name of a client's file")
     try:
-        body = (folder / name).read_bytes()
+        body = read_bytes(folder / name)
     except OSError as error:
         raise _Damaged(f"{folder.name}/{name}: {error.strerror}") from None
     if not name.endswith(f"-{hashlib.sha256(body).hexdigest()}.pt"):
@@ -386,7 +455,7 @@ def _staged(path: Path, *parts: bytes | memoryview) -> Path:
     """A temporary file beside ``path`` with these bytes, on disk; on an error none is left."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with named(path), open(temporary, "wb") as file:
+        with named(path), open(temporary, "wb", opener=regular) as file:
             for part in parts:
                 file.write(part)
             file.flush()

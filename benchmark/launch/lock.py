@@ -13,6 +13,7 @@ from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import Any
 
+from benchmark.files import read_text, regular
 from datamodules.common.errors import RunError
 
 NAME = "run.lock"
@@ -52,7 +53,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 def locked(folder: Path) -> bool:
     """Whether a living process (that this machine can see) holds the folder."""
     try:
-        handle = os.open(folder / NAME, os.O_RDONLY)
+        handle = regular(folder / NAME, os.O_RDONLY)
     except OSError:  # there is none, or none that we may look at
         return False
     try:
@@ -64,7 +65,7 @@ def locked(folder: Path) -> bool:
 def holder(folder: Path) -> dict[str, Any]:
     """``pid`` and ``host`` of the last holder; empty after an orderly release."""
     try:
-        return dict(json.loads((folder / NAME).read_text()))
+        return dict(json.loads(read_text(folder / NAME)))
     except (OSError, ValueError):
         return {}
 
@@ -82,7 +83,7 @@ def alive_elsewhere(folder: Path) -> bool:
     with suppress(OSError):
         times.append((folder / NAME).stat().st_mtime)
     with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        record = json.loads(read_text(folder / "record.json"))
         if record["status"] == "running":
             times.append(datetime.fromisoformat(record["timing"]["updated"]).timestamp())
     return any(abs(time.time() - one) < FRESH_S for one in times)
@@ -100,11 +101,11 @@ def _acquired(folder: Path) -> int | None:
     for _ in range(TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = regular(folder / NAME, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise RunError(
-                f"{folder}: a run cannot write there ({error.strerror}); make the folder writable or give "
-                "another --results_dir"
+                f"{folder / NAME}: a run cannot write there ({error.strerror}); make the folder writable, remove what "
+                "is in the way, or give another --results_dir"
             ) from None
         if _try(handle, fcntl.LOCK_EX) and _is_there(handle, folder / NAME):
             return handle

@@ -5,7 +5,7 @@ import pickle
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing import parent_process
 from signal import SIGINT
@@ -155,18 +155,21 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         _first(fabric, lambda: run.open(config, known))
         if recorder:
             print(f"{path}: {_in_words(config, federation)}", file=sys.stderr)
-        saved = _told(fabric, _first(fabric, lambda: _saved(run, cast(Recorder, recorder).checkpoint)))
+        saved = _told(fabric, _first(fabric, lambda: _saved(run, cast(Recorder, recorder), federation)))
         if saved is not None:
             federation.load_state_dict(saved)
             if recorder:
                 recorder.checkpoint.taken_up(federation.state_dict())
         fabric.barrier()
-        _first(fabric, lambda: run.rewind(federation.round))
+        rows = saved.get("rows") if saved is not None else None
+        _first(fabric, lambda: run.rewind(federation.round, rows))
         if recorder:
             run.saved(federation.round)
             loggers.take_up(federation, run)
         if recorder and saved is not None:
             print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
+            if rows is None:
+                print(f"{path}: its checkpoint is of an older version and cannot vouch for its rows", file=sys.stderr)
         federation.run()
         if recorder:
             weights = {name: value.cpu() for name, value in federation.server.items()}
@@ -207,21 +210,40 @@ def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None
     return checkpoint.joined(received)
 
 
-def _saved(run: RunFolder, kept: checkpoint.Checkpoint) -> dict[str, Any] | None:
+def _saved(run: RunFolder, recorder: "Recorder", federation: Federation) -> dict[str, Any] | None:
     """The checkpoint that the run continues from; one that does not say where it comes from (an old one) is trusted.
 
     Raises:
-        RunError: it is of another run or partition.
+        RunError: it is of another run or partition, or lacks something of the run.
     """
-    saved = kept.load()
-    origin, ours = (saved or {}).get("origin", {}), run.origin
+    saved, path = recorder.checkpoint.load(), run.path / CHECKPOINT
+    if saved is None:
+        return None
+    checkpoint.check(saved, path)
+    origin, ours = saved.get("origin") or {}, run.origin
     for key in ("run_id", "partition_hash"):
         if origin and origin[key] != ours[key]:
             raise RunError(
-                f"{run.path / CHECKPOINT}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}"
+                f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}"
                 "; bring this run's own checkpoint back, or delete the folder to start over"
             )
+    if wrong := _misfit(saved, federation):
+        raise RunError(f"{path}: {wrong}; bring this run's own checkpoint back, or delete the folder to start over")
     return saved
+
+
+def _misfit(saved: Mapping[str, Any], federation: Federation) -> str:
+    """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
+    if saved["round"] > federation.rounds:
+        return f"round is {saved['round']}, after the last of {federation.rounds}"
+    own = federation.method.tensors("personal")
+    parts = [("server", saved["server"], federation.server)]
+    parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
+    for where, found, known in parts:
+        shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
+        if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
+            return f"{where}.{strange[0]} is missing, unknown, or of another shape"
+    return ""
 
 
 def _in_words(config: RunConfig, federation: Federation) -> str:
@@ -256,7 +278,7 @@ class Recorder:
             self.run.append(row)
             self.mirror.row(row)
         self.run.beat(federation.round)
-        self.state = federation.state_dict()
+        self.state = {**federation.state_dict(), "rows": self.run.rows_digest}
         if federation.round < federation.rounds and self.checkpoint.due(self.state):
             self.save()
         check_stopped()

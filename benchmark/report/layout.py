@@ -325,8 +325,28 @@ def touched(cells: Iterable[Line | None]) -> bool:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """CSV; numbers with four decimals, published values as printed (empty where there is none)."""
-    return str(frame.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+    """CSV; numbers with four decimals, published values as printed (empty where there is none).
+
+    Before a text that a spreadsheet would compute, such as ``=SUM(A1)``, stands an apostrophe.
+    """
+    texts = {name: column.map(_inert) for name, column in frame.items() if any(map(_is_formula, column))}
+    safe = frame.assign(**texts).rename(columns=_inert)
+    return str(safe.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
+
+
+def _inert(cell: Any) -> Any:
+    return f"'{cell}" if _is_formula(cell) else cell
+
+
+def _is_formula(cell: Any) -> bool:
+    """Whether a spreadsheet would compute a cell; numbers, printed ones too, are none, nor is a dash."""
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell == "-":
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
 
 
 def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.differences import Panel, draw_differences
-from benchmark.report.layout import pipe_table
+from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.records import RunFolder, code_versions
 from benchmark.report.statistics import FAILED, SPENT, Ranking, compare, cost, interval, rank, superiority
@@ -159,7 +159,7 @@ def write(
     if not found:
         return []
     page, whole, shares, picture = files(results, name)
-    texts = {page: markdown(suite, plan, runs, found), whole: _csv(frame(found)), shares: _csv(pairs(found))}
+    texts = {page: markdown(suite, plan, runs, found), whole: csv_text(frame(found)), shares: csv_text(pairs(found))}
     told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
         texts[picture] = svg_text(draw_differences(panels(suite, told)))
@@ -206,10 +206,6 @@ READ = (
     "methods may. The learning rates are those of the papers or were tuned, by one rule for every row, on held-out "
     "labelled images; `tuned` says which rate was chosen."
 )
-
-
-def _csv(data: pd.DataFrame) -> str:
-    return str(data.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
 
 
 def _section(found: Sequence[Setting], table: Table) -> str:

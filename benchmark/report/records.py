@@ -19,10 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmark.config import RunConfig, differences, identity, run_id
-from benchmark.files import dump_yaml, finite, write_atomic
+from benchmark.files import dump_yaml, finite, problem, read_text, regular, write_atomic
 from benchmark.launch.background import repeatedly
 from benchmark.launch.environment import code_version, environment
 from benchmark.launch.lock import NAME as LOCK
@@ -35,6 +37,7 @@ STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what a run resumes from
+RESTORE = "bring the file back as the run wrote it, or delete the folder to start over"
 TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` that surely hold its last row
 
 Row = dict[str, Any]
@@ -63,6 +66,34 @@ _SCHEMA: dict[str, type | tuple[type, ...]] = {
     "timing": dict,
     "environment": dict,
 }
+_INSIDE: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "config": {"method": dict, "data": dict},
+    "config.method": {"class_path": str},
+    "config.data": {"class_path": str},
+    "rounds": {"done": int, "total": int},
+    "timing": {"seconds": (int, float)},
+}
+
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Timing(BaseModel):
+    model_config = ConfigDict(strict=True)
+    seconds: Number | None = None
+
+
+class _Row(BaseModel):
+    """What every row has, and the columns that more than a table or a plot rests on."""
+
+    model_config = ConfigDict(strict=True)
+    round: Count
+    acc: Number | None
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    skipped: Count = 0
+    warmup: bool = False
+    timing: _Timing = _Timing()
 
 
 class RunFolder:
@@ -79,6 +110,7 @@ class RunFolder:
         self._opened = self._written = time.monotonic()
         self._spent = 0.0
         self._last = -1
+        self._rows = hashlib.sha256()
         self._writing = threading.Lock()
 
     @contextmanager
@@ -104,6 +136,11 @@ class RunFolder:
             if {file.name for file in self.path.iterdir()} <= {LOCK}:
                 (self.path / LOCK).unlink(missing_ok=True)
                 self.path.rmdir()
+
+    @property
+    def rows_digest(self) -> str:
+        """SHA-256 of the rows so far, as the run has written them: a checkpoint's, so that it knows them again."""
+        return self._rows.hexdigest()
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -177,25 +214,37 @@ class RunFolder:
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
         path = self.path / "metrics.jsonl"
-        with named(path), open(path, "a", encoding="utf-8") as file:
-            file.write(_line(row))
+        line = _line(row)
+        with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        self._rows.update(line.encode())
         self._last = int(row["round"])
         self._record |= _sent(row)
         self.beat(self._last + 1)
 
-    def rewind(self, next_round: int) -> None:
+    def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
         """Forget rows of ``next_round`` and later, and, where that is all, the code that made them.
 
+        Args:
+            next_round: the round that the run continues with.
+            rows_digest: that of the rows before it, as its checkpoint knows it; ``None``: it does not.
+
         Raises:
-            RunError: an evaluated round before ``next_round`` has no row.
+            RunError: an evaluated round before ``next_round`` has no row, or the rows before it are others.
         """
-        every, found = self._record["config"]["eval_every"], {row["round"] for row in self.rows()}
+        before = [row for row in self.rows() if row["round"] < next_round]
+        every, found = self._record["config"]["eval_every"], {row["round"] for row in before}
         if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
             raise RunError(
                 f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
                 "bring the file back, or delete the folder to start over"
+            )
+        if rows_digest is not None and _digest_of(before) != rows_digest:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}: the rows before round {next_round} are not those that the run had "
+                "written when its checkpoint was saved; bring the file back, or delete the folder to start over"
             )
         self._keep(next_round)
         if next_round == 0:
@@ -204,7 +253,9 @@ class RunFolder:
     def _keep(self, next_round: int) -> None:
         """Leave out rows of ``next_round`` and later, and a last line that a kill has torn."""
         kept = [row for row in self.rows() if row["round"] < next_round]
-        write_atomic(self.path / "metrics.jsonl", "".join(map(_line, kept)))
+        lines = "".join(map(_line, kept))
+        write_atomic(self.path / "metrics.jsonl", lines)
+        self._rows = hashlib.sha256(lines.encode())
         self._last = kept[-1]["round"] if kept else -1
         self._record |= _sent(kept[-1] if kept else {})
 
@@ -236,9 +287,14 @@ class RunFolder:
         """Compute the readings from the rows, write the complete record and return it.
 
         Raises:
-            RunError: the last round has not been evaluated.
+            RunError: the last round has not been evaluated, or the rows are not those that the run has written.
         """
         rows, total = self.rows(), self._record["rounds"]["total"]
+        if _digest_of(rows) != self.rows_digest:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}: the rows are not those that the run has written; bring the file back, "
+                "or delete the folder to start over"
+            )
         if not rows or rows[-1]["round"] != total - 1:
             raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
@@ -316,26 +372,39 @@ def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out."""
+    """Rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out.
+
+    Raises:
+        RunError: the file cannot be read, a line before the last is no row, a row lacks what every row has or holds it
+            in another type, or its round does not come after that of the row before.
+    """
     file = path / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines):
-            break
+    try:
+        lines = read_text(file, errors="replace").split("\n") if file.exists() else []
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror}); {RESTORE}") from None
+    rows: list[Row] = []
+    for number, line in enumerate(lines[:-1], start=1):
         try:
-            rows.append(_row(line))
+            row = _row(line)
         except ValueError:
             if number == len(lines) - 1:
                 break
-            raise RunError(f"{file}: line {number} is damaged; delete the folder to start over") from None
+            raise RunError(f"{file}: line {number} is damaged; {RESTORE}") from None
+        try:
+            _Row.model_validate(row)
+        except ValidationError as error:
+            raise RunError(f"{file}: line {number} is no row of a run: {problem(error)}; {RESTORE}") from None
+        if rows and row["round"] <= rows[-1]["round"]:
+            raise RunError(f"{file}: line {number} has round {row['round']} after round {rows[-1]['round']}; {RESTORE}")
+        rows.append(row)
     return rows
 
 
 def last_row(path: Path) -> Row | None:
     """The last whole row of ``metrics.jsonl``, without reading the others; ``None`` if it cannot be read."""
     try:
-        with open(path / "metrics.jsonl", "rb") as file:
+        with open(path / "metrics.jsonl", "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             return _row(file.read().split(b"\n")[-2])
     except (OSError, ValueError, IndexError):
@@ -355,7 +424,7 @@ def read_record(path: Path) -> Record:
     """
     file = path / "record.json"
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(read_text(file), parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete the folder to start over") from None
     validate(record, str(file))
@@ -406,22 +475,29 @@ def state(path: Path) -> str:
     """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed``, ``complete``, or ``damaged`` (its
     record cannot be read, or is not what its run wrote).
     """
+    return look(path)[0]
+
+
+def look(path: Path) -> tuple[str, Record | None]:
+    """The state of a run and, if it is complete, its record, which is read once for both."""
     try:
-        return _state(path)
+        return _look(path)
     except RunError:
-        return "damaged"
+        return "damaged", None
 
 
-def _state(path: Path) -> str:
+def _look(path: Path) -> tuple[str, Record | None]:
     known = (path / "record.json").exists()
-    if known and read_record(path)["status"] == "complete":
-        return "complete"
+    if known and (record := read_record(path))["status"] == "complete":
+        return "complete", record
     if locked(path) or alive_elsewhere(path):
-        return "running"
+        return "running", None
     if not known:
-        return "missing"
-    status = str(read_record(path)["status"])  # once more: the run may have ended before we asked for the lock
-    return "stale" if status == "running" else status
+        return "missing", None
+    record = read_record(path)  # once more: the run may have ended before we asked for the lock
+    if record["status"] == "running":
+        return "stale", None
+    return record["status"], record if record["status"] == "complete" else None
 
 
 def saved_rounds(path: Path) -> int | None:
@@ -447,12 +523,19 @@ def validate(record: Mapping[str, Any], where: str) -> None:
         raise RunError(f"{where}: not a record")
     if isinstance(record.get("schema_version"), int) and record["schema_version"] > SCHEMA_VERSION:
         raise RunError(f"{where}: schema {record['schema_version']} is newer than {SCHEMA_VERSION}; update fssl-bench")
-    problems = [f"{key} is missing" for key in _SCHEMA if key not in record]
-    problems += [
-        f"{key} is {type(record[key]).__name__}"
-        for key, kind in _SCHEMA.items()
-        if key in record and (not isinstance(record[key], kind) or isinstance(record[key], bool))
-    ]
+    problems = _mistyped(record, _SCHEMA)
+    for place, schema in _INSIDE.items():
+        part: Any = record
+        for name in place.split("."):
+            part = part.get(name) if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping):  # otherwise that has been said
+            problems += _mistyped(part, schema, f"{place}.")
+    if not problems:
+        versions, saved = record["environment"].get("code_versions", []), record["timing"].get("saved_rounds", 0)
+        if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
+            problems.append("environment.code_versions is no list of texts")
+        if type(saved) is not int:
+            problems.append(f"timing.saved_rounds is {type(saved).__name__}")
     if record.get("status") not in STATUSES:
         problems.append(f"status is {record.get('status')!r}")
     elif record["status"] == "complete":
@@ -486,10 +569,29 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _row(line: str | bytes) -> Row:
-    row = json.loads(line)
+    row = json.loads(line, parse_constant=_no_number)
     if not isinstance(row, dict) or not isinstance(row.get("round"), int):
         raise ValueError("not a row")
     return row
+
+
+def _mistyped(values: Mapping[str, Any], schema: Mapping[str, type | tuple[type, ...]], before: str = "") -> list[str]:
+    """What is missing of a record, or a part of it, and what has another type."""
+    missing = [f"{before}{key} is missing" for key in schema if key not in values]
+    return missing + [
+        f"{before}{key} is {type(values[key]).__name__}"
+        for key, kind in schema.items()
+        if key in values and (not isinstance(values[key], kind) or isinstance(values[key], bool))
+    ]
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _digest_of(rows: Sequence[Row]) -> str:
+    """``RunFolder.rows_digest`` of rows that were read."""
+    return hashlib.sha256("".join(map(_line, rows)).encode()).hexdigest()
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmark import ROOT
 from benchmark.config import folder
-from benchmark.files import write_atomic
+from benchmark.files import read_bytes, write_atomic
 from benchmark.launch.environment import CODE
 from benchmark.registry import KINDS, find_class
 from benchmark.suites.plan import Plan
@@ -51,17 +51,18 @@ class Stamp:
             written: the files that the command has made or found up to date.
             left: plain data for ``holds`` to return.
         """
-        records = [folder(run.config) / "record.json" for run in plan.runs.values()]
-        files = [str(file) for file in (*records, *sources(plan), *written)]
-        entry = {"digest": self._digest(map(Path, files)), "files": files, "left": dict(left)}
+        paths = [folder(run.config) for run in plan.runs.values()]
+        runs = [path / name for path in paths for name in ("record.json", "metrics.jsonl")]
+        files = [str(file) for file in (*runs, *sources(plan), *written)]
         with suppress(OSError):
+            entry = {"digest": self._digest(map(Path, files)), "files": files, "left": dict(left)}
             write_atomic(self.path, json.dumps(entry, indent=1) + "\n")
 
     def _digest(self, files: Iterable[Path]) -> str:
         """SHA-256 of the options and of all files, by name; a file that is not there counts as such."""
         total = hashlib.sha256(json.dumps(self.asked, sort_keys=True, default=str).encode())
         for file in (*self.given, *files):
-            content = file.read_bytes() if file.exists() else None
+            content = read_bytes(file) if file.exists() else None
             total.update(f"\n{file} {content is not None} {len(content or b'')}\n".encode())
             total.update(content or b"")
         return total.hexdigest()

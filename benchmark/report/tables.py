@@ -14,7 +14,7 @@ from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
 from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
-from benchmark.report.records import Record, code_versions, read_record, state
+from benchmark.report.records import Record, code_versions, look
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.suite import WIDEST, Suite
 from datamodules.common.errors import ConfigError
@@ -40,19 +40,19 @@ class Run:
     record: Record | None
 
 
-def collect(plan: Plan) -> dict[str, Run]:
-    """State and record of every run of a plan, from disk.
+def collect(plan: Plan, known: Mapping[str, Run] | None = None) -> dict[str, Run]:
+    """State and record of every run of a plan, from disk; a complete one that is known already is not read again.
 
     A complete run that was made under other defaults than today's counts as ``outdated``.
     """
-    found = {}
+    found, known = {}, known or {}
     for key, run in plan.runs.items():
-        path = folder(run.config)
-        now, record = state(path), None
-        if now == "complete":
-            record = read_record(path)
-            if differences(record["config"], run.config):
-                now, record = "outdated", None
+        if key in known and known[key].state == "complete":
+            found[key] = known[key]
+            continue
+        now, record = look(folder(run.config))
+        if record is not None and differences(record["config"], run.config):
+            now, record = "outdated", None
         found[key] = Run(now, record)
     return found
 

@@ -35,6 +35,7 @@ def fitted(monkeypatch):
         if state(run_folder.path) == "complete":
             return run_folder.path
         run_folder.open(config, FACTS)
+        run_folder.rewind(0)
         for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
             run_folder.append(
                 {"round": round, "acc": acc + config.seed, "recall": 60.0, "bytes_up": 1, "bytes_down": 2}

@@ -11,7 +11,7 @@ from benchmark.cli import main
 from benchmark.config import folder
 from benchmark.launch import placement
 from benchmark.launch.environment import ROOT
-from benchmark.report import loggers
+from benchmark.report import loggers, records
 from benchmark.report.records import RunFolder, digest, read_record, read_rows
 from toy_suite import FACTS, HEAVY, SUITE, table
 
@@ -62,9 +62,25 @@ def test_that_nothing_is_missing_is_seen_without_a_heavy_import(here, fitted):
     whole = page.read_text()
     page.write_text("something else")
     assert table("--seeds", "1") == 0 and page.read_text() == whole
+    rows = next(here.glob("results/runs/fedavg-*/metrics.jsonl"))
+    kept = rows.read_bytes()
+    rows.write_bytes(b"")
+    assert table("--seeds", "1") == 1 and "damaged (1)" in page.read_text(), "the record vouches for its rows"
+    rows.write_bytes(kept)
+    assert table("--seeds", "1") == 0 and page.read_text() == whole
     next(here.glob("results/runs/fedavg-*/record.json")).unlink()
     before = len(fitted)
     assert table("--seeds", "1") == 0 and len(fitted) == before + 1
+
+
+def test_a_record_is_read_once(here, fitted, monkeypatch):
+    """Where nothing is missing."""
+    assert table() == 0
+    read, whole = [], records.read_record
+    monkeypatch.setattr(records, "read_record", lambda path: read.append(path) or whole(path))
+    next(here.glob("results/tables/.toy-*")).unlink()
+    assert table() == 0
+    assert len(read) == len(set(read)) == 4
 
 
 def test_further_seeds_stand_beside_the_suites_own(here, fitted):

@@ -179,8 +179,10 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
 
     opened = open
 
-    def on_a_full_disk(*args):
-        file = opened(*args, buffering=0)
+    def on_a_full_disk(path, mode, **more):
+        if mode == "rb":
+            return opened(path, mode, **more)
+        file = opened(path, mode, buffering=0, **more)
         wrapped = type("Full", (), {"__enter__": lambda self: self, "__exit__": lambda *_: file.close()})()
         wrapped.write, wrapped.flush, wrapped.fileno = full, file.flush, file.fileno
         return wrapped
@@ -396,6 +398,32 @@ def test_a_file_of_a_client_that_was_prepared_runs_nothing(path, tmp_path):
     with pytest.raises(RunError, match=f"{name}: this checkpoint holds more than tensors and plain data"):
         checkpoint.load(path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [1, 2],
+        {5: 6},
+        {"kept": None},
+        {"kept": {"clients": {0: 5}}, "clients": {}},
+        {"kept": {"clients": {"0": ""}}, "clients": {"0": 1}},
+        {"kept": {"models": {}}, "models": {}},
+        {"kept": {"clients": {0: ""}}, "clients": {}},
+        {"kept": {"clients": {0: "../x.pt"}}, "clients": {}},
+    ],
+)
+def test_a_head_of_another_form_is_damaged(path, two, head):
+    """Although its checksum is right: the predecessor serves, and without one it is an error that names the head."""
+    buffer = io.BytesIO()
+    torch.save(head, buffer)
+    raw = checkpoint.MAGIC + hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
+    two.write_bytes(raw)
+    assert equal(checkpoint.load(two), 0)
+    checkpoint.remove(path)
+    path.write_bytes(raw)
+    with pytest.raises(RunError, match=r"no checkpoint is intact \(.+\); delete checkpoint\.pt"):
+        checkpoint.load(path)
 
 
 def test_a_read_only_folder_is_named(path, monkeypatch):

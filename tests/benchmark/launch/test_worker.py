@@ -2,6 +2,9 @@
 
 import asyncio
 import errno
+import hashlib
+import io
+import json
 import os
 import signal
 import subprocess
@@ -54,7 +57,78 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
     assert_same_run(fit(config), reference)
 
 
-def test_a_checkpoint_says_where_it_comes_from(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("a digit", r"metrics\.jsonl: the rows before round 3 are not those that the run had written when its check"),
+        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; bring the file back"),
+        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; bring the file back"),
+    ],
+)
+def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
+    """Its digest would seal them. However often one tries; once they are back, the run goes on to the same bits."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 3)
+    file = path / "metrics.jsonl"
+    whole = file.read_text()
+    zero, one, two = whole.splitlines(keepends=True)
+    better = json.dumps({**json.loads(one), "acc": 99.0}) + "\n"
+    changed = {"a digit": [zero, better, two], "twice": [zero, one, one, two], "swapped": [zero, two, one]}[change]
+    file.write_text("".join(changed))
+    for _ in range(2):
+        with pytest.raises(RunError, match=says):
+            fit(config)
+        assert state(path) == "failed" and file.read_text() == "".join(changed)
+    file.write_text(whole)
+    assert_same_run(fit(config), reference)
+
+
+def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypatch):
+    config = configuration(tmp_path, **SHORT)
+    file, whole = folder(config) / "metrics.jsonl", Federation.run_round
+
+    def changes(self, number):
+        if number == 1:
+            file.write_text(json.dumps({**json.loads(file.read_text()), "acc": 99.0}) + "\n")
+        return whole(self, number)
+
+    monkeypatch.setattr(Federation, "run_round", changes)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run has written; bring the"):
+        fit(config)
+    assert state(folder(config)) == "failed"
+
+
+HEADS = {
+    "round": [..., "1", -1, 2.0, 99],
+    "server": [..., None, {}, {"weight": 1.0}],
+    "clients": [..., [], {"0": ({}, [])}, {0: {}}, {0: ({"w": 1}, [])}, {0: ({"w": torch.ones(1)}, [])}],
+    "memory": [None, {0: [1]}],
+    "server_state": [..., "none", [{}]],
+    "bytes": [..., (1,), ("1", 2), (1, -2)],
+    "steps": [None],
+    "skipped": ["no"],
+    "origin": ["here", {"run_id": "a"}],
+    "rows": [5],
+}
+
+
+def test_a_head_that_lacks_something_is_one_clear_error(tmp_path):
+    """Its checksum is right: it was made by hand, or by other code. ``...``: the field is missing."""
+    config = configuration(tmp_path, **SHORT)
+    path = interrupted(config, 1) / CHECKPOINT
+    saved = checkpoint.load(path)
+    for field, values in HEADS.items():
+        for value in values:
+            head = io.BytesIO()
+            torch.save({k: v for k, v in {**saved, field: value}.items() if v is not ...}, head)
+            path.write_bytes(checkpoint.MAGIC + hashlib.sha256(head.getvalue()).digest() + head.getvalue())
+            with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b.*; .*delete .* to start .*over"):
+                fit(config)
+    checkpoint.save(path, saved)
+    assert state(fit(config)) == "complete"
+
+
+def test_a_checkpoint_says_where_it_comes_from(tmp_path, capsys):
     """That of another run or partition is refused; an old one, which does not say, is taken."""
     ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
     saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
@@ -68,8 +142,9 @@ def test_a_checkpoint_says_where_it_comes_from(tmp_path):
     checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
     with pytest.raises(RunError, match="its partition_hash is another"):
         fit(other)
-    checkpoint.save(path, {key: value for key, value in theirs.items() if key != "origin"})
+    checkpoint.save(path, {key: value for key, value in theirs.items() if key not in ("origin", "rows")})
     assert state(fit(other)) == "complete"
+    assert "its checkpoint is of an older version and cannot vouch for its rows" in capsys.readouterr().err
 
 
 def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -226,6 +301,20 @@ with exits_seen():
 def test_other_threads_and_forked_processes_end_at_once():
     """Only the main thread of the run is kept from ending it."""
     assert subprocess.run([sys.executable, "-c", EXITS], timeout=60, check=False).returncode == 7
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["record.json", "metrics.jsonl", CHECKPOINT, "run.lock"])
+def test_a_pipe_in_place_of_a_file_is_one_clear_error(tmp_path, name):
+    """Whoever opens a pipe waits for its other end, which never comes."""
+    config = configuration(tmp_path, **SHORT)
+    path = interrupted(config, 1)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    (path / f"{CHECKPOINT}.previous").unlink(missing_ok=True)
+    assert state(path) == ("damaged" if name == "record.json" else "failed")
+    with pytest.raises(RunError, match=rf"{name}.*it is no regular file.*(delete|remove) "):
+        fit(config)
 
 
 def test_a_run_in_progress_is_left_alone(tmp_path):

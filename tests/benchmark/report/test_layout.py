@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import Layout, Rendered, Section, cell_text, latex_text, pipe_table, texts
+from benchmark.report.layout import Layout, Rendered, Section, cell_text, csv_text, latex_text, pipe_table, texts
 from benchmark.report.tables import Run, render
 from benchmark.suites.suite import Suite
 
@@ -147,3 +147,16 @@ def test_texts_of_single_values() -> None:
     assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
     assert latex_text("±−²") == "$\\pm$$-$²"
     assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
+
+
+def test_a_label_is_no_formula_in_a_spreadsheet() -> None:
+    """Numbers, printed ones too, and all other texts stay as they are."""
+    frame = pd.DataFrame({"method": ['=HYPERLINK("http://a.b")', "-x", "a=b", "-"], "@n": [-1.5, 2.0, None, 1.0]})
+    frame["published"] = ["-0.50", "+1", None, "@a"]
+    assert csv_text(frame).splitlines() == [
+        "method,'@n,published",
+        '"\'=HYPERLINK(""http://a.b"")",-1.5000,-0.50',
+        "'-x,2.0000,+1",
+        "a=b,,",
+        "-,1.0000,'@a",
+    ]

@@ -45,7 +45,7 @@ def row(number, **more):
         "visits": 10,
         "bytes_up": 100 * (number + 1),
         "bytes_down": 200 * (number + 1),
-        "timing": {"seconds": os.urandom(2).hex()},
+        "timing": {"seconds": int.from_bytes(os.urandom(2), "big") / 1000},
         **more,
     }
 
@@ -263,7 +263,7 @@ def test_rows_only_go_forward(tmp_path):
 
 @pytest.mark.parametrize("line", ['{"rou', "5", '{"acc": 1.0}'])
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0}}\n{line}\n{{"round": 2}}\n')
+    (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0, "acc": 1.0}}\n{line}\n{{"round": 2}}\n')
     with pytest.raises(RunError, match="line 2 is damaged"):
         RunFolder(tmp_path).rows()
 
