@@ -12,10 +12,10 @@ from datamodules.common.errors import ConfigError
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
 
-    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``, ``v <- momentum v + lr u``
-    and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, the released code for contrastive learning
-    by the norm of d. Where w or d is 0, ``u = d``. Tensors with one axis, that is biases and what normalisation layers
-    learn, are exempt: there ``u = g`` (SimCLR, BYOL).
+    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``,
+    ``v <- momentum v + lr u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, the released
+    code for contrastive learning by the norm of d. Where w or d is 0, ``u = d``. Tensors with one axis, that is biases
+    and what normalisation layers learn, are exempt: there ``u = g`` (SimCLR, BYOL).
 
     Every step works on the device alone: no norm is read back, and ``lr`` may be a 0-dim tensor.
 

@@ -17,7 +17,7 @@ def weight(*values: float) -> nn.Parameter:
 
 
 def test_one_step_by_hand() -> None:
-    """w = (3, 4), g = (4, -5), decay 1: the decayed gradient is (7, -1) of norm sqrt(50), and the ratio 0.5 / sqrt(50)."""
+    """w = (3, 4), g = (4, -5), decay 1: the decayed gradient (7, -1) has norm sqrt(50), the ratio is 0.5 / sqrt(50)."""
     w = weight(3.0, 4.0)
     w.grad = torch.tensor([[4.0, -5.0]], dtype=torch.float64)
     LARS([w], lr=2.0, weight_decay=1.0, trust=0.1).step()
