@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition import split as split_module
-from datamodules.partition.split import dirichlet, dirichlet_per_client, iid, labelled_pool, pick_labelled
+from datamodules.partition.split import dirichlet, iid, labelled_pool, pick_labelled
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLASS_COUNTS = {
