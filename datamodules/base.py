@@ -91,7 +91,9 @@ class FSSLDataModule(L.LightningDataModule):
         scenario: who holds labels: some clients (``partial_clients``), the server, or ``all_clients``.
         num_clients: clients N.
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
-        partition: ``dirichlet`` over clients per class, or ``iid``.
+        partition: ``dirichlet``, or ``iid``.
+        partition_variant: what a Dirichlet draw gives: the clients' shares of a class (``per_class``: the papers'
+            released codes), or the classes' shares of a client, with equal sizes (``per_client``: FedDB's paper).
         labelled_partition: how the labelled pool is spread (``all_clients``); default: as ``partition``.
         iid_remainder: whether ``iid`` drops what does not divide, or gives the last clients one image more.
         iid_permutations: how often ``iid`` shuffles.
@@ -153,6 +155,7 @@ class FSSLDataModule(L.LightningDataModule):
         num_clients: int = 10,
         labelled_clients: int = 1,
         partition: Literal["dirichlet", "iid"] = "dirichlet",
+        partition_variant: Literal["per_class", "per_client"] = "per_class",
         labelled_partition: Literal["dirichlet", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
         iid_permutations: int = 1,

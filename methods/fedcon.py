@@ -350,5 +350,7 @@ def student_decay(step: int) -> float:
 
 
 def warmup_factor(step: int, length: int) -> float:
-    """Factor on the rate in the 0-based step of a visit: 1 in the first, then ``(step - 1) / length``."""
-    return 1.0 if step == 0 else (step - 1) / max(length, 1)
+    """Factor on the rate in the 0-based step of a visit (released code): 1 in the first; the other ``length`` of the
+    warm-up go from 0 to 1, both included, in equal parts: ``(step - 1) / (length - 1)``. After that it stays 1.
+    """
+    return 1.0 if step == 0 else min((step - 1) / max(length - 1, 1), 1.0)

@@ -18,6 +18,7 @@ from methods.parts.losses import cross_entropy_slope, weighted_loss
 
 VARIANTS: dict[str, tuple[Any, Any]] = {  # paper, release
     "lr": (5e-4, 6e-4),
+    "creg_lr": (5e-4, 6e-4),
     "threshold": (0.0, 0.6),
     "unsup_targets": ("hard", "soft"),
     "unsup_weight": (1.0, 8.0),
@@ -63,7 +64,7 @@ class FedDure(LocalSSL):
     | ``freg_persist`` | w is initialised once per client | new in every visit, unused | ``params`` |
     | ``freg_input``, ``freg_view`` | output vector, strong | softmax, weak, unused | softmax, strong |
     | ``freg_detach_input``, ``freg_norm`` | not given | detached, none in the unused network | true, ``none`` |
-    | ``creg_lr`` eta_s of look-ahead and C-reg | 5e-4 | - | as ``lr`` |
+    | ``creg_lr`` eta_s of look-ahead and C-reg | 5e-4 | as ``lr`` | by variant, whatever ``lr`` is |
     | ``creg_bn_eval``, ``creg_d_clip`` | not given | train, none | train, none (0: d is 0) |
     | ``creg_enabled`` | yes | yes | true (false: F-reg looks ahead with the local model) |
 
@@ -108,8 +109,6 @@ class FedDure(LocalSSL):
     ) -> None:
         super().__init__(model, objective=variant, **base)
         h = self.hparams
-        if creg_lr is None:
-            h.creg_lr = h.lr
         self.require("from 0", creg_wait=creg_wait >= 0, creg_lr=h.creg_lr >= 0, freg_lr=freg_lr >= 0)
         self.require("from 1", freg_hidden=freg_hidden >= 1)
         self.require("from 0, or null", creg_d_clip=creg_d_clip is None or creg_d_clip >= 0)

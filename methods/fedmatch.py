@@ -108,8 +108,10 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     helpers, and y_hat is the class with most votes of the model and its helpers (the lowest of several). A helper is
     the receiver's own sigma, as it was sent, with the last psi of another client. The server feeds one image of noise
     to every model that comes back; the helpers of a client are the clients whose outputs are nearest to its own. They
-    come in every ``helper_every``-th round, to clients that took part before. Only entries that changed are sent. The
-    server averages uniformly. Labels at the server train sigma there, as ``LabelsAtServer`` says.
+    come in every ``helper_every``-th round, to clients that took part before. Only entries are sent that differ by more
+    than ``delta`` from what the receiver holds; psi is compared with its entries of at most ``l1_threshold`` as 0, and
+    sent as it is. Where an upload leaves out an entry, the server's own stays, at the client, too. The server averages
+    uniformly. Labels at the server train sigma there, as ``LabelsAtServer`` says.
 
     | hyperparameter | paper (-: not at hand) | released code | here |
     |---|---|---|---|
@@ -122,7 +124,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     | ``helpers`` H, ``helper_every`` | - | 2, 10 | 2, 10 |
     | ``psi_init``, ``psi_scale`` | - | psi is 0.2 sigma | ``scaled``, 0.2 |
     | ``decompose``, ``train_rest`` | - | all weights: there are no biases or norms | ``weights``; the rest is sigma |
-    | ``l1_threshold``: smaller psi is 0 in tests and uploads | - | 1e-5 (clients' labels: 5e-6) | as the code |
+    | ``l1_threshold``: smaller psi is 0 in tests and comparisons | - | 1e-5 (clients' labels: 5e-6) | as the code |
     | ``delta``: smaller changes are not sent | - | 1e-5 (clients' labels: 5e-5) | as the code |
     | ``download`` | - | what changed (clients' labels) | ``full`` (``original``: ``changed``) |
     | ``lr``, ``momentum``, ``weight_decay`` | - | 1e-3, 0, 0 | 0.03, 0.9, 5e-4 (``original``: as the code) |
@@ -176,6 +178,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         "noise": "local",
         "helper": "local",
         "helper_count": "local",
+        "server_weights": "local",
         "vectors": "server",
         "seen": "server",
         "plateau": "server",
@@ -183,6 +186,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     views = {"labelled": {"x": "weak"}, "unlabelled": {"x": "test", "strong": "strong"}}
     noise: Tensor
     helper_count: Tensor
+    server_weights: Tensor | None
     vectors: Tensor
     seen: Tensor
 
@@ -253,12 +257,15 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         slots = [nn.Parameter(torch.zeros(size), requires_grad=False) for _ in range(h.helpers)]
         self.helper = nn.ParameterList(slots)
         self.register_buffer("helper_count", torch.zeros((), dtype=torch.int64))
+        # With download=changed: what the server holds, beside the model that the client has made of it.
+        beside = parts.flat(self.model.parameters()) if h.download == "changed" else None
+        self.register_buffer("server_weights", beside)
         self.register_buffer("noise", noise_image(image_shape))
         self.register_buffer("vectors", torch.zeros(num_clients, num_classes))
         self.register_buffer("seen", torch.zeros(num_clients, dtype=torch.bool))
         self.plateau = None if patience is None else Plateau(patience, divide_by=3.0)
         self.uses_validation = patience is not None
-        self.received: dict[str, Tensor] = {}
+        self.held_by_server: dict[str, Tensor] = {}
         self.site: Site | None = None
 
     # What is trained, and how.
@@ -367,7 +374,9 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     def local_work(self, client: Site) -> LocalWork:
         """The client's images; in a round with helpers, their predictions come with the unlabelled ones."""
-        self.site, self.received = client, self.tensors("shared")
+        self.site, self.held_by_server = client, self.tensors("shared")
+        if self.server_weights is not None:
+            self.held_by_server |= self.weights_from(self.server_weights.clone())
         streams, steps = self.streams(client.data), self.steps(client.data)
         if "unlabelled" in streams:
             predictions = self.helper_predictions(client)
@@ -426,7 +435,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         masks, sizes = [], []
         for name, value in upload.tensors.items():
             delta = self.hparams.delta if name in weights else 0.0
-            upload.tensors[name], sent = parts.update(self.cut(name, value), self.received[name], delta)
+            upload.tensors[name], sent = parts.update(value, self.held_by_server[name], delta, self.cut(name))
             masks.append(sent)
             sizes.append(value.element_size())
         upload.bytes = parts.sparse_bytes(masks, sizes)
@@ -468,7 +477,9 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         """The shared tensors, and in a round with helpers the psi of the clients that answer most alike."""
         sent = super().broadcast(server, visit)
         if self.hparams.download == "changed":
-            sent |= self.merged(sent, visit.client)
+            sent["server_weights"] = parts.flat(sent[f"model.{name}"] for name, _ in self.model.named_parameters())
+            merged = self.merged(sent["server_weights"], visit.client)
+            sent |= {name: value for name, (value, _) in merged.items()}
         chosen = self.choose_helpers(server, visit)
         for slot, helper in enumerate(chosen):
             sent[f"helper.{slot}"] = self.memory[helper]["psi"]
@@ -483,40 +494,47 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
             return []
         return nearest(server["vectors"], server["seen"], visit.client, h.helpers)
 
-    def merged(self, sent: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
-        """What a client has after downloading only what is more than ``delta`` from what it last uploaded."""
-        made = {}
-        for name, old in self.held(sent, client).items():
-            new = self.cut(name, sent[name])
-            made[name], _ = parts.update(new, old, self.hparams.delta)
-        return made
+    def merged(self, server_weights: Tensor, client: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """What the client makes of the server's weights, by name, and which of their entries it takes: those more than
+        ``delta`` from its own. Nothing if it has none of its own.
+        """
+        new = self.weights_from(server_weights)
+        kept = self.kept(client).items()
+        return {name: parts.update(new[name], old, self.hparams.delta, self.cut(name)) for name, old in kept}
 
     def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
-        """Of a helper the entries that are not 0, and of the model, with ``download=changed``, those that changed."""
+        """Of a helper the entries above ``l1_threshold``; of the model, with ``download=changed``, what changed."""
         masks, sizes, dense = [], [], 0
-        old = self.held(sent, visit.client)
+        changed = self.hparams.download == "changed"
+        merged = self.merged(sent["server_weights"], visit.client) if changed else {}
         for name, tensor in sent.items():
             size = tensor.element_size()
-            if name in old or name.startswith("helper."):
-                masks.append(tensor != old.get(name, 0))
+            if name in merged:
+                masks.append(merged[name][1])
                 sizes.append(size)
-            else:
+            elif name.startswith("helper."):
+                masks.append(tensor.abs() > self.hparams.l1_threshold)
+                sizes.append(size)
+            elif name != "server_weights":  # stands for the entries that do not travel
                 dense += tensor.numel() * size
         return dense + parts.sparse_bytes(masks, sizes)
 
-    def held(self, sent: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
-        """What the client has kept of what it is ``sent``, by name: its last upload, if it downloads only changes."""
-        known: dict[str, Tensor] = {}
-        if self.hparams.download == "changed" and client in self.memory:
+    def kept(self, client: int) -> dict[str, Tensor]:
+        """The client's own weights, by name: those of its last upload, if it has made one."""
+        found: dict[str, Tensor] = {}
+        if client in self.memory:
             for part, names in (("psi", self.psi_names), ("sigma", self.whole_names())):
-                like = {f"model.{name}": sent[f"model.{name}"] for name in names}
-                known |= parts.unflat(self.memory[client][part], like) if names else {}
-        return known
+                like = {f"model.{name}": self.model.get_parameter(name) for name in names}
+                found |= parts.unflat(self.memory[client][part], like) if names else {}
+        return found
 
-    def cut(self, name: str, value: Tensor) -> Tensor:
-        """A registered tensor as it is sent: of a part psi, entries of at most ``l1_threshold`` count as 0."""
-        is_psi = name.removeprefix("model.") in self.psi_names
-        return parts.sparse(value, self.hparams.l1_threshold) if is_psi else value
+    def weights_from(self, vector: Tensor) -> dict[str, Tensor]:
+        """The network's parameters in a vector of all their entries, by the names that they have in messages."""
+        return parts.unflat(vector, {f"model.{name}": value for name, value in self.model.named_parameters()})
+
+    def cut(self, name: str) -> float:
+        """Size up to which entries of a registered tensor are compared as 0: ``l1_threshold`` of a part psi."""
+        return float(self.hparams.l1_threshold) if name.removeprefix("model.") in self.psi_names else 0.0
 
     def server_stream(self, data: SiteData) -> Stream:
         """The server's labelled images, in the order that ``batches`` says."""
@@ -547,12 +565,13 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
 
 def noise_image(shape: Sequence[int]) -> Tensor:
-    """The image of noise ``[1, C, H, W]`` that tells models apart: normal, mean and deviation 125, within [0, 255],
-    over 255; always the same.
+    """The image of noise ``[1, C, H, W]`` that tells models apart: normal with mean and deviation 125, without what is
+    beyond two deviations, clipped to [0, 255], over 255 (released code); always the same.
     """
     noise = torch.empty(1, *shape)
     generator = torch.Generator().manual_seed(0)
-    return nn.init.trunc_normal_(noise, mean=125.0, std=125.0, a=0.0, b=255.0, generator=generator) / 255.0
+    nn.init.trunc_normal_(noise, mean=125.0, std=125.0, a=-125.0, b=375.0, generator=generator)
+    return noise.clamp_(0.0, 255.0) / 255.0
 
 
 def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]:

@@ -190,6 +190,7 @@ def _how(data: Any) -> str:
     options = data.hparams
     if options["partition_file"]:
         return f"from {options['partition_file']}"
-    split = "Dirichlet({beta:g})".format(**options) if options["partition"] == "dirichlet" else "iid"
+    per = " per client" if options["partition_variant"] == "per_client" else ""
+    split = f"Dirichlet({options['beta']:g}){per}" if options["partition"] == "dirichlet" else "iid"
     who = str(options["scenario"]).replace("_", " ")
     return f"{split}, seed {data.partition_seed}, labels at {who}"

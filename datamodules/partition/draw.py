@@ -85,8 +85,9 @@ def split_rule(options: Options, kind: str) -> Split:
             permutations=options["iid_permutations"],
             stratified=options["iid_stratified"],
         )
+    rule = P.dirichlet if options["partition_variant"] == "per_class" else P.dirichlet_per_client
     return partial(
-        P.dirichlet,
+        rule,
         beta=options["beta"],
         min_size=options["min_size"],
         num_classes=options["split_classes"],

@@ -83,13 +83,20 @@ def sparse(values: Tensor, cut: float) -> Tensor:
     return torch.where(values.abs() <= cut, 0.0, values)
 
 
-def update(new: Tensor, old: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+def update(new: Tensor, old: Tensor, delta: float, cut: float = 0.0) -> tuple[Tensor, Tensor]:
     """What is left of a change if only differences above ``delta`` are sent.
 
+    Args:
+        new: the sender's values.
+        old: what the receiver holds; same shape.
+        delta: see above.
+        cut: entries of ``new`` of at most this size are compared as 0; those that are sent are sent as they are.
+
     Returns:
-        ``new`` where it differs from ``old`` by more than ``delta``, else ``old``; and where that is, bool.
+        ``new`` where it differs from ``old`` by more than ``delta`` or is no number, else ``old``; and where that is,
+        bool.
     """
-    sent = (new - old).abs() > delta
+    sent = ~((sparse(new, cut) - old).abs() <= delta)
     return torch.where(sent, new, old), sent
 
 

@@ -12,9 +12,10 @@ from datamodules.common.errors import ConfigError
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
 
-    For a weight w with gradient g: ``u = trust ||w|| / (||g|| + weight_decay ||w||) (g + weight_decay w)``,
-    ``v <- momentum v + lr u`` and ``w <- w - v``. A weight or a gradient of norm 0 is scaled by 1. Tensors with one
-    axis, that is biases and what normalisation layers learn, are exempt: there ``u = g`` (SimCLR, BYOL).
+    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``,
+    ``v <- momentum v + lr u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, the released
+    code for contrastive learning by the norm of d. Where w or d is 0, ``u = d``. Tensors with one axis, that is biases
+    and what normalisation layers learn, are exempt: there ``u = g`` (SimCLR, BYOL).
 
     Every step works on the device alone: no norm is read back, and ``lr`` may be a 0-dim tensor.
 
@@ -70,8 +71,7 @@ class LARS(torch.optim.Optimizer):
 
 
 def scaled(weight: Tensor, gradient: Tensor, weight_decay: float, trust: float) -> Tensor:
-    """``trust ||w|| / (||g|| + weight_decay ||w||) (g + weight_decay w)``, shaped as ``weight``; see ``LARS``."""
-    size, slope = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(gradient)
-    ratio = trust * size / (slope + weight_decay * size)
-    ratio = torch.where((size > 0) & (slope > 0), ratio, 1.0)
-    return ratio * (gradient + weight_decay * weight)
+    """``trust ||w|| / ||d|| d`` with ``d = g + weight_decay w``, shaped as ``weight``; see ``LARS``."""
+    decayed = gradient + weight_decay * weight
+    size, slope = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(decayed)
+    return torch.where((size > 0) & (slope > 0), trust * size / slope, 1.0) * decayed

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.registry import KINDS, own_names
 from datamodules.common.errors import ConfigError
 from federations import few_data, make_method
 from methods.base import Batch, FedMethod, Tally
@@ -74,3 +75,12 @@ def test_a_trainer_in_half_precision_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"precision '16-true' cannot be used: .*; use bf16-mixed"):
         trainer.fit(make_method(Plain), datamodule=few_data(1))
+
+
+@pytest.mark.parametrize("name", own_names(KINDS["method"]))
+def test_no_second_rate_follows_the_first(name: str) -> None:
+    """Who tunes ``lr`` tunes ``lr`` alone: ``lr_*`` and ``*_lr`` keep their papers' values."""
+    plain, tuned = make_method(name), make_method(name, lr=0.0123)
+    assert tuned.hparams["lr"] == 0.0123
+    second = [key for key in plain.hparams if key.endswith("_lr") or (key.startswith("lr_") and key != "lr_schedule")]
+    assert {key: tuned.hparams[key] for key in second} == {key: plain.hparams[key] for key in second}

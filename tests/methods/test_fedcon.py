@@ -86,7 +86,16 @@ def test_schedules_by_hand() -> None:
     assert student_decay(10_000) == pytest.approx(1 - 2e-4)
     assert student_decay(20_000) == pytest.approx(1.0)
     assert student_decay(3000) == pytest.approx(1 - 4e-4 * (cos(0.15 * pi) + 1) / 2)
-    assert [warmup_factor(step, 20) for step in range(4)] == pytest.approx([1.0, 0.0, 0.05, 0.1])
+
+
+def test_the_warm_up_of_the_released_code_by_hand() -> None:
+    """The base in the first step; after step k, (k - 1) / (L - 1) of it for k = 1 .. L: from 0 to 1, both included."""
+    length = 20
+    expected = [1.0, *torch.linspace(0, 1, length, dtype=torch.float64).tolist()]
+    assert [warmup_factor(step, length) for step in range(length + 1)] == pytest.approx(expected, abs=1e-15)
+    assert warmup_factor(length, length) == 1.0
+    assert warmup_factor(length + 30, length) == 1.0
+    assert [warmup_factor(step, 1) for step in range(3)] == [1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("consistency", ["teacher_twice", "ema_student"])
@@ -248,7 +257,7 @@ def test_presets() -> None:
 
 
 def test_rates_of_the_released_clients() -> None:
-    """0.0117 in the first step, then 0, then up by a tenth of the base per epoch."""
+    """0.0117 in the first step, then 0, then up to the base within ten epochs: by 1/39 a step where an epoch has 4."""
     made = method(preset="fedcon_repo", batch_size=6)
     run = federation(made)
     made.warmup_steps = 10 * 4
@@ -256,7 +265,7 @@ def test_rates_of_the_released_clients() -> None:
     made.on_train_batch_end = lambda *a: rates.append(float(made.rate))
     fit(run, 0, {"x": images(), "x2": images(seed=2)}, epochs=5)
     base = 0.3 * 10 / 256
-    assert rates == pytest.approx([base, 0.0, base / 40, 2 * base / 40, 3 * base / 40])
+    assert rates == pytest.approx([base, 0.0, base / 39, 2 * base / 39, 3 * base / 39])
     run.engine.arrive(Visit(client=0, size=run.data.client(0).size), Sent(run.server, 0), None)
     assert made.warmup_steps == 10 * (run.data.client(0).size // 6)
 

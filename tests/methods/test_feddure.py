@@ -405,6 +405,16 @@ def test_variants_and_unknown_ones() -> None:
         FedDure(Norm(), 10, variant="draft")
 
 
+@pytest.mark.parametrize(("variant", "own"), [("paper", 5e-4), ("release", 6e-4)])
+def test_the_rate_of_creg_is_its_papers_unless_it_is_given(variant: str, own: float) -> None:
+    """Another rate of the local model is none of C-reg's, in its optimiser and in the look-ahead."""
+    for args, expected in (({"lr": 0.0045}, own), ({"lr": 0.0045, "creg_lr": 0.0045}, 0.0045), ({}, own)):
+        method = FedDure(Norm(), 10, variant=variant, freg_enabled=False, lr_schedule="constant", **args)
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in method.configure_optimizers()[0]]
+        assert rates == [args.get("lr", own), expected]
+        assert method.hparams.creg_lr == expected
+
+
 @pytest.mark.parametrize("persist", ["params", "params+opt", "none"])
 def test_momentum_that_is_kept_is_the_local_models_alone(persist: str) -> None:
     """``reset_momentum=false`` says nothing about F-reg's optimiser, and C-reg is new in every visit."""

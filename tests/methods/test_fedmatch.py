@@ -2,6 +2,7 @@
 
 import copy
 import io
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -236,15 +237,22 @@ def test_nearest_clients() -> None:
     assert nearest(vectors, torch.tensor([True] + [False] * 4), 0, 2) == []
 
 
-def test_the_noise_is_one_image_within_bounds() -> None:
-    """A normal law of mean 125 and deviation 125 that is cut at 0 and 255 has mean 126.4 and deviation 69.6."""
-    noise = noise_image((3, 64, 64))
-    assert noise.shape == (1, 3, 64, 64)
-    assert torch.equal(noise, noise_image((3, 64, 64)))
-    assert float(noise.min()) >= 0
-    assert float(noise.max()) <= 1
-    draws = 125 + 125 * torch.randn(400_000, generator=torch.Generator().manual_seed(1))
-    draws = draws[(draws >= 0) & (draws <= 255)]
+def test_the_noise_is_one_image_clipped_to_the_range_of_pixels() -> None:
+    """A normal law of mean and deviation 125 without what is beyond two deviations; then all below 0 is 0, which is a
+    share of (Phi(-1) - Phi(-2)) / (Phi(2) - Phi(-2)), and all above 255 is 255.
+    """
+    noise = noise_image((3, 128, 128))
+    assert noise.shape == (1, 3, 128, 128)
+    assert torch.equal(noise, noise_image((3, 128, 128)))
+    assert (float(noise.min()), float(noise.max())) == (0.0, 1.0)
+    law = NormalDist()
+    within = law.cdf(2) - law.cdf(-2)
+    black, white = (law.cdf(-1) - law.cdf(-2)) / within, (law.cdf(2) - law.cdf(130 / 125)) / within
+    assert black == pytest.approx(0.1424, abs=1e-4)
+    assert float((noise == 0).float().mean()) == pytest.approx(black, abs=0.007)
+    assert float((noise == 1).float().mean()) == pytest.approx(white, abs=0.007)
+    draws = torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    draws = (125 + 125 * draws[draws.abs() <= 2]).clamp(0, 255)
     assert float(noise.mean()) * 255 == pytest.approx(float(draws.mean()), abs=1.5)
     assert float(noise.std()) * 255 == pytest.approx(float(draws.std()), abs=1.5)
 
@@ -324,23 +332,46 @@ def test_the_vector_of_a_client_is_what_its_model_says_to_the_noise() -> None:
 # Messages.
 
 
-def test_only_what_changed_is_uploaded() -> None:
-    """Entries within delta of what was sent come back as they were, small ones as 0; bytes count the others."""
+def second_visit(download: str) -> tuple[Federation, Visit, dict[str, Tensor]]:
+    """A federation after a round in which every client took part, its next visit, and what that is sent."""
     data = few("all_clients")
-    run = federation(method(preset="original", l1_threshold=1e-3, delta=2e-4, lr=1e-3), data)
-    upload = run.run_visits([Visit(client=1, size=data.client(1).size)])[0][0]
-    psi = {f"model.{name}" for name in run.method.psi_names}
-    trained = run.method.tensors("shared")  # the upload's values: the method keeps them
-    masks = []
+    made = method(preset="original", download=download, l1_threshold=1e-3, delta=2e-4, helpers=0)
+    run = federation(made, data, rounds=2)
+    run.roster = data.roster(0, participants=6)
+    run.server_phase(0, first=True)
+    run.run_round(0)
+    visit = Visit(round=1, client=1, size=data.client(1).size)
+    return run, visit, made.broadcast(run.server, visit)
+
+
+@pytest.mark.parametrize("download", ["full", "changed"])
+def test_what_is_uploaded(download: str) -> None:
+    """Entries more than ``delta`` from the server's, with psi up to ``l1_threshold`` as 0, travel as they are; the
+    others are the server's again, whatever the client has kept.
+    """
+    run, visit, sent = second_visit(download)
+    made = run.method
+    site, work = run.engine.arrive(visit, Sent(sent, 0), None)
+    site.fit(work)
+    trained = {name: value.clone() for name, value in made.tensors("shared").items()}
+    upload = made.make_upload(site)
+    assert upload is not None
+    psi = {f"model.{name}" for name in made.psi_names}
+    masks, small, kept = [], 0, 0
     for name, value in upload.tensors.items():
-        sent = value != run.server[name]
-        masks.append(sent)
-        assert bool(((value - run.server[name]).abs()[sent] > 2e-4).all())
+        server, compared = run.server[name], trained[name].clone()
         if name in psi:
-            assert bool(((value.abs() > 1e-3) | (value == 0))[sent].all())
-        assert torch.equal(trained[name], value)
-    share = sum(int(m.sum()) for m in masks) / sum(m.numel() for m in masks)
-    assert 0.01 < share < 0.99
+            compared[compared.abs() <= 1e-3] = 0.0
+        travels = (compared - server).abs() > 2e-4
+        expected = server.clone()
+        expected[travels] = trained[name][travels]
+        assert torch.equal(value, expected)
+        assert torch.equal(made.tensors("shared")[name], expected)  # the client goes on from it
+        masks.append(travels)
+        small += int((travels & (compared == 0) & (trained[name] != 0)).sum())
+        kept += int((~travels & (sent[name] != server)).sum())
+    assert small > 20
+    assert (kept > 20) == (download == "changed")
     assert upload.num_bytes == parts.sparse_bytes(masks, [8] * len(masks))
 
 
@@ -352,45 +383,62 @@ def test_nothing_trained_nothing_uploaded() -> None:
     assert changed(run.server, upload.tensors) == set()
 
 
-def test_only_what_changed_is_downloaded() -> None:
-    """A client keeps its own entries where the server's are within delta; the first download is whole."""
-    data = few("all_clients")
+def test_what_is_downloaded() -> None:
+    """A client keeps its own entries where the server's, with psi up to ``l1_threshold`` as 0, are within ``delta``;
+    the others come as the server has them. The first download is whole.
+    """
+    run, visit, sent = second_visit("changed")
+    made = run.method
+    held, psi = made.memory[1], set(made.psi_names)
+    parameters = dict(made.model.named_parameters())
+    own = parts.unflat(held["psi"], {name: p for name, p in parameters.items() if name in psi})
+    own |= parts.unflat(held["sigma"], {name: p for name, p in parameters.items() if name not in psi})
+    masks, small = [], 0
+    for name, value in own.items():
+        server = run.server[f"model.{name}"]
+        compared = server.clone()
+        if name in psi:
+            compared[compared.abs() <= 1e-3] = 0.0
+        travels = (compared - value).abs() > 2e-4
+        expected = value.clone()
+        expected[travels] = server[travels]
+        assert torch.equal(sent[f"model.{name}"], expected)
+        masks.append(travels)
+        small += int((travels & (compared == 0) & (server != 0)).sum())
+    assert small > 20
+    assert made.sent_bytes(sent, visit) == parts.sparse_bytes(masks, [8] * len(masks))
+
+
+def test_bytes_of_downloads() -> None:
+    """Whole models in the first round; later ones in full, or what changed alone."""
     for download in ("full", "changed"):
-        run = federation(method(preset="original", download=download, delta=1e-3, helpers=0), data, rounds=2)
+        run = federation(
+            method(preset="original", download=download, delta=1e-3, helpers=0), few("all_clients"), rounds=2
+        )
         run.server_phase(0, first=True)
         rows = [run.run_round(0), run.run_round(1)]
         whole = sum(t.numel() * t.element_size() for t in run.method.tensors("shared").values())
         assert rows[0]["bytes_down"] == rows[0]["visits"] * whole
-        visit = Visit(round=2, client=0, size=data.client(0).size)
-        sent = run.method.broadcast(run.server, visit)
         if download == "full":
             assert run.method.memory == {}
             assert rows[1]["bytes_down"] == 2 * rows[0]["bytes_down"]
-            assert changed(run.server, sent) == set()
-            continue
-        assert rows[1]["bytes_down"] < 1.9 * rows[0]["bytes_down"]
-        held = run.method.memory[0]
-        old = parts.unflat(held["psi"], {n: sent[f"model.{n}"] for n in run.method.psi_names})
-        for name, value in old.items():
-            now, server = sent[f"model.{name}"], parts.sparse(run.server[f"model.{name}"], 5e-6)
-            apart = (server - value).abs() > 1e-3
-            assert torch.equal(now, torch.where(apart, server, value))
-        masks = [
-            sent[f"model.{name}"] != value
-            for part, names in (("psi", run.method.psi_names), ("sigma", run.method.whole_names()))
-            for name, value in parts.unflat(held[part], {n: sent[f"model.{n}"] for n in names}).items()
-        ]
-        assert run.method.sent_bytes(sent, visit) == parts.sparse_bytes(masks, [8] * len(masks))
+            assert changed(run.server, run.method.broadcast(run.server, Visit(round=2, client=0))) == set()
+        else:
+            assert rows[1]["bytes_down"] < 1.9 * rows[0]["bytes_down"]
 
 
 def test_helpers_are_counted() -> None:
-    """Two more parts psi on the way down, where no entry of them is 0."""
+    """Two more parts psi on the way down, of which entries up to ``l1_threshold`` count as 0 and are not sent."""
     run = make_federation("fedmatch", single(), rounds=2, helper_every=1, local_epochs=1, **GENTLE)
     rows = run_rows(run)
     psi = sum(p.numel() * 4 for p in run.method.psi().values())
     whole = rows[0]["bytes_down"] // rows[0]["visits"]
     second = rows[1]["bytes_down"] - rows[0]["bytes_down"]
     assert second == pytest.approx(rows[1]["visits"] * (whole + 2 * psi + 8), rel=1e-3)
+    helper = torch.zeros(160)
+    helper[:5], helper[5:20] = 1.1e-5, 0.9e-5
+    sent = {"helper.0": helper, "helper_count": torch.tensor(1)}
+    assert run.method.sent_bytes(sent, Visit(client=0)) == 5 * 4 + 160 // 8 + 8
 
 
 def test_the_average_is_uniform() -> None:

@@ -78,6 +78,18 @@ def test_skewed_tables(feddb: Suite) -> None:
     assert released.data.init_args["union_mode"] == "code_index"
 
 
+@pytest.mark.parametrize("scale", ["paper", "lite", "small", "quick"])
+def test_the_printed_dirichlet_law_has_a_control(feddb: Suite, scale: str) -> None:
+    """A row that changes nothing else, and the row of all that the paper says."""
+    plain = config(feddb, "presets", "CIFAR10-4000", "FedDB", scale)
+    control = config(feddb, "presets", "CIFAR10-4000", "one draw per client", scale)
+    assert control.data.init_args == plain.data.init_args | {"partition_variant": "per_client"}
+    assert (control.method, control.model_args, control.rounds) == (plain.method, plain.model_args, plain.rounds)
+    assert plain.data.init_args["partition_variant"] == "per_class"
+    written = config(feddb, "presets", "CIFAR10-4000", "as written", scale)
+    assert written.data.init_args["partition_variant"] == "per_client"
+
+
 def test_small_leaves_out_variants_of_what_it_replaces(feddb: Suite) -> None:
     """Its network has neither static nor group norm, so these rows would be other rows' runs under another name."""
     plan = feddb.plan("small")

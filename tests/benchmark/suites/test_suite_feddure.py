@@ -140,3 +140,12 @@ def test_the_released_constants_for_cinic10(suite: Suite) -> None:
     assert [args[name] for name in names] == [5e-4, 100, 10, 100, 0]
     cifar = config(suite, "release", "cifar10", "FedDure (release)").method.init_args
     assert [cifar[name] for name in names] == [None, None, 5, 10, 2]
+
+
+def test_the_rate_of_creg(suite: Suite) -> None:
+    """Its own where the suite changes the local model's, too: the digits of ``quick``, and the released CINIC-10."""
+    quick = [run.config.method for run in suite.plan("quick").runs.values() if run.config.method.name == "feddure"]
+    assert {(args["lr"], args["creg_lr"]) for args in (method.init_args for method in quick)} == {(0.003, 0.003)}
+    released = config(suite, "release", "cinic10_release", "FedDure (release)").method.init_args
+    assert (released["lr"], released["creg_lr"]) == (5e-4, 5e-4)
+    assert config(suite, "release", "cifar10", "FedDure (release)").method.init_args["creg_lr"] is None

@@ -98,3 +98,13 @@ def test_a_holdout_is_a_share_of_the_labels_and_leaves_each_site_one(scenario):
     assert {*held.tolist()} <= set.union(*parts)
     assert all(part - {*held.tolist()} for part in parts if part)
     assert held.tolist() == labelled_holdout(made, 0.5, SEED).tolist() == sorted(held.tolist())
+
+
+def test_a_draw_per_client_reaches_every_pool():
+    """Both pools of ``all_clients``: equal sizes, which a draw per class does not give."""
+    given = options("all_clients", partition="dirichlet", labelled_partition=None, beta=0.1, min_size=1)
+    made = draw(given | {"partition_variant": "per_client"}, labels, SEED)
+    plain = draw(given, labels, SEED)
+    for role in ("labelled", "unlabelled"):
+        assert len({len(part) for part in getattr(made, role)}) == 1
+        assert len({len(part) for part in getattr(plain, role)}) > 1

@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition import split as split_module
-from datamodules.partition.split import dirichlet, iid, labelled_pool, pick_labelled
+from datamodules.partition.split import dirichlet, dirichlet_per_client, iid, labelled_pool, pick_labelled
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLASS_COUNTS = {
@@ -277,6 +277,78 @@ def test_labels_must_be_class_numbers(labels):
 def test_an_empty_pool_cannot_be_spread():
     with pytest.raises(DataError, match="cannot spread 0 samples over 1 clients"):
         iid([], 1, RandomState(0))
+
+
+# --- Dirichlet per client
+
+
+@derandomised
+@given(pools(), st.booleans())
+def test_a_draw_per_client_gives_all_clients_as_many_samples_and_none_twice(pool, shuffles):
+    labels, num_clients, beta, seed = pool
+    args = {"min_size": 1, "shuffle_classes": shuffles, "shuffle_clients": shuffles}
+    parts = dirichlet_per_client(labels, num_clients, beta, RandomState(seed), **args)
+    assert [len(part) for part in parts] == [len(labels) // num_clients] * num_clients
+    assert len(np.unique(np.concatenate(parts))) == len(labels) // num_clients * num_clients
+    again = dirichlet_per_client(labels, num_clients, beta, RandomState(seed), **args)
+    assert lists(parts) == lists(again)
+    if not shuffles:
+        assert all((np.diff(labels[part]) >= 0).all() for part in parts)
+
+
+def test_the_classes_of_a_client_follow_a_dirichlet_multinomial_law_around_the_prior():
+    """n images by q ~ Dir(beta p): mean n p, variance n p (1 - p) (n + beta) / (1 + beta). The first client meets full
+    classes; n = 10 of 100 samples, beta 2, p = (.6, .3, .1).
+    """
+    prior, beta, size, draws = np.array([0.6, 0.3, 0.1]), 2.0, 10, 4000
+    labels = sorted_labels([60, 30, 10])
+    rng = RandomState(0)
+    made = [dirichlet_per_client(labels, 10, beta, rng)[0] for _ in range(draws)]
+    counts = np.array([np.bincount(labels[part], minlength=3) for part in made])
+    variance = size * prior * (1 - prior) * (size + beta) / (1 + beta)
+    assert counts.mean(axis=0) == pytest.approx(size * prior, abs=4 * float(np.sqrt(variance.max() / draws)))
+    assert counts.var(axis=0, ddof=1) == pytest.approx(variance, rel=0.1)
+
+
+def test_a_large_beta_gives_every_client_the_mix_of_the_whole():
+    labels = sorted_labels([6000, 3000, 1000])
+    for part in dirichlet_per_client(labels, 5, 1e6, RandomState(0)):
+        assert np.bincount(labels[part]) / len(part) == pytest.approx([0.6, 0.3, 0.1], abs=0.05)
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1e-300])
+def test_a_vanishing_beta_gives_every_client_one_class_until_it_is_used_up(beta):
+    """Clients take whole classes, and go on to another one where a class has too few left."""
+    labels = sorted_labels([90, 60, 30])
+    parts = dirichlet_per_client(labels, 6, beta, RandomState(1))
+    assert [len(np.unique(labels[part])) for part in parts] == [1] * 6
+    assert sorted(np.concatenate(parts)) == list(range(180))
+    parts = dirichlet_per_client(sorted_labels([25, 25]), 5, beta, RandomState(1))
+    assert [len(part) for part in parts] == [10] * 5
+
+
+def test_later_classes_go_to_nobody_and_order_is_that_of_the_pool():
+    labels = np.arange(60) % 3
+    parts = dirichlet_per_client(
+        labels, 4, 5.0, RandomState(0), num_classes=2, shuffle_classes=False, shuffle_clients=False
+    )
+    assert sorted(np.concatenate(parts)) == np.flatnonzero(labels < 2).tolist()
+    for k in (0, 1):
+        assert np.concatenate([part[labels[part] == k] for part in parts]).tolist() == np.arange(k, 60, 3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "options", "message"),
+    [
+        (51, {"min_size": 0}, "cannot spread 50 samples over 51 clients"),
+        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: take fewer"),
+        (40, {"min_size": 0, "num_classes": 1}, "cannot give each of 40 clients .* of 17 samples"),
+        (2, {"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+    ],
+)
+def test_impossible_requests_per_client_name_values_and_remedy(num_clients, options, message):
+    with pytest.raises(DataError, match=message):
+        dirichlet_per_client(np.arange(50) % 3, num_clients, rng=RandomState(0), **{"beta": 0.5, **options})
 
 
 # --- IID

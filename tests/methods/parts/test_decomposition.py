@@ -144,6 +144,21 @@ def test_only_large_changes_are_sent() -> None:
     assert sent.tolist() == [True, False, True, False]
 
 
+def test_what_is_cut_decides_and_the_raw_value_is_sent() -> None:
+    """Entries up to the cut are compared as 0."""
+    old, new = torch.tensor([0.0, 1.0, 0.2, 0.2]), torch.tensor([0.5, 0.5, 0.3, 0.75])
+    value, sent = update(new, old, 0.25, cut=0.5)
+    assert value.tolist() == pytest.approx([0.0, 0.5, 0.2, 0.75])
+    assert sent.tolist() == [False, True, False, True]
+
+
+def test_what_is_no_number_is_a_change() -> None:
+    """It is sent, and seen by who receives it."""
+    value, sent = update(torch.tensor([float("nan"), 0.0]), torch.zeros(2), 0.5, cut=0.1)
+    assert bool(value.isnan()[0])
+    assert sent.tolist() == [True, False]
+
+
 def test_bytes_of_sparse_updates() -> None:
     """Values and one bit per entry; never more than all values; nothing where nothing changed."""
     masks = [torch.arange(20) < k for k in (0, 3, 20)]

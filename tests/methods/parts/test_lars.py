@@ -1,5 +1,6 @@
 """LARS against its closed form, and as an ordinary optimiser."""
 
+from math import sqrt
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from datamodules.common.errors import ConfigError
-from methods.parts.lars import LARS, scaled
+from methods.parts.lars import LARS
 
 
 def weight(*values: float) -> nn.Parameter:
@@ -16,21 +17,22 @@ def weight(*values: float) -> nn.Parameter:
 
 
 def test_one_step_by_hand() -> None:
-    """w = (3, 4), g = (6, 8), decay 0.1: ratio 0.5 / (10 + 0.5), so each entry moves by lr ratio (g + 0.1 w)."""
+    """w = (3, 4), g = (4, -5), decay 1: the decayed gradient (7, -1) has norm sqrt(50), the ratio is 0.5 / sqrt(50)."""
     w = weight(3.0, 4.0)
-    w.grad = torch.tensor([[6.0, 8.0]], dtype=torch.float64)
-    LARS([w], lr=2.0, weight_decay=0.1, trust=0.1).step()
-    ratio = 0.1 * 5.0 / (10.0 + 0.1 * 5.0)
-    assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 6.3, 4.0 - 2.0 * ratio * 8.4], rel=1e-15)
+    w.grad = torch.tensor([[4.0, -5.0]], dtype=torch.float64)
+    LARS([w], lr=2.0, weight_decay=1.0, trust=0.1).step()
+    ratio = 0.1 * 5.0 / sqrt(50.0)
+    assert w.tolist()[0] == pytest.approx([3.0 - 2.0 * ratio * 7.0, 4.0 + 2.0 * ratio], rel=1e-15)
 
 
-def test_without_decay_a_step_is_trust_times_the_weight_long() -> None:
-    """Whatever the size of the gradient."""
+@pytest.mark.parametrize("decay", [0.0, 0.3, 5.0])
+def test_a_step_is_trust_times_the_weight_long(decay: float) -> None:
+    """Whatever the size of the gradient and the decay: the ratio divides by the norm of what it scales."""
     for factor in (1e-4, 1.0, 1e4):
         w = weight(3.0, 4.0)
         w.grad = factor * torch.tensor([[5.0, -12.0]], dtype=torch.float64)
         before = w.detach().clone()
-        LARS([w], lr=0.5, trust=1e-3).step()
+        LARS([w], lr=0.5, weight_decay=decay, trust=1e-3).step()
         assert float((w.detach() - before).norm()) == pytest.approx(0.5 * 1e-3 * 5.0, rel=1e-12)
 
 
@@ -59,20 +61,23 @@ def test_biases_and_normalisation_are_exempt() -> None:
     optimizer.step()
     for name, p in layer.named_parameters():
         w, g = before[name]
-        expected = scaled(w, g, 0.5, 1e-3) if name == "0.weight" else g
+        decayed = g + 0.5 * w
+        expected = 1e-3 * w.norm() / decayed.norm() * decayed if name == "0.weight" else g
         torch.testing.assert_close(p.detach(), w - 0.1 * expected)
     assert not optimizer.state
 
 
 def test_nothing_to_scale_by() -> None:
-    """A weight of zero moves along its gradient; a gradient of zero leaves only the decay."""
+    """A weight of zero moves along its gradient; a gradient of zero leaves the decay alone to be scaled."""
     w = weight(0.0, 0.0)
     w.grad = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     LARS([w], lr=0.1).step()
     assert w.tolist()[0] == pytest.approx([-0.1, -0.2])
     w = weight(1.0, 2.0)
     w.grad = torch.zeros(1, 2, dtype=torch.float64)
-    LARS([w], lr=0.1, weight_decay=0.5).step()
+    LARS([w], lr=0.1).step()
+    assert w.tolist()[0] == [1.0, 2.0]
+    LARS([w], lr=0.1, weight_decay=0.5, trust=0.5).step()
     assert w.tolist()[0] == pytest.approx([0.95, 1.9])
     w.grad = None
     LARS([w], lr=0.1).step()
