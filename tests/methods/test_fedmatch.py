@@ -86,7 +86,7 @@ def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "
     data = run.data.server if client < 0 else run.data.client(client)
     visit = Visit(client=client, size=data.size)
     run.engine.begin(visit)
-    index = torch.arange(len(fields["x"]))
+    index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
     LocalSite(run.method, run.engine.around, data, visit, []).fit([Pass({stream: walk})])
 
