@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import identity
+from benchmark.console import Console
 from benchmark.launch.calibration import Calibration, Sizes
 from benchmark.launch.environment import cores, gpu_name, idle_cores
 from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
