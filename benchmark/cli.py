@@ -41,28 +41,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     any more.
     """
     try:
+        return _stoppable(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        return _unread()
+
+
+def _stoppable(argv: Sequence[str]) -> int:
+    try:
         with stoppable():
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(argv)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on", file=sys.stderr)
         return STOPPED
 
 
+def _unread() -> int:
+    """Say, to whoever reads errors, that nobody reads the output, or the errors, any more."""
+    for stream, word in ((sys.stdout, ""), (sys.stderr, "nobody reads the output any more\n")):
+        try:
+            stream.write(word)
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python would try once more at its end
+    return UNREAD
+
+
 def _run(argv: Sequence[str]) -> int:
     try:
-        arguments, dotted = split_dotted(list(argv))
-        if arguments[:1] == ["--version"]:
-            print(f"fssl-bench {package_version()} ({code_version()})")
-            return 0
-        chosen = _parse(arguments)
-        return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
+        try:
+            return _carried_out(argv)
+        finally:
+            sys.stdout.flush()  # what cannot be written is noticed here, and not when Python ends
     except BenchError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try once more at its end
-        print("nobody reads the output any more", file=sys.stderr)
-        return UNREAD
+        raise  # it is no file's error, as the other ones are
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
@@ -70,6 +84,15 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _carried_out(argv: Sequence[str]) -> int:
+    arguments, dotted = split_dotted(list(argv))
+    if arguments[:1] == ["--version"]:
+        print(f"fssl-bench {package_version()} ({code_version()})")
+        return 0
+    chosen = _parse(arguments)
+    return COMMANDS[chosen.subcommand](chosen[chosen.subcommand], dotted)
 
 
 def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -12,6 +12,7 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
+from unicodedata import category
 
 from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
@@ -22,6 +23,8 @@ SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean")
 ROSTER = "datamodules.partition.roster.Roster"
 NONFINITE = ("stop", "skip")
+CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters, and of what breaks lines and paragraphs
+MOST = 1024  # threads of a process, or copies of a method: no machine has so many cores, or so much memory
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class Runtime:
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {n}")
+        for name in ("threads", "slots"):
+            if getattr(self, name) != "auto" and getattr(self, name) > MOST:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at most {MOST}")
+        for name in ("data_dir", "results_dir"):
+            check_folder(str(getattr(self, name)), f"--{name}")
 
 
 @dataclass(frozen=True)
@@ -213,8 +221,16 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """A configuration from plain data; ``method`` and ``data`` may be given as a bare name."""
+    """A configuration from plain data; ``method`` and ``data`` may be given as a bare name.
+
+    Raises:
+        ConfigError: a value contains itself, or is of the wrong type; an unknown field, or a value out of range.
+    """
     values = _mapping(values, "configuration")
+    try:
+        json.dumps(values, default=str, skipkeys=True)
+    except (ValueError, RecursionError):
+        raise ConfigError("configuration: a value contains itself, or is nested too deeply") from None
     specs: dict[str, Any] = {slot: class_spec(slot, values.pop(slot, None)) for slot in KINDS}
     runtime = _mapping(values.pop("runtime", None), "runtime")
     for name in ("model_args", "roster"):
@@ -294,6 +310,16 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     if wrong := [key for key in given if not isinstance(key, str)]:
         raise ConfigError(f"{where}: {wrong[0]!r} is no name of an option")
     return given
+
+
+def check_folder(path: str, option: str) -> None:
+    """Refuse the path of a folder with a line break or another control character: scripts and lists have it in a line.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if any(category(sign) in CONTROL for sign in path):
+        raise ConfigError(f"{option} {path!r}: a control character, such as a line break; give another folder")
 
 
 def _refuse_unbounded(value: Any, name: str) -> None:

@@ -15,6 +15,9 @@ from pydantic import ValidationError
 from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 
+MOST_VALUES = 100_000
+"""Values that the aliases of a YAML file may stand for; our own suites have at most 1600."""
+
 
 def regular(path: str | Path, flags: int) -> int:
     """Open a regular file, for ``os.open`` and as ``open(..., opener=regular)``; nothing else is waited for.
@@ -74,12 +77,21 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
     """A YAML mapping, read as YAML 1.2 does (``5e-4`` is a number, ``off`` is a word).
 
     Raises:
-        ConfigError: not valid YAML, or not a mapping; names ``where`` it was read.
+        ConfigError: not valid YAML, not a mapping, a value that contains itself, or more than ``MOST_VALUES`` written
+            by means of aliases; names ``where`` it was read.
     """
+    loader = _Loader(text)
     try:
-        values = yaml.load(text, Loader=_Loader)
+        node = loader.get_single_node()
+        if node is not None:
+            _count(node, {})
+        values = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not valid YAML: it is nested too deeply") from None
+    finally:
+        loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of names to values")
     return values
@@ -114,6 +126,31 @@ def problem(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{place} is missing"
     return f"{place}: {message[0].lower()}{message[1:]}" if place else message
+
+
+def _count(node: Any, counts: dict[int, int]) -> int:
+    """Values in a node and below it, each alias counted as what it stands for.
+
+    Args:
+        node: as YAML composes it, before anything is made of it: an alias is the node that it names, once more.
+        counts: of the nodes that were met, by ``id``; 0 for those that are being counted.
+
+    Raises:
+        ConstructorError: a node is below itself, or aliases make too many values.
+    """
+    if id(node) in counts:
+        if counts[id(node)] == 0:
+            raise yaml.constructor.ConstructorError(None, None, "a value contains itself", node.start_mark)
+        return counts[id(node)]
+    counts[id(node)] = 0
+    below = [] if isinstance(node, yaml.ScalarNode) else node.value
+    if isinstance(node, yaml.MappingNode):
+        below = [one for pair in below for one in pair]
+    count = counts[id(node)] = 1 + sum(_count(one, counts) for one in below)
+    if count > max(MOST_VALUES, len(counts)):  # a long file without aliases is only long
+        problem = f"its aliases stand for {count:,} values; at most {MOST_VALUES:,} are read"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return count
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]

@@ -64,14 +64,41 @@ def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> l
 def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime) -> Trial | None:
     """One trial more for a row whose best factor is the least or the greatest: ``beyond`` times further out.
 
-    ``None`` if the best lies between others, a trial has no score yet, or the suite does not go beyond its factors.
+    Of several that are equally good it is enough that one is: what lies beyond it may be better. If the least and the
+    greatest are equally good, it is beyond the greatest.
+
+    ``None`` if the best lie between others, a trial has no score yet, or the suite does not go beyond its factors.
     """
     spec = _spec(suite, scale)
-    best, factors, beyond = _best(scored)[0], [one.factor for one, _ in scored], spec["beyond"]
-    if beyond is None or len(scored) < len(spec["factors"]) or min(factors) < best.factor < max(factors):
+    beyond = spec["beyond"]
+    if beyond is None or len(scored) < len(spec["factors"]):
         return None
-    factor = best.factor * beyond if best.factor == max(factors) else best.factor / beyond
-    return _trial(suite, scale, best.row, factor, runtime)
+    highest = max(score for _, (score, _) in scored)
+    best, factors = [one.factor for one, (score, _) in scored if score == highest], [one.factor for one, _ in scored]
+    if max(factors) in best:
+        factor = max(factors) * beyond
+    elif min(factors) in best:
+        factor = min(factors) / beyond
+    else:
+        return None
+    return _trial(suite, scale, scored[0][0].row, factor, runtime)
+
+
+def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
+    """The rows of a bound's own method on its data set and in its table; none for a row that is no bound."""
+    bounds = next(table.bounds for table in suite.tables if table.number == row.table)
+    if row.method not in bounds:
+        return []
+
+    def method(one: Row) -> str:
+        return str(suite.spec["labels"][one.method]["method"])
+
+    return [
+        other
+        for other in suite.matching([], scale)
+        if (other.table, other.dataset, method(other)) == (row.table, row.dataset, method(row))
+        and other.method not in bounds
+    ]
 
 
 def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
@@ -103,7 +130,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     """Run what is missing of the rows' trials, choose, and write the choices beside the suite.
 
     Every trial is kept in Optuna's journal ``<results_dir>/tuning/<suite>-<scale>.journal``; trials that are there
-    are not run again.
+    are not run again. A bound also makes the ``further`` trials of the rows of its method, as far as these are there:
+    at a rate that one of them has and it has not tried, it would be no bound.
 
     Returns:
         what was written, by row: the chosen ``options``, and all that was ``tried`` with its score.
@@ -121,11 +149,18 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    studies = _studies(journal, rows)
-    planned = trials(suite, scale, rows, runtime)
+    of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
+    involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
+    studies = _studies(journal, list(involved.values()))
+    first = trials(suite, scale, list(involved.values()), runtime)
+    planned = [trial for trial in first if trial.row in rows]
     _run_missing(planned, studies, runtime, jobs)
-    asked = [further(suite, scale, own, runtime) for row in rows if (own := _known(planned, row, studies))]
-    more = [trial for trial in asked if trial is not None]
+    steps = {name: further(suite, scale, _known(first, row, studies), runtime) for name, row in involved.items()}
+    more = []
+    for row in rows:
+        asked = [steps[one.full_name] for one in (row, *of_method[row.full_name])]
+        factors = dict.fromkeys(step.factor for step in asked if step is not None)
+        more += [_trial(suite, scale, row, factor, runtime) for factor in factors]
     _run_missing(more, studies, runtime, jobs)
     planned += more
     without = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]

@@ -1,12 +1,11 @@
 """``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import torch
@@ -64,11 +63,6 @@ class SiteData:
     def size(self) -> int:
         """Number of images."""
         return len(self.labelled) + len(self.unlabelled)
-
-    def thinned(self, every: int) -> "SiteData":
-        """The first of so many positions of each kind, the next after as many, and so on, with their labels."""
-        fields = {name: value[::every] for name, value in vars(self).items() if value is not None}
-        return replace(self, **fields)
 
 
 class Oracle:
@@ -469,21 +463,6 @@ class FSSLDataModule(L.LightningDataModule):
         """Positions of the whole unlabelled pool in stored order, leftovers included, int64."""
         self._require_setup()
         return self._pool
-
-    def thinned(self, every: int) -> Self:
-        """The same data with one of so many images at every client, at the server, in the pool and in the test set.
-
-        Who has images keeps one at least. It is for measurements of speed; the original stays as it is.
-
-        Raises:
-            ConfigError: before ``setup``.
-        """
-        self._require_setup()
-        thin = copy.copy(self)
-        thin._clients = [site.thinned(every) for site in self._clients]
-        thin._server, thin._pool = self._server.thinned(every), self._pool[::every]
-        thin._test_prepared, thin.test_labels = self._test_prepared[::every], self.test_labels[::every]
-        return thin
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """All clients' and the server's data at once, for a plain ``Trainer``: the method names its streams.

@@ -105,6 +105,7 @@ OPTIONS = {
     "--last_k 0": "last_k is 0; it must be at least 1",
     "--seed -1": "seed is -1; it must be 0 to 2^32 - 1",
     "--seed 4294967296": "seed is 4294967296; it must be 0 to 2^32 - 1",
+    "--seed ,": "--seed ,: write numbers separated by commas, e.g. 1,2,3",
     "--precision 16-mixed": "its loss scaling needs the optimiser",
     "--precision 8": "it is not one of 32-true, 64-true, bf16-mixed",
     "--report first": "unknown report 'first'",
@@ -113,6 +114,7 @@ OPTIONS = {
     "--devices 9999": "--devices 9999: so many processes take 4,000 GB of memory before they have any data",
     "--devices 0": "devices is 0; it must be at least 1",
     "--threads -1": "threads is -1; it must be at least 1",
+    "--threads 999999999999999": "threads is 999999999999999; it must be at most 1024",
     "--num_nodes 0": "num_nodes is 0; it must be at least 1",
     "--num_nodes 2": "nothing has started this process on each of them",
     "--slots 0": "slots is 0; it must be at least 1",
@@ -136,6 +138,7 @@ CONFIGS = {
     "- method": "config.yaml: expected a mapping of names to values",
     "rounds: 3\nrounds: 4": "the key 'rounds' is there twice",
     "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' is there twice",
+    "model_args: &a {b: *a}": "config.yaml: not valid YAML: a value contains itself",
     "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]; give a mapping of names to values",
     "method: {class_path: fedavg, args: {}}": "method: give a name or class_path and init_args",
     "method: {class_path: fedavg, init_args: {lr: .nan}}": "--method.lr is nan; give a finite number",
@@ -153,6 +156,7 @@ CONFIGS = {
     "roster: {participants: .inf}": "--roster.participants is inf; give a finite number",
     "model_args: 3": "model_args is 3; give a mapping of names to values",
     "runtime: 3": "runtime is 3; give a mapping of names to values",
+    'runtime: {results_dir: "a\\nb"}': "--results_dir 'a\\nb': a control character, such as a line break",
     "runtime: {device: 2}": "unknown runtime argument 'device'; did you mean 'devices'?",
 }
 

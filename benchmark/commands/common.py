@@ -64,21 +64,34 @@ def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str |
 
 
 def numbers(text: str | None, option: str) -> list[int]:
-    """Whole numbers separated by commas."""
+    """Whole numbers separated by commas; none if the option was not given.
+
+    Raises:
+        ConfigError: the text is something else, or there is no number in it.
+    """
     try:
-        return [int(number) for number in listed(text)]
+        return [int(number) for number in listed(text, option)]
     except ValueError:
         raise ConfigError(f"{option} {text}: write numbers separated by commas, e.g. 1,2,3") from None
 
 
-def listed(text: str | None, known: Container[str] = ()) -> list[str]:
-    """Words separated by commas, as they are or in brackets; a text that is one of the ``known`` names stays whole."""
-    if text is not None and text in known:
+def listed(text: str | None, option: str, known: Container[str] = ()) -> list[str]:
+    """Words separated by commas, as they are or in brackets; a text that is one of the ``known`` names stays whole.
+
+    There are none if the option was not given, which mostly means all, or the default.
+
+    Raises:
+        ConfigError: the option was given, and has no word.
+    """
+    if text is None:
+        return []
+    if text in known:
         return [text]
-    words = text or ""
-    if words.startswith("[") and words.endswith("]"):
-        words = words[1:-1]
-    return [part.strip() for part in words.split(",") if part.strip()]
+    words = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    found = [part.strip() for part in words.split(",") if part.strip()]
+    if not found:
+        raise ConfigError(f"{option} {text}: there is nothing between the commas")
+    return found
 
 
 def warn_of_slow_precision(precision: str, accelerator: str) -> None:

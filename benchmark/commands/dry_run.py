@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import identity
-from benchmark.launch.calibration import Calibration, Sizes
+from benchmark.console import Console
+from benchmark.launch.calibration import BUSY, Calibration, Sizes, Unmeasured
 from benchmark.launch.environment import cores, gpu_name, idle_cores
 from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
 from benchmark.suites.plan import PlannedRun
@@ -21,9 +21,9 @@ from datamodules.common.errors import BenchError
 def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
     """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
 
-    Hours come from records of this machine. Where none resembles a run, a few of its rounds are run, on a part of the
-    images where that takes long, and nothing of them is kept. The data are read, and fetched where they are missing,
-    as the runs would do.
+    Hours come from records of this machine, of the same configuration. Where there are none, a few whole rounds are run
+    and nothing of them is kept, if no other program uses the machine and none of them takes too long; else the time is
+    unknown, and the table says why. The data are read, and fetched where they are missing, as the runs would do.
 
     Args:
         runs: of one command, at least one.
@@ -37,8 +37,9 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
     results = Path(runtime.results_dir)
     gpu = gpu_name(runtime.accelerator)
     measured = measured_here(results, gpu)
-    shared = gpu is None and idle_cores() < cores()  # before this command uses any
+    busy = gpu is None and idle_cores() < cores()
     states_of: dict[int, Sizes] = {}
+    reasons: dict[int, str] = {}
     problems: list[str] = []
     for number, part in enumerate(parts(runs, states, measured)):
         if not part.left:
@@ -48,38 +49,37 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
             calibration = Calibration(config)
             states_of[number] = calibration.sizes()
             if not parts(part.runs, states, measured)[0].estimate:
+                if busy:
+                    raise Unmeasured(BUSY)
                 print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
-                taken = calibration.duration()
-                measured.append(Measured(identity(config), config.rounds, taken.seconds, taken.thinning))
+                measured.append(Measured(identity(config), config.rounds, calibration.seconds(), calibration.how))
+        except Unmeasured as reason:
+            reasons[number] = f"unknown: {reason}"
         except BenchError as error:
             problems.append(f"{part.runs[0].cells[0]}: {error}")
         gc.collect()  # a federation and its data set refer to each other
     found = parts(runs, states, measured)
-    console.print(_table(found))
+    console.print(_table(found, reasons))
     for line in summary(found, jobs):
         console.print(line, highlight=False)
-    if shared and any(one.calibration for one in measured):
-        console.print(
-            "other programs were using the machine while rounds were measured: without them the runs take less time"
-        )
     if states_of:
         console.print(_needs(found, states_of, jobs, results), highlight=False)
     for problem in dict.fromkeys(problems):
         console.print(problem, highlight=False, markup=False)
 
 
-def _table(found: Sequence[Part]) -> Table:
+def _table(found: Sequence[Part], reasons: Mapping[int, str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("runs", "rounds left", "s per round", "time", "judged by", "cells"):
         table.add_column(name, justify="left" if name in ("judged by", "cells") else "right", no_wrap=name != "cells")
-    for part in found:
+    for number, part in enumerate(found):
         known = part.estimate
         table.add_row(
             str(len(part.runs)),
             f"{part.left:,}",
             f"{known.seconds:.3g}" if known else "?",
             duration(part.seconds) if known else "?",
-            known.source if known else "-",
+            known.source if known else reasons.get(number, "-"),
             escape(", ".join(dict.fromkeys(part.runs[0].cells))),
         )
     return table

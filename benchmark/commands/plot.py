@@ -35,12 +35,12 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "plot")
     from benchmark.report.plots import learning_curves, read_runs, read_suite_rows
 
-    labels = listed(options.labels)
+    labels, columns = listed(options.labels, "--labels"), listed(options.columns, "--columns")
     if bool(options.suite) != bool(options.row) or bool(options.row) == bool(options.runs):
         raise ConfigError("plot: name folders of runs, or rows of a suite: --suite PAPER --row TABLE/DATASET/METHOD")
     if options.suite:
         curves = read_suite_rows(load(options.suite), options.row, options.scale, options.results_dir, labels)
     else:
         curves = read_runs(options.runs, labels)
-    print(f"wrote {learning_curves(curves, listed(options.columns), options.out, options.axis)}")
+    print(f"wrote {learning_curves(curves, columns, options.out, options.axis)}")
     return 0

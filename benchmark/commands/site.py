@@ -25,6 +25,6 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "site")
     from benchmark.site.build import build
 
-    build(Path(options.results_dir), Path(options.out), listed(options.papers))
+    build(Path(options.results_dir), Path(options.out), listed(options.papers, "--papers"))
     print(f"wrote {Path(options.out, 'index.html')}")
     return 0

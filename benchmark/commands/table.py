@@ -100,8 +100,10 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     from benchmark.report.loggers import mirror_tables
 
     plan = planned(suite, options, runtime, options.precision)
-    methods, only = listed(options.methods, suite.spec["labels"]), listed(options.only, suite.names())
-    wanted = suite.select(plan, listed(options.tables), methods, only)
+    numbers = listed(options.tables, "--tables")
+    methods = listed(options.methods, "--methods", suite.spec["labels"])
+    only = listed(options.only, "--only", suite.names())
+    wanted = suite.select(plan, numbers, methods, only)
     published = suite.published()  # what is missing is missed before anything runs
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
@@ -152,7 +154,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             frames["leaderboard"] = lines
         mirror_tables(runtime, suite.paper, scale, frames)
     page = results / "tables" / f"{name}.md"
-    _show(pages, listed(options.tables), page)
+    _show(pages, numbers, page)
     if not missing:
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]

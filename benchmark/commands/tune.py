@@ -30,7 +30,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     suite = load(options.paper)
-    rows = suite.matching(listed(options.row, suite.names()), options.scale)
+    rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
     jobs, _ = jobs_and_gpus(options, runtime)
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())

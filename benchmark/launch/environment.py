@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,27 @@ def idle_cores() -> int:
     A thread that has to wait for a core holds up all threads of its process at the end of every operation, so threads
     beyond this number make a run slower, and with small operations many times slower.
     """
-    before = _busy_and_all()
+    used = others()
     time.sleep(LOOK_S)
-    after = _busy_and_all()
-    if before is None or after is None or after[1] == before[1]:
-        return cores()
-    used = cores() * (after[0] - before[0]) / (after[1] - before[1])
-    return cores() if used < IDLE else max(1, int(cores() - used))
+    count = used()
+    return cores() if count < IDLE else max(1, int(cores() - count))
+
+
+def others() -> Callable[[], float]:
+    """Begin to observe this process's cores; what this returns says how many of them others have used since then.
+
+    That is a mean over the time, 0 where the system does not say. What this process itself has used is taken off.
+    """
+    before, own = _busy_and_all(), time.process_time()
+
+    def used() -> float:
+        after = _busy_and_all()
+        if before is None or after is None or after[1] == before[1]:
+            return 0.0
+        ours = (time.process_time() - own) * os.sysconf("SC_CLK_TCK")
+        return cores() * max(0.0, after[0] - before[0] - ours) / (after[1] - before[1])
+
+    return used
 
 
 def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmark.config import folder
+from benchmark.console import Console
 from benchmark.launch.background import repeatedly
 from benchmark.report.cost import duration
 from benchmark.report.records import last_row, read_record, saved_rounds, state

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from benchmark.config import to_yaml
+from benchmark.config import check_folder, to_yaml
 from benchmark.files import write_atomic
 from benchmark.launch.signals import STOPPED
+from benchmark.registry import one_line
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import ConfigError, RunError
 
@@ -57,10 +58,14 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
 
     Returns:
         the script, ready for ``sbatch``.
+
+    Raises:
+        ConfigError: the path of the folder has a line break or another control character.
     """
     texts = {run.id: to_yaml(run.config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
+    check_folder(str(folder), "--results_dir")
     folder.mkdir(parents=True, exist_ok=True)
     configs = []
     for identifier, text in texts.items():
@@ -77,7 +82,9 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
             list=LIST,
             python=shlex.quote(sys.executable),
             stopped=STOPPED,
-            command=shlex.join(["python -m benchmark", *sys.argv[1:]]),
+            command=one_line(
+                shlex.join(["python", "-m", "benchmark", *sys.argv[1:]])
+            ),  # what breaks a comment is executed
         ),
     )
     return script
@@ -104,7 +111,7 @@ def submit(script: Path, options: str) -> str:
         command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
     except ValueError as error:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise RunError(f"`{shlex.join(command)}` refuses: {done.stderr.strip()}")
     return done.stdout.strip().partition(";")[0]

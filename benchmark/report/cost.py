@@ -1,4 +1,4 @@
-"""What runs cost: seconds per round, from records of this machine or from calibrations, and what is left to do."""
+"""What runs cost: seconds per round, from records of this machine or from rounds run here, and what is left to do."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,6 @@ from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "data.init_args.partition_seed"}
 """What changes nothing in the time that a round takes."""
-OF_THE_METHOD = "method.init_args."
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Measured:
         config: identity of the run, as plain data.
         rounds: how many rounds.
         seconds: what they took together.
-        calibration: on one of how many images they were run, for the purpose; 0: they are from a record.
+        how: how they were run for the purpose, in words; empty: they are from a record.
     """
 
     config: Mapping[str, Any]
     rounds: int
     seconds: float
-    calibration: int = 0
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,28 +82,18 @@ def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
 
 
 def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None:
-    """Seconds per round: the mean over runs of the same configuration, or else over those that differ in arguments of
-    the method alone; ``None`` if there are none.
-    """
-    names = ("method", "data")
-    same: list[Measured] = []
-    alike: list[Measured] = []
-    for one in measured:
-        if any(one.config[name]["class_path"] != getattr(config, name).class_path for name in names):
-            continue
-        apart = {phrase.partition(":")[0] for phrase in differences(one.config, config)} - COSTLESS
-        if all(option.startswith(OF_THE_METHOD) for option in apart):
-            (alike if apart else same).append(one)
-    found = same or alike
+    """Seconds per round: the mean over runs of the same configuration; ``None`` if there are none."""
+    found = [
+        one
+        for one in measured
+        if all(one.config[name]["class_path"] == getattr(config, name).class_path for name in ("method", "data"))
+        and {phrase.partition(":")[0] for phrase in differences(one.config, config)} <= COSTLESS
+    ]
     if not found:
         return None
-    calibrations = [one.calibration for one in found if one.calibration]
-    counts = [("record", len(found) - len(calibrations)), ("calibration", len(calibrations))]
-    source = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts if n)
-    if (fewest := max(calibrations, default=1)) > 1:
-        source += f" on 1/{fewest} of the images"
-    others = "" if same else " with other options of the method"
-    return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source + others)
+    records = sum(not one.how for one in found)
+    source = f"{records} record{'s' if records > 1 else ''}" if records else found[0].how
+    return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source)
 
 
 def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
@@ -155,7 +144,7 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
         of_all = f" for {sum(part.left for part, _ in known):,} of them" if unknown else ""
         lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
     if unknown:
-        lines.append(f"nothing is known about {sum(len(part.runs) for part in unknown)} of the runs on this machine")
+        lines.append(f"how long {sum(len(part.runs) for part in unknown)} of the runs take on this machine is unknown")
     return lines
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import folder, identity, spelled
+from benchmark.console import Console
 from benchmark.launch.environment import gpu_name
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.report.records import read_record, read_rows, readings

@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich.console import Console
 from rich.progress import track
 
+from benchmark.console import Console
 from benchmark.files import write_atomic
 from benchmark.report import tables
 from benchmark.site.gather import Found, View, find_runs, find_views

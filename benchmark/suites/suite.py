@@ -457,7 +457,7 @@ def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         before = result.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = _on_top(before, value)
-        elif key == "rows" and isinstance(before, list):
+        elif key == "rows" and isinstance(before, list) and isinstance(value, list):
             result[key] = [*before, *value]
         else:
             result[key] = value

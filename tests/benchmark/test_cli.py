@@ -1,11 +1,12 @@
 """The command line: how it reads options, what it says of them, bad input in one line."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from benchmark import cli
+from benchmark import ROOT, cli
 from benchmark.cli import main, split_dotted
 from benchmark.registry import KINDS, find_class, known_names
 from toy_suite import HEAVY
@@ -17,12 +18,37 @@ def test_options_of_sbatch_stay_as_they_are_spelled(given):
     assert rest == ["table", "--slurm=--gpus-per-task=1 --nodes=2", "--data_dir", "d"]
 
 
-def test_a_reader_that_goes_away_is_no_missing_folder():
-    command = [sys.executable, "-m", "benchmark", "fit", "--data.help", "digits"]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fit", "--data.help", "digits"],
+        ["list", "models"],  # so short that Python keeps it until the end
+        ["--help"],
+        ["status", "--paper", "toy.yaml"],
+        ["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "quick", "--dry_run"],
+    ],
+)
+def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):
+    program = started(arguments)
     program.stdout.close()
-    assert program.stderr.read() == "nobody reads the output any more\n"
+    assert program.stderr.read().splitlines()[-1] == "nobody reads the output any more"
     assert program.wait() == cli.UNREAD
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]])
+def test_a_reader_of_errors_or_progress_that_goes_away(here, arguments):
+    """Nobody can be told; the exit code says it, and what was printed before stays."""
+    program = started(arguments)
+    program.stderr.close()
+    assert program.stdout.read() == ""
+    assert program.wait() == cli.UNREAD
+
+
+def started(arguments):
+    """A program whose pipes hold what it prints until it is flushed, as they do by default."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "benchmark", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_split_dotted():
@@ -94,6 +120,12 @@ def test_split_dotted():
         (["table", "--paper", "toy.yaml", "--tables", "9"], "unknown table '9'. Known: 1, 2"),
         (["table", "--paper", "toy.yaml", "--method.lr", "1"], "table takes no --method.lr"),
         (["status", "--paper", "toy.yaml", "--seeds", "one"], "--seeds one: write numbers separated by commas"),
+        (["fit", "--method", "fedavg", "--data", "digits", "--seed", ","], "--seed ,: write numbers separated by"),
+        (["status", "--paper", "toy.yaml", "--seeds", ""], "--seeds : write numbers separated by commas, e.g. 1,2,3"),
+        (["table", "--paper", "toy.yaml", "--only", ","], "--only ,: there is nothing between the commas"),
+        (["table", "--paper", "toy.yaml", "--tables=[]"], "--tables []: there is nothing between the commas"),
+        (["table", "--paper", "toy.yaml", "--methods", " , "], "--methods , : there is nothing between the commas"),
+        (["tune", "--paper", "toy.yaml", "--row", ","], "--row ,: there is nothing between the commas"),
         (["describe"], "--data is missing; it is one of ag_news, cifar10, "),
         (["describe", "--data", "digits", "--data.partition_file", "no.json"], "cannot use the partition file no.json"),
         (["train"], "train"),

@@ -325,6 +325,47 @@ def test_yaml_that_is_no_mapping(text):
         load_yaml(text, "some.yaml")
 
 
+def bomb(entry):
+    """YAML of a few lines whose aliases stand for ten thousand million values."""
+    lines = [f"a0: &a0 {entry.format('1')}"]
+    lines += [f"a{n}: &a{n} {entry.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 11)]
+    return "\n".join(lines)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", [bomb("[{}]"), bomb("{{<<: [{}], b: 1}}").replace("[1]", "{}")])
+def test_aliases_that_stand_for_too_much_are_refused(text):
+    with pytest.raises(ConfigError, match=r"^some\.yaml: .* aliases stand for .*; at most 100,000 are read.*line \d+"):
+        load_yaml(text, "some.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: {c: *a}}", "&a {b: *a}", "a: &a {<<: *a}"])
+def test_yaml_that_contains_itself_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^some\.yaml: .*a value contains itself.*line 1"):
+        load_yaml(text, "some.yaml")
+
+
+def test_aliases_stand_for_what_they_name():
+    text = "a: &a {x: 1, y: &y [2, 3]}\nb: {<<: *a, x: *y}\nc: [*y, *y]"
+    assert load_yaml(text, "here") == {"a": {"x": 1, "y": [2, 3]}, "b": {"x": [2, 3], "y": [2, 3]}, "c": [[2, 3]] * 2}
+
+
+@pytest.mark.parametrize("place", ["roster", "model_args", "method", "data"])
+def test_a_configuration_that_contains_itself_is_refused(place):
+    own: dict[str, Any] = {}
+    own["more"] = {"list": [own]}
+    values = {"class_path": "fedavg", "init_args": own} if place in ("method", "data") else own
+    with pytest.raises(ConfigError, match="configuration: a value contains itself, or is"):
+        from_dict({"method": "fedavg", "data": "digits", place: values})
+
+
+@pytest.mark.parametrize(("name", "most"), [("threads", 1024), ("slots", 1024)])
+def test_numbers_that_no_machine_bears_are_refused(name, most):
+    assert getattr(Runtime(**{name: most}), name) == most
+    with pytest.raises(ConfigError, match=f"{name} is 999999999999999; it must be at most {most}"):
+        Runtime(**{name: 999999999999999})
+
+
 class Switches:
     """Arguments as constructors have them."""
 

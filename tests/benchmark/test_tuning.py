@@ -222,7 +222,10 @@ def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, hi
     ("low", "paper", "high", "factor"),
     [
         (50.0, 60.0, 55.0, None),
-        (50.0, 60.0, 60.0, None),  # as good as the paper's
+        (50.0, 60.0, 60.0, 6.0),  # as good as the paper's, and still perhaps not as good as what lies beyond
+        (60.0, 60.0, 50.0, 0.001 / 3),
+        (60.0, 60.0, 60.0, 6.0),  # at both ends
+        (60.0, 50.0, 60.0, 6.0),
         (50.0, 50.0, 51.0, 6.0),
         (51.0, 50.0, 50.0, 0.001 / 3),
     ],
@@ -233,6 +236,7 @@ def test_the_best_at_the_edge_asks_for_one_trial_further_out(tmp_path, runtime, 
     spec = {**SPEC["scales"]["quick"], "tuning": {**SPEC["scales"]["quick"]["tuning"], "beyond": 3}}
     suite = Suite({**SPEC, "scales": {"quick": spec}}, "toy.yaml", tmp_path / "suites")
     assert further(suite, "quick", own[:2], runtime) is None
+    assert further(suite, "quick", [], runtime) is None
     one = further(suite, "quick", own, runtime)
     assert (one and one.factor) == (factor and pytest.approx(factor))
     if one:
@@ -249,6 +253,59 @@ def test_the_trial_further_out_is_run_and_may_be_chosen(tmp_path, runtime):
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert [one["method.lr"] for one in made["tried"]] == [1.5e-5, 0.0015, 0.03]
     assert made["options"] == {"method.lr": 0.03}
+
+
+def judged(monkeypatch, scores):
+    """Nothing is run: a trial has the accuracy that is given by its row and factor; what was tried, in order."""
+    given, tried = {}, []
+
+    def run_all(runs, *_):
+        for run in runs:
+            row, _, factor = run.cells[0].removeprefix("tune ").partition(" x ")
+            given[folder(run.config)] = scores[row].get(factor, 90.0)
+            tried.append((row, factor))
+
+    monkeypatch.setattr("benchmark.launch.pool.run_all", run_all)
+    monkeypatch.setattr(tuning, "state", lambda path: "complete" if path in given else "missing")
+    record = {"test_images": 100, "code_version": "v"}
+    monkeypatch.setattr(tuning, "read_record", lambda path: {**record, "final": {"acc": given[path]}})
+    return tried
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_bound_tries_every_rate_that_a_row_of_its_method_tries(tmp_path, runtime, monkeypatch, together):
+    """At a rate that its method has and it has not, it would be no bound. Rows of other methods do not matter."""
+    labels = {**SPEC["labels"], "all": {"method": "fedavg", "data.hidden_labels": "pooled"}}
+    table = {**SPEC["tables"]["1"], "bounds": ["all"], "rows": [{"method": m} for m in ("plain", "teacher", "all")]}
+    quick = {**SPEC["scales"]["quick"], "tuning": {**SPEC["scales"]["quick"]["tuning"], "beyond": 3}}
+    spec = {**SPEC, "labels": labels, "tables": {"1": table}, "scales": {"quick": quick}}
+    suite = Suite(spec, "toy.yaml", tmp_path / "suites")
+    plain, teacher, bound = suite.rows
+    scores = {
+        plain.name: {"0.001": 10.0, "1": 20.0, "2": 30.0},
+        teacher.name: {"0.001": 30.0, "1": 20.0, "2": 10.0},
+        bound.name: {"0.001": 10.0, "1": 20.0, "2": 10.0},
+    }
+    tried, made = judged(monkeypatch, scores), {}
+    for rows in [suite.rows] if together else [[plain], [teacher], [bound]]:
+        made |= tune(suite, "quick", rows, runtime, jobs=1)
+    further_out = {row for row in tried if row[1] not in ("0.001", "1", "2")}
+    assert further_out == {(plain.name, "6"), (teacher.name, "0.000333333"), (bound.name, "6")}
+    assert [one["method.lr"] for one in made[bound.name]["tried"]] == [3e-5, 0.03, 0.06, 0.18]
+    assert made[bound.name]["options"] == made[plain.name]["options"] == {"method.lr": 0.18}
+
+
+def test_a_row_need_not_try_what_its_bound_tries(tmp_path, runtime, monkeypatch):
+    labels = {**SPEC["labels"], "all": {"method": "fedavg", "data.hidden_labels": "pooled"}}
+    table = {**SPEC["tables"]["1"], "bounds": ["all"], "rows": [{"method": m} for m in ("plain", "all")]}
+    quick = {**SPEC["scales"]["quick"], "tuning": {**SPEC["scales"]["quick"]["tuning"], "beyond": 3}}
+    spec = {**SPEC, "labels": labels, "tables": {"1": table}, "scales": {"quick": quick}}
+    suite = Suite(spec, "toy.yaml", tmp_path / "suites")
+    plain, bound = suite.rows
+    inside, outside = {"0.001": 10.0, "1": 20.0, "2": 10.0}, {"0.001": 10.0, "1": 20.0, "2": 30.0}
+    tried = judged(monkeypatch, {plain.name: inside, bound.name: outside})
+    tune(suite, "quick", suite.rows, runtime, jobs=1)
+    assert len(tried) == 7 and (bound.name, "6") in tried
 
 
 def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):

@@ -136,26 +136,6 @@ def test_sites_share_out_the_images(scenario, digits):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("every", [1, 3, 10_000])
-def test_thinned_data_are_a_part_of_each_site_and_of_the_test_set(scenario, every):
-    """Labels go with their images; who has images keeps some; the original keeps all."""
-    data = make_data(scenario, validation=20)
-    thin = data.thinned(every)
-    for own, less in zip(sites(data), sites(thin), strict=True):
-        for kind in ("labelled", "unlabelled", "validation"):
-            whole, part = getattr(own, kind), getattr(less, kind)
-            assert (whole is None) == (part is None)
-            assert whole is None or part.tolist() == whole.tolist()[::every]
-        assert torch.equal(less.labels, data._labels[less.labelled])
-        assert (less.size > 0) == (own.size > 0)
-    assert torch.equal(thin.pool(), data.pool()[::every])
-    tested = torch.cat([block() for _, block in data.test_blocks(100)])
-    assert torch.equal(torch.cat([block() for _, block in thin.test_blocks(100)]), tested[::every])
-    assert torch.equal(thin.test_labels, data.test_labels[::every]) and len(data.test_labels) == len(tested)
-    assert torch.equal(thin.take("test", thin.pool()), data.take("test", thin.pool()))
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("method", ["fedavg", "fed_consist"])
 def test_a_batch_holds_no_hidden_label(scenario, method):
     """Integers in a batch are labels of labelled images; everything else is an image."""

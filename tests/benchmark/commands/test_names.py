@@ -33,4 +33,4 @@ def test_version_and_lists(capsys):
 )
 def test_words_of_an_option(text: str | None, words: list[str]) -> None:
     """Brackets around a list are no part of it; those of a pattern are."""
-    assert listed(text, {"mid, twice"}) == words
+    assert listed(text, "--methods", {"mid, twice"}) == words

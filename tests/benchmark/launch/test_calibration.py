@@ -1,5 +1,8 @@
 """Calibrations: what a run's rounds take and its states weigh, without a trace."""
 
+import signal
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,8 @@ import torch
 
 from benchmark.config import Runtime, apply, from_dict, resolve
 from benchmark.launch import calibration
-from benchmark.launch.calibration import Calibration, extrapolated
-from datamodules.common.errors import RunError
+from benchmark.launch.calibration import Calibration, Unmeasured
+from benchmark.launch.signals import Stopped
 
 OPTIONS = {
     "method": "fed_consist",
@@ -24,6 +27,12 @@ OPTIONS = {
 FEDAVG = {name: value for name, value in OPTIONS.items() if name != "method.warmup_rounds"} | {"method": "fedavg"}
 
 
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """Other programs may use the machine while tests run."""
+    monkeypatch.setattr(calibration, "others", lambda: lambda: 0.0)
+
+
 def made(**options):
     return Calibration(resolve(from_dict(apply({}, {**OPTIONS, **options}))))
 
@@ -33,8 +42,8 @@ def test_a_calibration_runs_rounds_of_the_warm_up_and_of_what_follows(tmp_path, 
     monkeypatch.chdir(tmp_path)
     found, rounds = made(), []
     monkeypatch.setattr(found, "_round", lambda number: rounds.append(number) or 100.0)
-    assert 2000.0 < found.duration().seconds < 2060.0
-    assert rounds == [0, 11] * len(calibration.THINNINGS)
+    assert 2000.0 < found.seconds() < 2060.0
+    assert rounds == [0, 11]
     assert not list(Path(tmp_path).iterdir())
 
 
@@ -42,7 +51,7 @@ def test_evaluations_count_by_how_often_they_happen(monkeypatch):
     found, done = made(eval_every=4), []
     monkeypatch.setattr(found.federation, "run_round", lambda number: done.append(number))
     monkeypatch.setattr(found.federation, "evaluate", lambda: done.append("evaluated"))
-    monkeypatch.setattr(found, "_timed", lambda work: work() or 8.0)
+    monkeypatch.setattr(found, "_timed", lambda work, *_: work() or 8.0)
     assert found._round(11) == 8.0 + 8.0 / 4
     assert done == [10, "evaluated"]
     monkeypatch.setattr(calibration, "SHORT_S", 9.0)
@@ -50,73 +59,57 @@ def test_evaluations_count_by_how_often_they_happen(monkeypatch):
     assert done[2:] == [5, 5, "evaluated"]
 
 
-def test_short_rounds_are_run_on_all_images():
-    """The last rounds are those that count, and they are the run's own."""
-    found = made()
-    duration = found.duration()
-    assert duration.thinning == 1 and duration.seconds > 0
-    assert found.federation.data is found.data
-
-
-class Clock:
-    """A clock that only measurements move; they take ``fixed`` seconds, and ``each`` on all images."""
-
-    def __init__(self, monkeypatch, fixed, each):
-        self.now, self.met = 0.0, []
-        monkeypatch.setattr(calibration.time, "perf_counter", lambda: self.now)
-
-        def rounds(thinning):
-            self.met.append(thinning)
-            taken = fixed + each / thinning
-            self.now += taken
-            return 100 * taken
-
-        self.rounds = rounds
+def test_the_rounds_are_the_runs_own(monkeypatch):
+    """On all images of all its clients: what a part of them takes says little where the steps of a visit are fixed."""
+    found, met = made(rounds=4), []
+    visits = found.federation.run_round
+    monkeypatch.setattr(found.federation, "run_round", lambda number: met.append(visits(number)))
+    sizes = [found.federation.data.client(k).size for k in range(4)]
+    assert found.seconds() > found.preparation
+    assert len(met) == 4 and sum(sizes) == 4 * 359
 
 
 @pytest.mark.parametrize(
-    ("fixed", "each", "thinnings"),
+    ("slow", "told"),
     [
-        (0.5, 20.0, [64, 16, 4, 1]),
-        (1.0, 640.0, [64, 16]),  # the next one would take longer than a minute
-        (1.0, 60_000.0, [64]),
-        (14.0, 32.0, [64, 16]),  # what does not grow with the images counts once
+        ("server_phase", "the server's work before the rounds takes more than 0.2 s"),
+        ("run_round", "a round takes more than 0.2 s"),
+        ("evaluate", "an evaluation takes more than 0.2 s"),
     ],
 )
-def test_long_rounds_are_judged_by_a_part_of_the_images(fixed, each, thinnings, monkeypatch):
-    """What does not grow with the images is told apart as soon as there are two measurements."""
+def test_what_takes_too_long_is_given_up(monkeypatch, slow, told):
+    """An alarm of somebody else's is still there."""
+    found = made(eval_every=4)
+    for name in ("server_phase", "run_round", "evaluate"):
+        taken = 60.0 if name == slow else 0.0
+        monkeypatch.setattr(found.federation, name, lambda *_, taken=taken, **__: time.sleep(taken))
+    monkeypatch.setattr(calibration, "LIMIT_S", 0.2)
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    began = time.monotonic()
+    with pytest.raises(Unmeasured, match=told):
+        found.seconds()
+    assert time.monotonic() - began < 20
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0)
+
+
+def test_another_signal_is_no_limit(monkeypatch):
     found = made()
-    found.preparation = 7.0
-    clock = Clock(monkeypatch, fixed, each)
-    monkeypatch.setattr(found, "_rounds", clock.rounds)
-    duration = found.duration()
-    assert clock.met == thinnings and duration.thinning == thinnings[-1]
-    whole = fixed + each if len(thinnings) > 1 else 64 * fixed + each
-    assert duration.seconds == pytest.approx(7.0 + 100 * whole)
+
+    def stopped(*_, **__):
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(found.federation, "run_round", stopped)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        found.seconds()
 
 
-def test_images_never_save_time():
-    assert extrapolated((0.25, 3.0), (0.5, 2.0)) == 2.0
-    assert extrapolated((0.0, 0.0), (0.25, 2.0)) == 8.0
-    assert extrapolated((0.25, 2.0), (1.0, 9.0)) == 9.0
-
-
-def test_a_method_may_need_more_images_than_a_part_has(monkeypatch):
-    """Where it fails on all of them, that is the error."""
-    found, met = made(), []
-
-    def rounds(thinning):
-        met.append(thinning)
-        if thinning > least:
-            raise RunError("too few images")
-        return 3.0
-
-    monkeypatch.setattr(found, "_rounds", rounds)
-    least = 4
-    assert found.duration().thinning == 1 and met == [64, 16, 4, 1]
-    least = 0
-    with pytest.raises(RunError, match="too few images"):
-        found.duration()
+@pytest.mark.parametrize(("used", "told"), [(0.4, False), (0.6, True)])
+def test_rounds_beside_other_programs_say_nothing(monkeypatch, used, told):
+    monkeypatch.setattr(calibration, "others", lambda: lambda: used)
+    found = made(rounds=1)
+    with pytest.raises(Unmeasured, match="other programs are using the machine") if told else nullcontext():
+        found.seconds()
 
 
 def test_sizes_are_those_of_the_states():
@@ -133,4 +126,5 @@ def test_a_calibration_of_several_processes_has_the_threads_of_all(monkeypatch):
     before = torch.get_num_threads()
     found = made()
     assert (found.config.runtime.devices, found.config.runtime.threads) == (1, 6)
+    assert found.how == "whole rounds in 1 process instead of 3"
     assert torch.get_num_threads() == before

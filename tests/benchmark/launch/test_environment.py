@@ -29,6 +29,17 @@ def test_idle_cores_are_those_that_nobody_else_uses(monkeypatch, cores, busy, id
     assert idle_cores() == idle
 
 
+@pytest.mark.parametrize(("busy", "own", "used"), [(300, 3.0, 0.0), (300, 1.0, 1.0), (300, 4.0, 0.0), (0, 0.0, 0.0)])
+def test_what_this_process_uses_is_no_other_programs(monkeypatch, busy, own, used):
+    """``busy``: ticks of 400 on two cores, 100 of them a second each; ``own``: seconds that are ours."""
+    looks, clock = iter([(100, 1000), (100 + busy, 1400)]), iter([5.0, 5.0 + own])
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    monkeypatch.setattr(environment, "_busy_and_all", lambda: next(looks))
+    monkeypatch.setattr(environment.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr(environment.os, "sysconf", lambda name: 100)
+    assert environment.others()() == used
+
+
 @pytest.mark.parametrize(
     ("files", "share"),
     [

@@ -160,6 +160,26 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x00", "\x1b", "\u2028"])
+def test_a_folder_whose_name_breaks_the_line_is_refused(tmp_path, tiny, sign):
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    with pytest.raises(ConfigError, match=r"^--results_dir .*touch executed.*: a control character"):
+        slurm.write(runs, "tiny-quick", tmp_path / f"results{sign}touch executed; '")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_the_command_that_a_script_mentions_is_not_executed(tmp_path, tiny, monkeypatch):
+    """Whatever its arguments hold: the script says on one line what it was made by."""
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    command = ["fssl-bench", "table", "--slurm", "--time=1\ntouch executed\r\x0btouch executed too\n`touch three`"]
+    monkeypatch.setattr(sys, "argv", command)
+    script = slurm.write(runs, "tiny-quick", tmp_path / "results")
+    (line,) = [line for line in script.read_text().splitlines() if "executed" in line]
+    assert line.startswith("# Made by `python -m benchmark table --slurm ")
+    subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, env={"PATH": os.environ["PATH"]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "tiny.yaml"]
+
+
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
@@ -185,6 +205,15 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(RunError, match="refuses: sbatch: error: invalid partition specified: --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
+
+
+def test_sbatch_may_answer_in_another_encoding(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_bytes("#!/bin/sh\necho 'sbatch: error: partition ungültig' >&2\nexit 1\n".encode("latin-1"))
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RunError, match=r"refuses: sbatch: error: partition ung.ltig"):
+        slurm.submit(tmp_path / "job.sh", "")
 
 
 def test_options_of_sbatch_with_a_quote_left_open(tmp_path, monkeypatch):

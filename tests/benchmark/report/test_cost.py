@@ -26,18 +26,19 @@ def planned(made):
     return PlannedRun(run_id(made), made, ["1/A/low"])
 
 
-def test_runs_of_the_same_configuration_count_before_those_with_other_options_of_the_method():
+def test_only_runs_of_the_same_configuration_count():
+    """Whatever their seeds and rounds; other options of the method may change everything."""
     same = Measured(identity(config(seed=2, rounds=8)), rounds=8, seconds=16.0)
-    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, calibration=1)
+    also = Measured(identity(config(seed=3)), rounds=2, seconds=14.0, how="whole rounds")
     other = Measured(identity(config(lr=0.5)), rounds=1, seconds=100.0)
     data = Measured(identity(config(clients=50)), rounds=1, seconds=1000.0)
-    found = estimate(config(), [same, also, other, data])
-    assert (found.seconds, found.source) == (3.0, "1 record and 1 calibration")
-    found = estimate(config(), [also, replace(also, calibration=16)])
-    assert (found.seconds, found.source) == (7.0, "2 calibrations on 1/16 of the images")
-    found = estimate(config(), [other, data])
-    assert (found.seconds, found.source) == (100.0, "1 record with other options of the method")
-    assert estimate(config(), [data]) is None
+    found = estimate(config(), [same, replace(same, seconds=16.0), other, data])
+    assert (found.seconds, found.source) == (2.0, "2 records")
+    found = estimate(config(), [same, other, data])
+    assert (found.seconds, found.source) == (2.0, "1 record")
+    found = estimate(config(), [also, other])
+    assert (found.seconds, found.source) == (7.0, "whole rounds")
+    assert estimate(config(), [other, data]) is None
     elsewhere = replace(config(), method=ClassSpec("methods.fixmatch.FixMatch"))
     assert estimate(elsewhere, [same]) is None
 
@@ -60,10 +61,11 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
     measured = [Measured(identity(config()), rounds=1, seconds=900.0)]
     states = {first.id: "complete", second.id: "missing", other.id: "missing"}
     found = parts([first, second, other], states, measured)
-    assert [(len(part.runs), part.left, part.seconds) for part in found] == [(2, 4, 3600.0), (1, 4, 3600.0)]
+    assert [(len(part.runs), part.left, part.seconds) for part in found] == [(2, 4, 3600.0), (1, 4, 0.0)]
     assert summary(found, jobs=4) == [
         "3 runs, 12 rounds; 8 rounds are left",
-        "about 2.0 h, 60 min with 4 at once, as measured on this machine",
+        "about 60 min, 60 min with 4 at once for 4 of them, as measured on this machine",
+        "how long 1 of the runs take on this machine is unknown",
     ]
     assert "about 60 min, 60 min with 4 at once" in summary(found[:1], jobs=4)[1]  # one run is left of these two
 

@@ -231,6 +231,11 @@ scales: {quick: {seeds: [7, 8]}}
             "tables.3.title is missing; tables.3.datasets is missing",
         ),
         ("extends: toi\npaper: own", "unknown paper 'toi'"),
+        (
+            "extends: toy.yaml\npaper: own\ntables: {1: {rows: 5}}",
+            r"own\.yaml: tables\.1\.rows: input should be a valid list \(it is 5\)",
+        ),
+        ("extends: toy.yaml\npaper: own\ntables: {1: {rows: low}}", r"rows: input should be a valid list \(it is 'lo"),
     ):
         (tmp_path / "own.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):
