@@ -1,14 +1,8 @@
-"""Bad inputs of every kind, what is said about each, and the page that lists them.
-
-``python tests/bad_inputs.py`` writes the tables into ``docs/reliability.md``; a test checks that they are up to date.
-"""
+"""Bad inputs of every kind, and what is said about each."""
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reliability.md"
 FIT = (
     "fit --method fedavg --data federations.FewDigits --data.num_clients 3 --data.partition iid --rounds 1 --devices 1 "
     "--threads 1 --accelerator cpu --wandb off"
@@ -20,8 +14,8 @@ class Case(NamedTuple):
     """One bad input.
 
     Args:
-        area: heading of the table that it stands in.
-        given: what is given, as the page shows it.
+        area: what it is an input to.
+        given: what is given, for people.
         says: part of the message.
         command: the command line.
         files: files in the current folder, by name.
@@ -390,13 +384,13 @@ def toy(changes: dict[str, object]) -> str:
 
 
 def shown(changes: dict[str, object]) -> str:
-    """What a suite says otherwise, for the page."""
+    """What a suite says otherwise, for people."""
     (name, value), *_ = changes.items()
     return f"no `{name}`" if value is ... else f"`{name}: {json.dumps(value)}`"
 
 
 def cases() -> list[Case]:
-    """All cases, in the order of the page."""
+    """All cases."""
     files = {"toy.yaml": toy({})}
     found = [Case("Commands", f"`{given}`", says, given, files) for given, says in COMMANDS.items()]
     found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]
@@ -417,27 +411,3 @@ def cases() -> list[Case]:
         found.append(Case("Published values", f"`{text}`", says, TABLE, files))
     found += [Case("Records", given, says, "plot runs/toy", {}) for given, says in RECORDS.items()]
     return found
-
-
-def page() -> str:
-    """The tables of the page."""
-    parts, areas = [], dict.fromkeys(case.area for case in cases())
-    for area in areas:
-        lines = [f"### {area}", "", "| given | the error says |", "|---|---|"]
-        for case in cases():
-            if case.area == area:
-                cells = [cell.replace("|", "\\|").replace("\n", " ⏎ ") for cell in (case.given, case.says)]
-                lines.append(f"| {cells[0]} | {cells[1]} |")
-        parts.append("\n".join(lines))
-    return f"{len(cases())} inputs.\n\n" + "\n\n".join(parts)
-
-
-def main() -> None:
-    """Write the tables into the page."""
-    from benchmark.report.tables import replace_block
-
-    PAGE.write_text(replace_block(PAGE.read_text(encoding="utf-8"), "bad inputs", page()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
