@@ -171,7 +171,7 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
     """Print the tables that were asked for, or else the first one, and where all of them lie."""
     shown = [page for page in pages if page.number in asked] or pages[:1]
     for page in shown:
-        print(f"\n{page.markdown}")
+        print(f"\n{page.terminal}")
     others = f" (this one and {len(pages) - len(shown)} more)" if len(pages) > len(shown) else ""
     print(f"{path}{others}")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from benchmark.suites.plan import Row, Table
 
 UNTOUCHED = ("not run", "pending")  # what a cell lacks that need not be shown
 NONE_RUN = "–"
+WIDTH = 100  # columns of text in a terminal
 UNPUBLISHED = Table.unpublished  # stands where nothing says why there is no published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
 # What LaTeX would read as a command, and signs that its text fonts may lack.
@@ -271,6 +273,27 @@ class Rendered:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     @property
+    def terminal(self) -> str:
+        """A narrow table for a terminal: the first metric of what was run, a column per data set."""
+        shown = self.layout.only_run()
+        title = f"Table {self.number}: {self.title}"
+        if not shown.rows:
+            return f"{title}\nNothing of this table has been run.\n"
+        metric = shown.columns[0][1]
+        kept = [n for n, (_, name) in enumerate(shown.columns) if name == metric]
+        names = [self.data_label(shown.columns[n][0]) for n in kept]
+        body = [
+            [label, *(self._terminal_cell(cells[n]) for n in kept)]
+            for label, (_, cells) in zip(shown.labels(), shown.rows, strict=True)
+        ]
+        table = tabulate(body, ["method", *names], tablefmt="simple", disable_numparse=True)
+        printed = "; in brackets the published value" if self.compare and self.printed else ""
+        where = f"{metric} in percent in {self.facts['reading']}, seeds {self.facts['seeds']}"
+        about = f"{where}: mean ± 95 % interval{printed}."
+        scale = f"Scale {self.facts['scale']}."
+        return "\n".join([title, "", table, "", *wrap(about, WIDTH), *wrap(scale, WIDTH)]) + "\n"
+
+    @property
     def latex(self) -> str:
         """A ``booktabs`` table of what was run, facts as comments before it, and its sections."""
         shown = self.layout.only_run()
@@ -303,6 +326,14 @@ class Rendered:
         if line.n:
             parts += [line.judgement]
         return "<br>".join(filter(None, parts))
+
+    def _terminal_cell(self, line: Line | None) -> str:
+        if line is None or line.ours is None:
+            return "" if line is None else NONE_RUN if line.untouched else line.lacks
+        half = "" if line.ci95 is None else f" ± {line.ci95:.1f}"
+        printed = f" ({line.published})" if self.compare and line.published else ""
+        missing = f" [{line.count}]" if line.n < line.planned else ""
+        return f"{line.ours:.1f}{half}{printed}{missing}"
 
     def _latex_parts(self) -> list[str]:
         return ["ours", *["published"] * self.printed, *["Δ"] * self.compare]

@@ -16,6 +16,7 @@ from methods.models.backbone import Backbone
 from methods.models.cnn import SmallCNN
 from methods.models.conv6 import Conv6
 from methods.models.linear import Linear
+from methods.models.mlp import MLP
 from methods.models.resnet import ResNet18
 from methods.models.resnet9 import ResNet9
 from methods.models.resnet9_plain import PlainResNet9
@@ -32,6 +33,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet9_plain": PlainResNet9,
     "conv6": Conv6,
     "linear": Linear,
+    "mlp": MLP,
     "vit_tiny": partial(ViTTiny, pretrained=True),
     "vit_tiny_scratch": ViTTiny,
 }

@@ -90,6 +90,19 @@ def test_what_was_not_run_is_one_sentence() -> None:
     assert rendered(full).layout.untouched() == "" and "Not run" not in rendered(full).markdown
 
 
+def test_a_terminal_shows_a_column_per_data_set() -> None:
+    """Accuracy and interval; published values only in the paper's protocol; no markup, no line that is too wide."""
+    found = {("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0}
+    paper, quick = rendered(found).terminal, rendered(found, "quick").terminal
+    assert "51.0 ± 0.0 (50.0)" in paper and "in brackets the" in paper
+    assert "51.0 ± 0.0 " in quick and "50.0" not in quick and "published" not in quick
+    head, row = (next(line for line in quick.splitlines() if line.startswith(name)) for name in ("method", "mine"))
+    assert "digits (as A)" in head and "auc" not in quick and "90.0" not in row
+    assert "<" not in quick and "|" not in quick and "Scale quick" in quick
+    assert max(map(len, quick.splitlines())) <= 100
+    assert "Nothing of this table has been run" in rendered({}).terminal
+
+
 def test_a_data_set_that_stands_in_is_named() -> None:
     """At another scale than the paper's, unless it is the published one in another spelling."""
     table = rendered({}, "quick")

@@ -36,6 +36,7 @@ def count(model: nn.Module) -> int:
         ("resnet9", 10, {}, 6_575_370, 34, 58, 512),
         ("resnet9_plain", 10, {}, 6_568_640, 9, 9, 512),
         ("conv6", 10, {}, 5_852_170, 24, 33, 4096),
+        ("mlp", 10, {}, 13_002, 4, 4, 64),
     ],
 )
 def test_sizes_are_the_published_ones(name, classes, options, parameters, tensors, state, feature_dim):
@@ -76,6 +77,8 @@ def test_the_stock_resnet_buffers():
         ("resnet9_plain", 28),
         ("conv6", 32),
         ("conv6", 16),
+        ("mlp", 32),
+        ("mlp", 8),
     ],
 )
 def test_forward_is_the_head_of_the_features(name, side):
@@ -102,7 +105,17 @@ def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
     torch.testing.assert_close(last, first)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6"])
+def test_the_mlp_sees_the_mean_of_every_cell():
+    """A shuffle of the pixels within a cell changes nothing, one of the cells does."""
+    torch.manual_seed(0)
+    model, x = build("mlp", 4, image_size=16).double(), torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    cells = x.unfold(2, 2, 2).unfold(3, 2, 2)
+    turned = cells.transpose(-1, -2).permute(0, 1, 2, 4, 3, 5).reshape(x.shape)
+    torch.testing.assert_close(model(turned), model(x))
+    assert not torch.allclose(model(x.flip(3)), model(x))
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6", "mlp"])
 def test_every_head_takes_several_passes(name):
     """Without dropout they are all alike."""
     model = build(name, 4).eval()
@@ -325,6 +338,7 @@ def test_resnet9_matches_the_released_network():
         (lambda: build("torchvision.models.list_models", 10), "it takes no num_classes"),
         (lambda: build("small_cnn", 10, widht=3), "unknown option widht; it has num_classes"),
         (lambda: build("small_cnn", 10, image_size=15), "side 15 are too small"),
+        (lambda: build("mlp", 10, image_size=7), "side 7 do not cover 8 cells"),
         (lambda: build("small_cnn", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
         (lambda: build("resnet18", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
         (lambda: build("resnet18", 10, stem="imagnet"), "stem='imagnet' is unknown.*cifar, imagenet"),
