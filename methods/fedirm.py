@@ -2,24 +2,23 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, Site, Upload, Visit
-from methods.fed_consist import FedConsist
+from methods.base import Batch, Site, StepNumber, Upload, Visit
 from methods.models.backbone import DropsUnits
-from methods.parts.labelling import entropy, entropy_threshold
-from methods.parts.losses import relation_loss, relation_matrix, squared_error
+from methods.parts.aggregation import read_mode, share_weights
+from methods.parts.mean_teacher import MeanTeacher
 from methods.parts.schedules import exponential_ramp
 from methods.parts.tensors import one_hot, wide
 
 PASSES = 11
 
 
-class FedIRM(FedConsist):
+class FedIRM(MeanTeacher):
     """Federated inter-client relation matching (Liu et al., MICCAI 2021), as run in the RSCFed tables.
 
     A labelled client also returns its class relation matrix; their mean reaches the unlabelled clients in the next
@@ -29,25 +28,23 @@ class FedIRM(FedConsist):
     |---|---|---|---|
     | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ (for Adam), 30 rounds | 1 λ, 30 rounds |
     | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: the tables' warm-up |
-    | ``ema_decay`` | 0.99 | 0.99 | 0.999: the tables' (``teacher_train`` as the code) |
-    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code (``ln_scaled``) |
-    | ``labelled_loss`` | smoothed cross-entropy | smoothed, two views | ``ce``: as the other rows |
-    | ``skip_absent`` classes | not given | uniform rows | false |
+    | ``ema_decay`` | 0.99 | 0.99 | 0.999: the tables' |
+    | mode of the teacher | not given | training mode where the student trains | as the code |
+    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code |
+    | labelled loss | smoothed cross-entropy | smoothed, two views | cross-entropy, as the other rows |
+    | rows of absent classes | not given | uniform, matched like others | as the code |
     | ``head_dropout`` of the network | dropout | 0.2 | 0.5 in the suites: RSCFed's network names it and never uses it |
-    | aggregation | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
+    | ``labelled_weight_mode`` | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
-    ``lambda_u`` and ``temperature`` of ``FedConsist`` have no part in it. Dropout sits only in the head
-    (``head_dropout`` of the network), so the stochastic passes reuse the features of the gradient pass; what follows
-    the dropout is linear, so the mean over passes is taken there.
-
-    Args:
-        teacher_train: the teacher predicts in training mode where the student trains, as released.
+    Dropout sits only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of the
+    gradient pass; what follows the dropout is linear, so the mean over passes is taken there.
     """
 
+    scopes = {**MeanTeacher.scopes, "relation": "server"}
     relation: Tensor
-    ramped_weight: Tensor
-
-    scopes = {**FedConsist.scopes, "relation": "server"}
+    """Mean relation matrix of the labelled clients in the round before, ``[C, C]``; uniform in the first one."""
+    ramp = StepNumber()
+    """``loss_weight`` times lambda of the round."""
 
     def __init__(
         self,
@@ -57,10 +54,8 @@ class FedIRM(FedConsist):
         ramp_length: int = 30,
         ramp_offset: int = 7,
         confidence_gate: float = 0.3,
-        entropy_gate: float | Literal["ln_scaled"] = 2.0,
-        labelled_loss: Literal["ce", "smoothed_two_view"] = "ce",
-        skip_absent: bool = False,
-        teacher_train: bool = True,
+        entropy_gate: float = 2.0,
+        labelled_weight_mode: str = "share:0.5",
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
@@ -70,70 +65,57 @@ class FedIRM(FedConsist):
                 "prediction; its rows in the tables have model_args.head_dropout=0.5",
                 stacklevel=2,
             )
-        self.require("from 0", loss_weight=loss_weight >= 0)
-        self.require("from 0, or ln_scaled", entropy_gate=isinstance(entropy_gate, str) or entropy_gate >= 0)
+        self.require("from 0", loss_weight=loss_weight >= 0, entropy_gate=entropy_gate >= 0)
         self.require_thresholds("confidence_gate")
-        if labelled_loss == "smoothed_two_view":
-            self.views = {**FedConsist.views, "labelled": {"x": "weak", "x2": "weak"}}
-        self.entropy_limit = entropy_threshold(entropy_gate, num_classes)
+        read_mode(labelled_weight_mode)
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
-        self.register_buffer("ramped_weight", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def train(self, mode: bool = True) -> "FedIRM":
-        """The teacher follows the student's mode, as released, unless ``teacher_train`` is off."""
+        """The teacher follows the student's mode, as released."""
         super().train(mode)
-        self.teacher.train(mode and self.hparams.teacher_train)
+        self.teacher.train(mode)
         return self
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
         """The global model and the labelled clients' mean relation matrix."""
         return {**super().broadcast(server, visit), "relation": server["relation"]}
 
-    @torch.no_grad()
     def on_train_start(self) -> None:
         """The weight of the round."""
         super().on_train_start()
         h = self.hparams
-        ramp = exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
-        self.ramped_weight.fill_(h.loss_weight * ramp)
+        self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
-            loss = loss + self.labelled_step(batch["labelled"])
+            loss = loss + self.labelled_loss(batch["labelled"])
         if "unlabelled" in batch:
-            loss = loss + self.unlabelled_step(batch["unlabelled"])
+            loss = loss + self.ramp * self.unlabelled_loss(batch["unlabelled"])
         return loss
 
-    def unlabelled_step(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Consistency with the teacher and with the labelled clients' relations, both ramped."""
+    def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy; the relation matrix of the batch is tallied for the upload."""
+        logits = wide(self(samples["x"]))
+        self.tally("relation", relation_matrix(logits.detach(), samples["y"]))
+        return F.cross_entropy(logits, samples["y"])
+
+    def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Consistency with the teacher, and with the labelled clients' relations where the student is certain."""
         h = self.hparams
         features = self.model.features(views["student"])
         logits = wide(self.model.head(features))
-        probabilities = logits.softmax(dim=1)
+        student = logits.softmax(dim=1)
         with torch.no_grad():
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
             uncertainty = entropy(wide(self.model.head(features, passes=PASSES)).softmax(dim=1))
-            confidence, pseudo = probabilities.max(dim=1)
-            keep = (uncertainty < self.entropy_limit) & (confidence >= h.confidence_gate)
-            present = (one_hot(pseudo, logits.shape[1]) & keep[:, None]).any(dim=0)
-        relation = relation_matrix(logits, pseudo, keep)
-        matching = relation_loss(self.relation, relation, present if h.skip_absent else None)
-        divisor = h.batch_size if h.mse_reduction == "fixed_batch" else len(probabilities)
-        consistency = squared_error(probabilities, teacher, divisor)
-        both = consistency + matching * keep.any()
-        loss: Tensor = self.ramped_weight.to(both.dtype) * both
+            confidence, pseudo = student.max(dim=1)
+            certain = (uncertainty < h.entropy_gate) & (confidence >= h.confidence_gate)
+        consistency = (student - teacher).square().sum() / h.batch_size
+        matching = relation_loss(self.relation, relation_matrix(logits, pseudo, certain))
+        loss: Tensor = consistency + matching * certain.any()
         return loss
-
-    def labelled_step(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy; the relation matrix of the first view is tallied for the upload."""
-        logits = wide(self(samples["x"]))
-        self.tally("relation", relation_matrix(logits.detach(), samples["y"]))
-        if self.hparams.labelled_loss == "ce":
-            return F.cross_entropy(logits, samples["y"])
-        second = F.cross_entropy(self(samples["x2"]), samples["y"], label_smoothing=0.1)
-        return F.cross_entropy(logits, samples["y"], label_smoothing=0.1) + second
 
     def make_upload(self, client: Site) -> Upload | None:
         """The model, and a labelled client's mean relation matrix."""
@@ -143,9 +125,51 @@ class FedIRM(FedConsist):
             upload.stats["relation"] = relation
         return upload
 
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """Labelled clients share their part of the weight, unlabelled ones the rest."""
+        sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
+        return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
+
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Average the models, and the relation matrices for the next round."""
         super().aggregate(uploads)
         relations = [u.stats["relation"] for u in uploads if "relation" in u.stats]
         if relations:
             self.load_tensors({"relation": torch.stack(relations).mean(dim=0)})
+
+
+def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
+    """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c.
+
+    Args:
+        logits: ``[B, C]``; gradients flow through them.
+        labels: int64 ``[B]``.
+        keep: bool ``[B]``, samples that count; all of them by default.
+        temperature: softmax temperature.
+
+    A class without a sample gives a uniform row (released code).
+    """
+    logits = wide(logits)
+    members = one_hot(labels, logits.shape[1]).to(logits.dtype)
+    if keep is not None:
+        members = members * keep.to(logits.dtype)[:, None]
+    means = members.T @ logits / (members.sum(dim=0)[:, None] + 1e-8)
+    return torch.softmax(means / temperature, dim=1)
+
+
+def relation_loss(target: Tensor, relation: Tensor) -> Tensor:
+    """Symmetric KL divergence of two relation matrices ``[C, C]``, over the number of classes.
+
+    Args:
+        target: reference matrix P.
+        relation: matrix Q that carries the gradient.
+    """
+    tiny = torch.finfo(relation.dtype).tiny
+    p, q = target.clamp_min(tiny), relation.clamp_min(tiny)
+    divergence: Tensor = (0.5 * (p - q) * (p.log() - q.log())).sum() / len(target)
+    return divergence
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """``-sum_c p ln(p + 1e-6)`` per sample, ``[B]``, in nats (released code)."""
+    return -(probabilities * (probabilities + 1e-6).log()).sum(dim=1)

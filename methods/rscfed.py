@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from methods.base import FedMethod, Upload
-from methods.fed_consist import FedConsist
-from methods.parts.aggregation import State, read_mode, share_weights, tensor_distance, weighted_mean
+from methods.base import Upload
+from methods.parts.aggregation import State, read_mode, share_weights, weighted_mean
+from methods.parts.mean_teacher import SharpenedTeacher
 from methods.parts.rosters import require_labels
 
 
-class RSCFed(FedConsist):
+class RSCFed(SharpenedTeacher):
     """Random sampling consensus federated learning (Liang et al., CVPR 2022).
 
-    Local training is Fed-Consist's (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size`` clients; the
-    models of a subset, all trained from the same global model, become a sub-consensus by distance-reweighted
-    aggregation (DMA, Eqs. 5, 6); the global model is the mean of the sub-consensus models (Eq. 7).
+    Clients train as ``SharpenedTeacher`` says (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size``
+    clients; the models of a subset, all trained from the same global model, become a sub-consensus by
+    distance-reweighted aggregation (DMA, Eqs. 5, 6); the global model is the mean of the sub-consensus models (Eq. 7).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -29,10 +29,16 @@ class RSCFed(FedConsist):
     | ``labelled_weight_mode`` | 50 % | once; twice after the clean-up | ``once`` (``squared``, ``share:x``) |
     | ``dma_beta_labelled`` / ``dma_beta_unlabelled`` | 10 000 / 10 000 | 100 / 10 000 (ISIC 0.01) | as the code |
     | ``dma_distance`` | L2 norm | sum of per-tensor L2 norms, counters included | ``sum_tensor`` |
-    | ``force_labelled`` | silent | disabled line | false |
-    | ``retrain_repeated`` | single download | trains once per subset | true |
     | ``dma`` | on | on | true (false: the ablation without DMA) |
-    | ``dma_skip_counters`` | not given | counters count | false (true: batch norm's step counters are no distance) |
+    | ``lambda_u`` weight of the consistency loss | none (1) | 0.02 | 0.02 |
+    | squared error | squared norm per sample | over the configured batch size | as the code |
+    | ``temperature`` of sharpening | 0.5 | 0.5 | 0.5 |
+    | ``warmup_rounds`` | not mentioned | 7, momentum kept | 7 |
+    | first model of a teacher | initial model | global model at the first selection | as the code, after the warm-up |
+    | ``ema_ramp``, ``ema_decay`` | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
+    | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
+    | labelled client in every subset | silent | disabled line | no (``methods.ablations.rscfed``) |
+    | client in two subsets | single download | trains once per subset | as the code |
     """
 
     def __init__(
@@ -46,20 +52,15 @@ class RSCFed(FedConsist):
         dma_beta_labelled: float = 100.0,
         dma_beta_unlabelled: float = 10_000.0,
         dma_distance: Literal["sum_tensor", "global_l2"] = "sum_tensor",
-        dma_skip_counters: bool = False,
-        force_labelled: bool = False,
-        retrain_repeated: bool = True,
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
         self.require("from 1", subsets=subsets >= 1, subset_size=subset_size >= 1)
         self.require("above 0", labelled_multiplier=labelled_multiplier > 0)
         shares_out(labelled_weight_mode)
-        self.require("size", unlabelled_split=self.hparams.unlabelled_split == "size")
-        self.drawn: list[list[int]] = []
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Warm-up as Fed-Consist, then ``subsets`` independent draws.
+        """Labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
 
         Raises:
             ConfigError: no client holds labels, or subsets that cannot be drawn, already in the warm-up.
@@ -67,36 +68,22 @@ class RSCFed(FedConsist):
         h = self.hparams
         require_labels(roster)
         subsets = roster.subsets(max(round - h.warmup_rounds, 0), h.subsets, h.subset_size)
-        if self.is_warmup(round):
-            return super().select_clients(round, roster)
-        if h.force_labelled:
-            subsets = [with_labelled(subset, roster.labelled) for subset in subsets]
-        self.drawn = subsets
-        return subsets if h.retrain_repeated else [sorted(set().union(*subsets))]
+        return super().select_clients(round, roster) if self.is_warmup(round) else subsets
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
         """Sub-consensus per subset, then their plain mean (Eq. 7); FedAvg in the warm-up."""
         if self.is_warmup(uploads[0].visit.round):
-            FedMethod.aggregate(self, uploads)
+            super().aggregate(uploads)
             return
-        consensus = [self.sub_consensus(subset) for subset in self.subsets_of(uploads) if subset]
+        subsets = sorted({u.visit.cohort for u in uploads})
+        consensus = [self.sub_consensus([u for u in uploads if u.visit.cohort == subset]) for subset in subsets]
         self.load_tensors(weighted_mean(consensus, [1.0] * len(consensus)))
-
-    def subsets_of(self, uploads: Sequence[Upload]) -> list[list[Upload]]:
-        """The uploads of each subset: its own, or of clients that trained once, those that it drew."""
-        if self.hparams.retrain_repeated:
-            cohorts = sorted({u.visit.cohort for u in uploads})
-            return [[u for u in uploads if u.visit.cohort == cohort] for cohort in cohorts]
-        return [[u for u in uploads if u.visit.client in subset] for subset in self.drawn]
 
     def sub_consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
         """One subset's model (Algorithm 1, lines 5 to 7)."""
         h = self.hparams
         states, labelled = [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
         beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
-        skip = []
-        if h.dma_skip_counters:
-            skip = [name for name in states[0] if name.endswith("num_batches_tracked")]
         weights = consensus_weights(
             states,
             [u.weight for u in uploads],
@@ -105,14 +92,8 @@ class RSCFed(FedConsist):
             h.labelled_multiplier,
             h.labelled_weight_mode,
             h.dma_distance,
-            skip,
         )
         return weighted_mean(states, weights)
-
-
-def with_labelled(subset: list[int], labelled: Sequence[int]) -> list[int]:
-    """The subset; if it holds nobody with labels, the first labelled client takes the last one's place."""
-    return subset if set(subset) & set(labelled) else [*subset[:-1], labelled[0]]
 
 
 def shares_out(mode: str) -> bool:
@@ -137,7 +118,6 @@ def consensus_weights(
     multiplier: float = 6.0,
     mode: str = "once",
     distance: str = "sum_tensor",
-    skip: Sequence[str] = (),
 ) -> list[float]:
     """Distance-reweighted weights of one subset, summing to 1 (Eqs. 5, 6; released code).
 
@@ -153,7 +133,6 @@ def consensus_weights(
         mode: ``"once"``: the factor applies after the exponential; ``"squared"``: also to the sizes before the
             subset average (the cleaned-up release); ``"share:x"``: labelled clients together weigh x.
         distance: see ``tensor_distance``.
-        skip: tensors that do not count in the distance.
 
     Raises:
         ConfigError: an unknown mode, or a client without images.
@@ -167,7 +146,7 @@ def consensus_weights(
         prior = [size * factor for size, factor in zip(sizes, factors, strict=True)]
 
     average = weighted_mean(states, prior)  # Eq. 5
-    distances = torch.stack([tensor_distance(state, average, skip=skip, total=distance) for state in states]).tolist()
+    distances = torch.stack([tensor_distance(state, average, distance) for state in states]).tolist()
 
     # Eq. 6: the logarithm of the exponential, shifted so that the largest becomes 1. Normalising cancels the shift;
     # where the two kinds of clients are normalised apart, each kind has its own.
@@ -186,3 +165,17 @@ def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> 
     for value, group in zip(logarithms, groups, strict=True):
         largest[group] = max(value, largest.get(group, -inf))
     return [exp(value - largest[group]) for value, group in zip(logarithms, groups, strict=True)]
+
+
+def tensor_distance(a: State, b: State, total: str = "sum_tensor") -> Tensor:
+    """Distance between two states, 0-dim and float64: it stays on the device until somebody reads it.
+
+    Args:
+        a: state; every tensor counts, buffers and batch-norm counters included.
+        b: state with the same names.
+        total: ``"sum_tensor"`` adds the L2 norms of the per-tensor differences (released code); ``"global_l2"`` is the
+            L2 norm of the concatenated difference (paper).
+    """
+    norms = torch.stack([torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64)) for n in a])
+    distance: Tensor = norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)
+    return distance

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,20 +35,14 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
     return mean
 
 
-def share_weights(
-    sizes: Sequence[float],
-    labelled: Sequence[bool],
-    mode: str = "share:0.5",
-    unlabelled_split: Literal["size", "equal"] = "size",
-) -> list[float]:
+def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = "share:0.5") -> list[float]:
     """Aggregation weights of labelled and unlabelled clients; they need not sum to 1.
 
     Args:
         sizes: images per client.
         labelled: which clients hold labels.
-        mode: ``"share:x"``: the labelled clients together weigh x, split by size, the others 1 - x;
+        mode: ``"share:x"``: the labelled clients together weigh x, the others 1 - x, each part split by size;
             ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
-        unlabelled_split: how unlabelled clients divide their part of ``"share:x"``.
 
     Where only one kind of client is present, ``"share:x"`` leaves the sizes.
 
@@ -63,15 +56,11 @@ def share_weights(
     if kind == "plain":
         return [float(size) for size in sizes]
 
-    parts = [size if has or unlabelled_split == "size" else 1.0 for size, has in clients]
-    of_labelled = sum(part for part, has in zip(parts, labelled, strict=True) if has)
-    of_unlabelled = sum(part for part, has in zip(parts, labelled, strict=True) if not has)
+    of_labelled = sum(size for size, has in clients if has)
+    of_unlabelled = sum(size for size, has in clients if not has)
     if not of_labelled or not of_unlabelled:
         return [float(size) for size in sizes]
-    weights = []
-    for part, has in zip(parts, labelled, strict=True):
-        weights.append(part / of_labelled * value if has else part / of_unlabelled * (1.0 - value))
-    return weights
+    return [size / of_labelled * value if has else size / of_unlabelled * (1.0 - value) for size, has in clients]
 
 
 def read_mode(mode: str) -> tuple[str, float]:
@@ -91,22 +80,6 @@ def read_mode(mode: str) -> tuple[str, float]:
     if not 0.0 <= value <= highest or value == inf:
         raise ConfigError(f"weights {mode!r}: write share:<0..1>, multiplier:<factor> or plain")
     return kind, value
-
-
-def tensor_distance(a: State, b: State, *, skip: Sequence[str] = (), total: str = "sum_tensor") -> Tensor:
-    """Distance between two states, 0-dim and float64: it stays on the device until somebody reads it.
-
-    Args:
-        a: state; every tensor counts, buffers and batch-norm counters included.
-        b: state with the same names.
-        skip: names that do not count.
-        total: ``"sum_tensor"`` adds the L2 norms of the per-tensor differences (RSCFed's released code);
-            ``"global_l2"`` is the L2 norm of the concatenated difference (its paper).
-    """
-    names = [name for name in a if name not in skip]
-    norms = torch.stack([torch.linalg.vector_norm(a[n].to(torch.float64) - b[n].to(torch.float64)) for n in names])
-    distance: Tensor = norms.sum() if total == "sum_tensor" else torch.linalg.vector_norm(norms)
-    return distance
 
 
 def num_bytes(state: State) -> int:

@@ -10,21 +10,23 @@ from benchmark.contract.runs import check_resume_is_exact
 from benchmark.contract.steps import check_a_visit_is_a_fit, check_replayed_steps_equal_the_reference
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("cbafed", {"pl_set": "batch"}),
-    ("cbafed", {"pl_set": "rebuilt", "bn_aggregate": False}),
+    ("methods.ablations.cbafed.BatchByBatch", {}),
+    ("methods.ablations.cbafed.PlainImages", {}),
+    ("methods.ablations.cbafed.RebuiltSets", {}),
+    ("methods.ablations.cbafed.WarmUpAtClients", {}),
     ("fedcon", {"preset": "fedcon_repo"}),
     ("fedcon", {"consistency": "ema_student"}),
     ("feddb", {"dma": "paper", "unsup_norm": "all"}),
     ("feddure", {"variant": "release"}),
     ("feddure", {"freg_gradient": "double_backward", "freg_persist": "none"}),
-    ("fedirm", {"labelled_loss": "smoothed_two_view", "entropy_gate": "ln_scaled"}),
+    ("methods.ablations.fedirm.SmoothedTwoViews", {}),
     ("fedmatch", {"preset": "original"}),
     ("fixmatch", {"pl_time": "every_step", "dpl": True}),
     ("fl2", {"client_batches": "masked", "perturbation": "sam"}),
     ("fl2", {"sam_mode": "replace", "sacr_mask": "all"}),
     ("local_ssl", {"objective": "uda", "prox_mu": 0.1}),
     ("local_ssl", {"objective": "fixmatch", "lr_schedule": "release", "supervised_steps": 2}),
-    ("rscfed", {"retrain_repeated": False, "dma_distance": "global_l2"}),
+    ("methods.ablations.rscfed.LabelledInEverySubset", {"dma_distance": "global_l2"}),
     ("semifl", {"semifl_mix_pool": "confident"}),
 ]
 

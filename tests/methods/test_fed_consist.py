@@ -11,7 +11,7 @@ from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from benchmark.federation.recording import count_host_reads
 from federations import few_data, make_federation, run_rows
 from golden_files import load
-from methods.base import Tally, Visit
+from methods.base import Tally, Upload, Visit
 from methods.fed_consist import FedConsist
 
 GOLDEN = load("rscfed/local_update_unlabelled")
@@ -97,29 +97,34 @@ def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> 
     assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
 
 
-def test_mse_reduction_differs_only_on_short_batches() -> None:
-    """fixed_batch divides by the configured size, actual_batch by the batch at hand."""
+def test_a_short_batch_is_divided_by_the_configured_size() -> None:
+    """As released: three images of a batch of twelve weigh a quarter of what three of three do."""
     views = {"teacher": torch.randn(3, 2, 2, 2), "student": torch.randn(3, 2, 2, 2)}
     torch.manual_seed(0)
     net = Toy().eval()
-    fixed, actual = (FedConsist(net, batch_size=12, mse_reduction=m).eval() for m in ("fixed_batch", "actual_batch"))
-    torch.testing.assert_close(fixed.consistency(views) * 4, actual.consistency(views))
+    short, full = (FedConsist(net, batch_size=size).eval().consistency(views) for size in (12, 3))
+    torch.testing.assert_close(short * 4, full)
 
 
-def test_initial_teacher() -> None:
-    """teacher_init = initial keeps the untrained model; current copies what the client receives."""
-    for init, same in (("initial", False), ("current", True)):
-        federation = make_federation("fed_consist", rounds=2, warmup_rounds=1, teacher_init=init)
-        federation.run_round(0)
-        method = federation.method
-        method.load_tensors(federation.engine.initial)
-        method.load_tensors(federation.server)
-        method.visit = Visit(round=1, labelled=False)
-        method.on_train_start()
-        equal = all(
-            torch.equal(t, m) for t, m in zip(method.teacher.parameters(), method.model.parameters(), strict=True)
-        )
-        assert equal is same
+def test_labelled_clients_share_half_of_the_weight() -> None:
+    """share:0.5 by default, whatever the sizes; the others divide their half by size; plain leaves the sizes."""
+    uploads = [Upload(Visit(client=c, labelled=c < 2), {}, size) for c, size in enumerate((10.0, 30.0, 20.0, 60.0))]
+    half, plain = (FedConsist(Toy(), **mode).weights(uploads) for mode in ({}, {"labelled_weight_mode": "plain"}))
+    assert half == pytest.approx([0.125, 0.375, 0.125, 0.375])
+    assert plain == [10.0, 30.0, 20.0, 60.0]
+
+
+def test_without_a_ramp_the_teacher_follows_slowly_from_the_first_step() -> None:
+    """ema_ramp = false: teacher <- 0.9 teacher + 0.1 student at once; with the ramp the first step copies."""
+    for ramp, moved in ((False, 0.1), (True, 1.0)):
+        method = FedConsist(Toy(), ema_decay=0.9, ema_ramp=ramp)
+        with torch.no_grad():
+            for value in method.model.parameters():
+                value.add_(1.0)
+        before = [value.clone() for value in method.teacher.parameters()]
+        method.on_train_batch_end(None, {"unlabelled": {}}, 0)
+        for old, new in zip(before, method.teacher.parameters(), strict=True):
+            torch.testing.assert_close(new - old, torch.full_like(old, moved))
 
 
 def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> None:
@@ -134,8 +139,8 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
         assert torch.equal(value, federation.server[f"model.{name}"])
 
 
-def test_the_birth_of_the_teacher_reads_nothing_back() -> None:
-    """Born where it has made no step, and kept where it has; the device decides that alone."""
+def test_the_start_of_the_teacher_reads_nothing_back() -> None:
+    """A copy where it has made no step, and kept where it has; the device decides that alone."""
     method = FedConsist(Toy(), warmup_rounds=1)
     with torch.no_grad():
         for value in method.model.parameters():
@@ -143,13 +148,13 @@ def test_the_birth_of_the_teacher_reads_nothing_back() -> None:
     method.model.bn.num_batches_tracked.fill_(7)
     before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
     student = method.model.state_dict()
-    for round, steps, born in ((0, 0, False), (1, 3, False), (1, 0, True)):
+    for round, steps, copied in ((0, 0, False), (1, 3, False), (1, 0, True)):
         method.visit = Visit(round=round, labelled=False)
         method.teacher_step.fill_(steps)
         with count_host_reads() as reads:
             method.on_train_start()
         assert not reads
-        wanted = student if born else before
+        wanted = student if copied else before
         assert all(torch.equal(value, wanted[name]) for name, value in method.teacher.state_dict().items())
 
 

@@ -347,8 +347,6 @@ def test_arguments_that_would_do_nothing_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             make_method("feddb", **wrong)
     make_method("feddb", aggregation="size", dma="off")
-    with pytest.raises(ConfigError, match="unlabelled_split=equal is out of range: size"):
-        make_method("rscfed", unlabelled_split="equal")
 
 
 def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:

@@ -1,7 +1,6 @@
 """RSCFed: consensus weights against the released aggregation, closed forms, schedule and switches."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from federations import contract_federation, few_data, make_federation, make_method, rounds_until
 from golden_files import load
+from methods.ablations.rscfed import LabelledInEverySubset
 from methods.base import Upload, Visit
-from methods.parts.aggregation import tensor_distance, weighted_mean
-from methods.rscfed import RSCFed, consensus_weights
+from methods.parts.aggregation import weighted_mean
+from methods.rscfed import RSCFed, consensus_weights, tensor_distance
 
 GOLDEN = load("rscfed/dma_aggregation")
 
@@ -128,12 +128,18 @@ def test_a_client_without_images_is_refused() -> None:
         consensus_weights(states(), [1.0, 0.0, 1.0, 1.0, 1.0], [False] * 5, 1.0)
 
 
-def test_counters_can_be_left_out_of_the_distance() -> None:
-    """skip removes a tensor from the distance; global_l2 is the norm of everything at once."""
-    a, b = {"w": torch.tensor([3.0]), "n": torch.tensor(9)}, {"w": torch.tensor([0.0]), "n": torch.tensor(5)}
-    assert tensor_distance(a, b) == 7.0
-    assert tensor_distance(a, b, skip=["n"]) == 3.0
-    assert tensor_distance(a, b, total="global_l2") == 5.0
+def test_distances() -> None:
+    """The sum of the norms per tensor, counters included, or the norm of everything at once; float64, symmetric."""
+    a = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0]), "n": torch.tensor(12)}
+    b = {name: torch.zeros_like(value) for name, value in a.items()}
+    assert tensor_distance(a, b) == 3 + 4 + 12
+    assert tensor_distance(a, b, "global_l2") == 13
+    assert tensor_distance(a, b) == tensor_distance(b, a)
+    assert tensor_distance(a, a) == 0
+    assert tensor_distance(a, b).dtype == torch.float64
+    with count_host_reads() as reads:
+        tensor_distance(a, b)
+    assert not reads
 
 
 def test_published_schedule() -> None:
@@ -149,25 +155,13 @@ def test_published_schedule() -> None:
 
 
 def test_forcing_the_labelled_client() -> None:
-    """With force_labelled every subset holds client 0, still of the same size."""
-    method, roster = make_method("rscfed", force_labelled=True), Roster(10, (0,), seed=1337)
+    """In the ablation every subset holds client 0, still of the same size; other subsets are as drawn."""
+    forced, plain, roster = make_method(LabelledInEverySubset), make_method("rscfed"), Roster(10, (0,), seed=1337)
+    assert forced.select_clients(6, roster) == [[0]]
     for number in range(7, 40):
-        assert all(0 in s and len(set(s)) == 5 for s in method.select_clients(number, roster))
-
-
-def test_repeated_clients_may_train_once() -> None:
-    """retrain_repeated = false visits each client once and uses its model in every subset that drew it."""
-    once, roster = make_method("rscfed", retrain_repeated=False, warmup_rounds=0), Roster(10, (0,), seed=1337)
-    again = make_method("rscfed", warmup_rounds=0)
-    (clients,) = once.select_clients(0, roster)
-    subsets = again.select_clients(0, roster)
-    assert clients == sorted({c for s in subsets for c in s})
-    tensors = {c: {k: torch.full_like(v, float(c)) for k, v in once.tensors("shared").items()} for c in clients}
-    visit = {c: Visit(client=c, labelled=c == 0, size=100 + c) for c in clients}
-    once.aggregate([Upload(visit[c], tensors[c], 100.0 + c) for c in clients])
-    repeated = [(c, m) for m, s in enumerate(subsets) for c in s]
-    again.aggregate([Upload(replace(visit[c], cohort=m), tensors[c], 100.0 + c) for c, m in sorted(repeated)])
-    torch.testing.assert_close(once.tensors("shared"), again.tensors("shared"))
+        for ours, drawn in zip(*(m.select_clients(number, roster) for m in (forced, plain)), strict=True):
+            assert ours == (drawn if 0 in drawn else [*drawn[:-1], 0])
+            assert len(set(ours)) == 5
 
 
 def test_ablation_without_dma_weighs_by_size_and_multiplier() -> None:
@@ -232,7 +226,6 @@ def test_the_global_model_is_the_mean_of_the_sub_consensus_models() -> None:
         {"dma_beta_labelled": 10_000.0},
         {"dma_beta_unlabelled": 100.0},
         {"dma_distance": "global_l2"},
-        {"dma_skip_counters": True},
         {"labelled_multiplier": 1.0},
         {"labelled_weight_mode": "squared"},
     ],

@@ -30,13 +30,13 @@ def test_a_row_whose_code_was_not_published_gets_no_verdict(cbafed: Suite) -> No
 
 
 def test_a_row_for_every_published_value_and_no_other(cbafed: Suite) -> None:
-    tables = [table for table in cbafed.tables if table.number not in ("tail", "figure3")]
+    tables = [table for table in cbafed.tables if table.number not in ("tail", "figure3", "presets")]
     keys = [row.key(metric) for table in tables for row in table.rows for metric in table.metrics]
     assert [len(table.rows) for table in tables] == [40, 8, 8, 12]
     assert len(keys) == 68 and set(keys) == set(cbafed.published())
 
 
-@pytest.mark.parametrize(("scale", "runs"), [("quick", 40), ("lite", 70), ("paper", 70)])
+@pytest.mark.parametrize(("scale", "runs"), [("quick", 43), ("lite", 74), ("paper", 74)])
 def test_distinct_runs(cbafed: Suite, scale: str, runs: int) -> None:
     """Table 3 shares the upper bound with Table 1, Table 4 its last rows; stand-in data share more."""
     plan = cbafed.plan(scale, seeds=[1])
@@ -62,10 +62,10 @@ def test_constants_by_data_set(paper: dict[str, RunConfig]) -> None:
         "ISIC2018": (0.9, 0.002, 0.001, 12, "multiplier:10", 501, 1002),
     }
     wanted = {
-        "cba_tau": 0.84, "pl_threshold": None, "pl_set": "fixed", "pl_view": "weak", "tail_enabled": True,
+        "cba_tau": 0.84, "pl_threshold": None,
         "tail_rule": "share", "tail_beta": 0.3, "res_client_alpha": 0.8, "res_server_alpha": 0.5, "res_skip": 5,
-        "res_client_reference": "first", "res_server_first_skip": "released", "agg_counts": "selected",
-        "warmup_mode": "rounds", "labelled_epochs": 11, "local_epochs": 1, "bn_aggregate": True, "min_batch": 2,
+        "res_client_reference": "first", "agg_counts": "selected",
+        "labelled_epochs": 11, "local_epochs": 1, "min_batch": 2,
         "reset_momentum": False, "momentum": 0.9, "weight_decay": 5e-4, "clip_norm": 5.0, "nesterov": False,
     }  # fmt: skip
     svhn = paper["1/SVHN/cbafed"]
@@ -93,16 +93,14 @@ def test_baselines(paper: dict[str, RunConfig]) -> None:
     assert lower.method.init_args["res_client_alpha"] == 0.0
     assert upper.data.init_args == lower.data.init_args | {"labelled_clients": 10}
     common = {
-        "pl_threshold": 0.9, "tail_enabled": False, "res_client_alpha": 0.0, "res_server_alpha": 0.0,
+        "pl_threshold": 0.9, "tail_beta": 0.0, "res_client_alpha": 0.0, "res_server_alpha": 0.0,
         "labelled_epochs": 1, "agg_counts": "size", "local_epochs": 1,
     }  # fmt: skip
     for dataset in ("SVHN", "ISIC2018"):
         fixed, batch = (paper[f"1/{dataset}/{label}"] for label in ("fedconsist_plus", "fedconsist"))
         assert arguments(fixed, *common) == arguments(batch, *common) == common
-        assert batch.method.init_args == fixed.method.init_args | {
-            "pl_set": "batch",
-            "labelled_weight_mode": "share:0.5",
-        }
+        assert batch.method.init_args == fixed.method.init_args | {"labelled_weight_mode": "share:0.5"}
+        assert batch.method.name == "methods.ablations.cbafed.BatchByBatch"
         assert fixed.method.init_args["labelled_weight_mode"] == "plain"
         assert paper[f"1/{dataset}/fedirm"].method.init_args["labelled_weight_mode"] == "share:0.5"
     for label in ("fedirm", "rscfed"):
@@ -134,7 +132,7 @@ def test_other_settings(paper: dict[str, RunConfig]) -> None:
     steps = [paper[f"4/CIFAR-10/cbafed_fixedpl{more}"] for more in ("", "_cba", "_cba_dd", "_cba_dd_res")]
     changed: list[dict[str, Any]] = [
         {"pl_threshold": None},
-        {"tail_enabled": True},
+        {"tail_beta": 0.3},
         {"res_client_alpha": 0.8, "res_server_alpha": 0.5},
     ]
     for before, after, change in zip(steps, steps[1:], changed, strict=False):
@@ -145,17 +143,38 @@ def test_other_settings(paper: dict[str, RunConfig]) -> None:
 def test_strategies_of_figure_3(paper: dict[str, RunConfig]) -> None:
     """Batch by batch or fixed or rebuilt, with 1 or 5 local epochs; 200 rounds after the warm-up."""
     found = {
-        name.split("/")[2]: (*arguments(config, "pl_set", "local_epochs", "labelled_epochs").values(), config.rounds)
+        name.split("/")[2]: (
+            config.method.name.rpartition(".")[2],
+            *arguments(config, "local_epochs", "labelled_epochs").values(),
+            config.rounds,
+        )
         for name, config in paper.items()
         if name.startswith("figure3")
     }
     assert found == {
-        "batch_1_epoch": ("batch", 1, 1, 701),
-        "batch_5_epochs": ("batch", 5, 1, 701),
-        "fixed_1_epoch": ("fixed", 1, 1, 701),
-        "fixed_5_epochs": ("fixed", 5, 1, 701),
-        "rebuilt_5_epochs": ("rebuilt", 5, 1, 701),
+        "batch_1_epoch": ("BatchByBatch", 1, 1, 701),
+        "batch_5_epochs": ("BatchByBatch", 5, 1, 701),
+        "fixed_1_epoch": ("cbafed", 1, 1, 701),
+        "fixed_5_epochs": ("cbafed", 5, 1, 701),
+        "rebuilt_5_epochs": ("RebuiltSets", 5, 1, 701),
     }
+
+
+def test_conflicts_of_paper_and_code_have_control_rows(cbafed: Suite, paper: dict[str, RunConfig]) -> None:
+    """Eqs. 1 and 16 as written, the image itself labelled, and the warm-up at the clients; two of them hold labels."""
+    runs = {label: paper[f"presets/CIFAR-100/{label}"] for label in ("cbafed", "as_written", "plain_images")}
+    plain = runs["cbafed"]
+    assert plain.data.init_args["labelled_clients"] == 2
+    written = {"res_client_reference": "initial", "tail_rule": "paper_scaled"}
+    assert runs["as_written"].method.init_args == plain.method.init_args | written
+    assert runs["plain_images"].method.init_args == plain.method.init_args
+    for scale, rounds, epochs in (("paper", 2002, 1001), ("lite", 302, 231), ("small", 302, 231), ("quick", 42, 66)):
+        plan = cbafed.plan(scale, seeds=[1])
+        found = {row.method: plan.run(row, 1).config for row in cbafed.rows if row.table == "presets"}
+        local, args = found["warm_up_at_clients"], found["warm_up_at_clients"].method.init_args
+        assert found["cbafed"].rounds == rounds
+        assert args["warmup_rounds"] * args["labelled_epochs"] == epochs
+        assert args["warmup_rounds"] % 5 == 1 and (local.rounds - args["warmup_rounds"]) % 5 == 1
 
 
 def test_reduced_schedules_keep_their_form(cbafed: Suite) -> None:

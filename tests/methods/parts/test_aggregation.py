@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import ConfigError, RunError
-from methods.parts.aggregation import num_bytes, share_weights, tensor_distance, weighted_mean
+from methods.parts.aggregation import num_bytes, share_weights, weighted_mean
 
 
 def state(value, seed=0):
@@ -86,21 +85,6 @@ def test_nothing_to_average():
         weighted_mean([], [])
 
 
-def test_distances():
-    """Per-tensor norms added, or the norm of everything; a distance of a state to itself is 0. Nobody reads it yet."""
-    a = {"w": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0]), "n": torch.tensor(2)}
-    b = {"w": torch.zeros(1, 2), "b": torch.zeros(1), "n": torch.tensor(14)}
-    assert tensor_distance(a, b) == 3 + 4 + 12
-    assert tensor_distance(a, b, skip=["n"]) == 7
-    assert tensor_distance(a, b, total="global_l2") == 13
-    assert tensor_distance(a, b) == tensor_distance(b, a)
-    assert tensor_distance(a, a) == 0
-    assert tensor_distance(a, b).dtype == torch.float64
-    with count_host_reads() as reads:
-        tensor_distance(a, b)
-    assert not reads
-
-
 def test_bytes():
     assert num_bytes({}) == 0
     assert num_bytes({"f": torch.ones(3, 4), "n": torch.tensor(1), "h": torch.ones(5, dtype=torch.bfloat16)}) == 66
@@ -112,21 +96,19 @@ SIZES, HELD = [10.0, 30.0, 20.0, 60.0], [True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("mode", "split", "weights"),
+    ("mode", "weights"),
     [
-        ("plain", "size", [10, 30, 20, 60]),
-        ("plain", "equal", [10, 30, 20, 60]),
-        ("multiplier:6", "size", [60, 180, 20, 60]),
-        ("multiplier:0", "size", [0, 0, 20, 60]),
-        ("share:0.5", "size", [0.125, 0.375, 0.125, 0.375]),
-        ("share:0.5", "equal", [0.125, 0.375, 0.25, 0.25]),
-        ("share:0.2", "size", [0.05, 0.15, 0.2, 0.6]),
-        ("share:0", "size", [0, 0, 0.25, 0.75]),
-        ("share:1", "equal", [0.25, 0.75, 0, 0]),
+        ("plain", [10, 30, 20, 60]),
+        ("multiplier:6", [60, 180, 20, 60]),
+        ("multiplier:0", [0, 0, 20, 60]),
+        ("share:0.5", [0.125, 0.375, 0.125, 0.375]),
+        ("share:0.2", [0.05, 0.15, 0.2, 0.6]),
+        ("share:0", [0, 0, 0.25, 0.75]),
+        ("share:1", [0.25, 0.75, 0, 0]),
     ],
 )
-def test_shares(mode: str, split: str, weights: list[float]):
-    assert share_weights(SIZES, HELD, mode, split) == pytest.approx(weights)
+def test_shares(mode: str, weights: list[float]):
+    assert share_weights(SIZES, HELD, mode) == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("held", [[True] * 4, [False] * 4])

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from benchmark.federation.recording import count_host_reads
 from golden_files import load
-from methods.parts.class_balance import (
+from methods.ablations.cbafed import batch_loss
+from methods.cbafed import (
     assign,
     balanced_thresholds,
-    batch_loss,
     class_counts,
     class_share,
     storage_order,

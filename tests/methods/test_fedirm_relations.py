@@ -1,10 +1,12 @@
-"""Losses against the released functions and closed forms."""
+"""FedIRM's relation matrices, their divergence and entropies against the released functions and closed forms."""
+
+from math import log
 
 import pytest
 import torch
 
 from golden_files import load
-from methods.parts.losses import relation_loss, relation_matrix, squared_error
+from methods.fedirm import entropy, relation_loss, relation_matrix
 
 RELATION = load("rscfed/fedirm_relation")
 
@@ -16,12 +18,6 @@ def close(ours: torch.Tensor, golden: torch.Tensor, source: dict) -> None:
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_squared_error() -> None:
-    student, target = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.0, 1.0], [0.5, 0.5]])
-    assert float(squared_error(student, target, 4)) == 0.5
-    assert float(squared_error(student[:0], target[:0], 4)) == 0
 
 
 def test_released_relation_matrices() -> None:
@@ -75,14 +71,12 @@ def test_relation_matrix_laws() -> None:
 
 
 def test_relation_loss_laws() -> None:
-    """Zero for equal matrices, symmetric, positive, finite at 0; skipped rows neither count nor pull."""
+    """Zero for equal matrices, symmetric, positive, finite at 0."""
     p, q = (noise(5, 5, seed=s).softmax(dim=1) for s in (1, 2))
     assert float(relation_loss(p, p)) == 0
     assert float(relation_loss(p, q)) == pytest.approx(float(relation_loss(q, p)))
     by_hand = 0.5 * ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 5
     torch.testing.assert_close(relation_loss(p, q), by_hand)
-    rows = torch.tensor([True, False, True, False, False])
-    torch.testing.assert_close(relation_loss(p, q, rows), relation_loss(p[rows], q[rows]) * 2 / 5)
     assert bool(torch.isfinite(relation_loss(torch.eye(3), torch.eye(3).roll(1, 0))))
 
 
@@ -93,3 +87,9 @@ def test_no_sample_passes_the_gates() -> None:
     relation_loss(torch.eye(3, dtype=torch.float64), matrix).backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(6, 3, dtype=torch.float64))
+
+
+def test_entropies() -> None:
+    """ln C for a uniform prediction, 0 for a certain one."""
+    assert entropy(torch.full((2, 10), 0.1)).tolist() == pytest.approx([log(10)] * 2, abs=2e-5)
+    assert float(entropy(torch.eye(3))[0]) == pytest.approx(0, abs=2e-6)

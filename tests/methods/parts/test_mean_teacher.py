@@ -1,12 +1,9 @@
-"""Sharpening and entropy against the released functions and closed forms."""
+"""Sharpening against the released functions and closed forms."""
 
-from math import log
-
-import pytest
 import torch
 
 from golden_files import load
-from methods.parts.labelling import entropy, entropy_threshold, sharpen
+from methods.parts.mean_teacher import sharpen
 
 SHARPEN = load("rscfed/sharpen")
 
@@ -36,12 +33,3 @@ def test_sharpening_laws() -> None:
     torch.testing.assert_close(sharp.sum(dim=1), torch.ones(20, dtype=torch.float64))
     torch.testing.assert_close(sharpen(torch.full((1, 5), 0.2)), torch.full((1, 5), 0.2))
     torch.testing.assert_close(sharpen(torch.tensor([[0.8, 0.2]]))[0, 0], torch.tensor(0.64 / 0.68))
-
-
-def test_entropy_and_its_gate() -> None:
-    uniform = torch.full((2, 10), 0.1)
-    assert entropy(uniform).tolist() == pytest.approx([log(10)] * 2, abs=2e-5)
-    assert float(entropy(torch.eye(3))[0]) == pytest.approx(0, abs=2e-6)
-    assert entropy_threshold(2.0, 100) == 2.0
-    assert entropy_threshold("ln_scaled", 5) == pytest.approx(2.0)
-    assert entropy_threshold("ln_scaled", 100) / log(100) == pytest.approx(2.0 / log(5))

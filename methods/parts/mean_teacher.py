@@ -1,0 +1,138 @@
+"""A mean teacher at every client: what Fed-Consist, FedIRM and RSCFed share."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datamodules.base import SiteData
+from datamodules.partition.roster import Roster
+from methods.base import Batch, FedMethod, Stream
+from methods.parts.rosters import require_labels
+from methods.parts.teacher import ema_decay, ema_update
+from methods.parts.tensors import wide
+
+
+class MeanTeacher(FedMethod):
+    """Clients with labels learn from them; the others keep a teacher, which follows their student and never leaves.
+
+    The first rounds are a warm-up of the clients with labels. A client's teacher starts as a copy of the global model
+    that it receives at its first visit after the warm-up.
+
+    Args:
+        model: the network.
+        lr_unlabelled: learning rate of clients without labels.
+        ema_decay: highest decay of the teacher.
+        ema_ramp: after t steps of the client, the decay is ``1 - 1/(t + 1)`` at most (RSCFed's released code).
+        warmup_rounds: rounds in which only clients with labels train.
+    """
+
+    teacher_step: Tensor
+    """Steps t that the teacher has followed."""
+
+    scopes = {"teacher": "personal", "teacher_step": "personal"}
+    views = {"labelled": {"x": "weak"}, "unlabelled": {"teacher": "weak", "student": "weak"}}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr_unlabelled: float = 0.021,
+        ema_decay: float = 0.999,
+        ema_ramp: bool = True,
+        warmup_rounds: int = 7,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, **base)
+        self.require("from 0 to 1", ema_decay=0 <= ema_decay <= 1)
+        self.teacher = copy.deepcopy(model).requires_grad_(False)
+        self.register_buffer("teacher_step", torch.zeros(()))
+
+    def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
+        """Labelled clients during warm-up, then everybody.
+
+        Raises:
+            ConfigError: no client holds labels.
+        """
+        require_labels(roster)
+        return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
+
+    def learning_rate(self) -> float:
+        """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
+        return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
+
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Labels only during warm-up."""
+        streams = super().streams(data)
+        if self.is_warmup(self.visit.round) and "labelled" in streams:
+            labels = streams["labelled"]
+            labels.cycle = False
+            return {"labelled": labels}
+        return streams
+
+    @torch.no_grad()
+    def on_train_start(self) -> None:
+        """After the warm-up, a teacher that has made no step yet becomes the received model."""
+        super().on_train_start()
+        if self.is_warmup(self.visit.round):
+            return
+        new = self.teacher_step == 0
+        teacher, received = self.teacher.state_dict(), self.model.state_dict()
+        for name, value in teacher.items():
+            value.copy_(torch.where(new, received[name], value))
+
+    def train(self, mode: bool = True) -> "MeanTeacher":
+        """The teacher is always in evaluation mode."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Move the teacher's parameters (not its buffers) towards the student (RSCFed Eq. 4)."""
+        if "unlabelled" in batch:
+            decay = ema_decay(self.teacher_step, self.hparams.ema_decay, self.hparams.ema_ramp)
+            ema_update(self.teacher.parameters(), self.model.parameters(), decay)
+            self.teacher_step += 1
+
+
+class SharpenedTeacher(MeanTeacher):
+    """The local training of RSCFed (Eqs. 1-4), which Fed-Consist has, too: match the teacher's sharpened prediction.
+
+    Args:
+        model: the network.
+        lambda_u: weight of the consistency loss.
+        temperature: of the sharpening, tau.
+    """
+
+    def __init__(self, model: nn.Module, lambda_u: float = 0.02, temperature: float = 0.5, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.require("from 0", lambda_u=lambda_u >= 0)
+        self.require("above 0", temperature=temperature > 0)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross-entropy of what is labelled (Eq. 1) plus ``lambda_u`` times the consistency of what is not (Eq. 3)."""
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+        if "unlabelled" in batch:
+            loss = loss + self.hparams.lambda_u * self.consistency(batch["unlabelled"])
+        return loss
+
+    def consistency(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Squared error between the student and the teacher on another view, over the configured batch size."""
+        h = self.hparams
+        with torch.no_grad():
+            teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
+            target = sharpen(teacher, h.temperature)  # Eq. 2
+        student = wide(self(views["student"])).softmax(dim=1)
+        error: Tensor = (student - target).square().sum() / h.batch_size  # Eq. 3
+        return error
+
+
+def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:
+    """``p^(1/T)`` renormalised over the C classes, ``[B, C]`` (RSCFed Eq. 2, with T = 0.5)."""
+    powered = probabilities.pow(1.0 / temperature)
+    return powered / powered.sum(dim=1, keepdim=True)
