@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from golden_files import load
-from methods.parts.losses import relation_loss, relation_matrix, squared_error
+from methods.parts.losses import masked_mean, relation_loss, relation_matrix, squared_error
 
 RELATION = load("rscfed/fedirm_relation")
 
@@ -93,3 +93,14 @@ def test_no_sample_passes_the_gates() -> None:
     relation_loss(torch.eye(3, dtype=torch.float64), matrix).backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(6, 3, dtype=torch.float64))
+
+
+def test_masked_mean() -> None:
+    """Over the set mask; 0 where there is none."""
+    values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    assert masked_mean(values, torch.tensor([True, False, True])).item() == 3.5
+    nothing = masked_mean(values, torch.zeros(3, dtype=torch.bool))
+    nothing.backward()
+    assert nothing.item() == 0.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.0] * 3
