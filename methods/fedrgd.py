@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from methods.base import Upload, Visit
-from methods.fixmatch import FixMatch
 from methods.parts.aggregation import weighted_mean
+from methods.parts.pseudo_labels import LabelsEveryStep
+from methods.parts.server_momentum import ServerMomentum
 
 
-class FedRGD(FixMatch):
+class FedRGD(ServerMomentum, LabelsEveryStep):
     """Grouping-based averaging (Zhang et al., IEEE Big Data 2021) on the FixMatch loss, as a baseline of FedDB.
 
     The round's participants form ``num_groups`` equal random groups. A group's model is the mean over its clients
@@ -28,45 +28,35 @@ class FedRGD(FixMatch):
     |---|---|---|---|
     | ``num_groups`` | 2 (10 to 20 clients), 5 (47) | 2 (10), 3 (30) | 2 |
     | ``group_state`` | each user continues from its group | slots, two bridges | ``slots`` (SemiFL's: ``global``) |
-    | ``pl_time`` | every step | every step | ``every_step`` |
+    | when labels are made | every step | every step | every step |
     | ``unsup_norm`` | all images | all images | ``confident``, as FedDB's other rows |
     | ``threshold`` | 0.95 | 0.95 | 0.95 |
-    | ``server_momentum`` | none | none | 0 (only ``global`` may have it) |
+    | ``server_momentum`` | none | none | 0; it moves the global model, and no slot |
     | ``full_batch``, ``local_epochs``, rates | mini-batches, own schedule | mini-batches | as FedDB |
 
-    Raises:
-        ConfigError: momentum at the server together with slots.
+    Args:
+        model: the network.
+        num_groups: number of groups.
+        group_state: ``slots``: a group's model stays in its places; ``global``: all clients start from the global one.
+        full_batch: see ``PseudoLabels``.
+        server_momentum: see ``ServerMomentum``.
     """
 
     scenario = "all_clients"
     eval_batch = 250
-    scopes = {**FixMatch.scopes, "slots": "server"}
+    scopes = {**ServerMomentum.scopes, "slots": "server"}
 
     def __init__(
         self,
         model: nn.Module,
         num_groups: int = 2,
         group_state: Literal["slots", "global"] = "slots",
-        pl_time: Literal["round_start", "every_step"] = "every_step",
-        unsup_norm: Literal["confident", "all"] | None = "confident",
         full_batch: bool = True,
         server_momentum: float = 0.0,
         **base: Any,
     ) -> None:
-        super().__init__(
-            model,
-            pl_time=pl_time,
-            unsup_norm=unsup_norm,
-            full_batch=full_batch,
-            server_momentum=server_momentum,
-            **base,
-        )
+        super().__init__(model, full_batch=full_batch, server_momentum=server_momentum, **base)
         self.require("from 1", num_groups=num_groups >= 1)
-        if group_state == "slots" and server_momentum:
-            raise ConfigError(
-                f"server_momentum={server_momentum} with group_state=slots: the server sends several models, none of "
-                "which has a predecessor; choose server_momentum=0 or group_state=global"
-            )
         count = num_groups if group_state == "slots" else 0
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 

@@ -8,15 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from datamodules.common.errors import ConfigError
 from methods.base import Batch, Site, Stream, Upload
-from methods.fixmatch import FixMatch
-from methods.parts import perturbation as perturb
-from methods.parts.losses import masked_mean
+from methods.parts.labels_at_server import LabelsAtServer
+from methods.parts.pseudo_labels import PseudoLabels
+from methods.parts.server_momentum import ServerMomentum
+from methods.parts.static_norms import StaticNorms
 from methods.parts.tensors import set_gradient, wide
 
+Tensors = Mapping[str, Tensor]
+ETA = 0.01
 
-class FL2(FixMatch):
+
+class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
     """(FL)2: overcoming few labels in federated semi-supervised learning (Lee et al., NeurIPS 2024).
 
     CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
@@ -27,77 +30,53 @@ class FL2(FixMatch):
     * L_cs is the KL divergence between the predictions at W and at W* (Eq. 13);
     * a step follows ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14), L_a being the loss of all kept samples.
 
-    LSAA: clients that are less sure weigh more (Eq. 15).
+    LSAA: clients that are less sure weigh more (Eq. 15). Fig. 4, and the paper where it differs from the released code,
+    are ablations in ``methods.ablations.fl2``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``selection``, ``sacr``, ``aggregation`` | Table 2 | all on | ``adaptive``, true, ``lsaa`` |
+    | ``selection``, ``w_cs``, ``aggregation`` | Table 2 | all on | ``adaptive``, 1, ``lsaa`` |
     | ``rho`` | 0.1 (CIFAR-100: 1); 0.5 in App. C | 0.1 | 0.1, in the suite 1 on CIFAR-100 |
-    | ``eta``, ``perturbation`` | Eq. 12 is SAM, the text ASAM | 0.01, ASAM | 0.01, ``asam`` |
+    | perturbation | Eq. 12 is SAM, the text ASAM | ASAM, eta 0.01 | as the code |
     | ``threshold`` (tau_f), thresholds | 0.95, exceeded | 0.95, reached | 0.95, reached |
     | ``lambda_u`` (w_a), ``w_cs`` | 1, 1 | 1, 1 | 1, 1 |
-    | ``cs_grad`` | at W, both sides | at W*, target fixed | ``perturbed`` |
-    | ``cs_mask``, ``cs_mean`` | none, none | high confidence, over the batch | true, ``batch`` |
-    | ``client_batches`` | mask inside the batch | client's set filtered first | ``selected`` |
+    | gradient of L_cs | at W, both sides | at W*, target fixed | as the code |
+    | samples and mean of L_cs | all, none | high confidence, over the batch | as the code |
+    | batches | mask inside the batch | client's set filtered first | as the code |
     | ``server_pretrain`` (calls) | absent | 10 (CIFAR-10), 2048 steps (SVHN) | 10, in the suite as the code |
     | ``lr_schedule`` | cosine | constant: never advanced | ``cosine`` |
     | ``server_momentum`` | 0.5 | 0.5 | 0.5 |
+    | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
+    | ``batch_size``, ``local_epochs`` | 32, 5 | the same | the same |
+    | ``server_batch_size``, ``server_epochs`` | 10, 5 | the same | the same |
+    | ``clip_norm`` | silent | 1, before weight decay | 1 |
     | fairness loss | named, no formula | absent | absent |
-    | ``sacr_mask``, ``sam_mode`` | Fig. 4: all data, oracle, CAT+SAM | absent | ``high_conf``, null |
 
     Args:
         model: the network.
         selection: thresholds: ``adaptive`` (CAT) or ``fixed`` at ``threshold`` (FixMatch).
-        sacr: whether the consistency term is used.
-        aggregation: ``lsaa``, or as ``ServerMomentum`` says.
-        sacr_mask: samples that shape the perturbation and the term: ``high_conf``, ``all`` selected ones, or those
-            labelled ``correct``-ly, a diagnostic that needs the hidden labels and makes the run a declared oracle.
-        perturbation: ``asam``, ``sam``, or ``none`` (eps = 0).
         rho: size of the perturbation.
-        eta: see ``perturb.asam``.
-        w_cs: weight of the term.
-        sam_mode: ``null``: the term is a KL divergence. ``add``: it is L_p(W*) instead (CAT+SAM); ``replace``: and the
-            masked samples no longer count in L_a.
-        kl_target: view that the target distribution comes from.
-        cs_grad: ``perturbed``: gradient at W* with the prediction at W fixed; ``original``: at W, that at W* fixed.
-        cs_mask: whether ``sacr_mask`` restricts the KL term too; else the whole batch counts there.
-        cs_mean: divide the KL term by the ``batch`` or by the ``masked`` samples.
-        client_batches: batches of ``selected`` samples, or of all samples with the others ``masked``.
+        w_cs: weight of the consistency term; 0: no SACR, and nothing is perturbed.
+        aggregation: ``lsaa``, or as ``ServerMomentum`` says.
         server_pretrain: see ``LabelsAtServer``.
     """
 
-    scopes = {**FixMatch.scopes, "tau": "local"}
+    scopes = {**ServerMomentum.scopes, "tau": "local"}
     tau: Tensor
 
     def __init__(
         self,
         model: nn.Module,
         selection: Literal["adaptive", "fixed"] = "adaptive",
-        sacr: bool = True,
-        aggregation: Literal["lsaa", "uniform", "size"] = "lsaa",
-        sacr_mask: Literal["high_conf", "all", "correct"] = "high_conf",
-        perturbation: Literal["asam", "sam", "none"] = "asam",
         rho: float = 0.1,
-        eta: float = 0.01,
         w_cs: float = 1.0,
-        sam_mode: Literal["add", "replace"] | None = None,
-        kl_target: Literal["strong", "weak"] = "strong",
-        cs_grad: Literal["perturbed", "original"] = "perturbed",
-        cs_mask: bool = True,
-        cs_mean: Literal["batch", "masked"] = "batch",
-        client_batches: Literal["selected", "masked"] = "selected",
+        aggregation: Literal["lsaa", "uniform", "size"] = "lsaa",
         server_pretrain: int = 10,
         **base: Any,
     ) -> None:
         super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
-        h = self.hparams
-        self.require("from 0", rho=rho >= 0, eta=eta >= 0, w_cs=w_cs >= 0)
-        self.require("round_start", pl_time=h.pl_time == "round_start")
-        self.require("confident or null", unsup_norm=h.unsup_norm != "all")
-        if cs_grad == "original" and (kl_target == "weak" or sam_mode):
-            raise ConfigError("cs_grad=original differentiates at W: it needs kl_target=strong and no sam_mode")
+        self.require("from 0", rho=rho >= 0, w_cs=w_cs >= 0)
         self.automatic_optimization = False
-        self.uses_oracle = sacr_mask == "correct"
         self.register_buffer("tau", torch.ones(()))  # a client that labels nothing counts as sure
 
     def select(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,44 +90,23 @@ class FL2(FixMatch):
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
         """The selected samples with their labels ``y`` and the mask ``high`` of the consistency term."""
-        h, index = self.hparams, client.data.unlabelled
+        index = client.data.unlabelled
         labels, keep = self.select(probabilities)
         client.report_pseudo_labels(index, labels, keep)
         self.log("tau", self.tau)
-        fields = {"y": labels}
-        if h.sacr:
-            fields["high"] = self.consistent(client, labels, keep, probabilities)
-        if h.client_batches == "masked":
-            fields["keep"] = keep
-        else:
-            index = index[keep]
-            fields = {name: values[keep] for name, values in fields.items()}
-        views = {"strong": "strong"}
-        if h.kl_target == "weak":
-            views["weak"] = "weak"
-        return {"unlabelled": self.fixed(index, views, **fields)}
+        high = self.consistent(client, labels, probabilities)
+        return {"unlabelled": self.fixed(index[keep], {"strong": "strong"}, y=labels[keep], high=high[keep])}
 
-    def consistent(self, client: Site, labels: Tensor, keep: Tensor, probabilities: Tensor) -> Tensor:
-        """Samples that shape the perturbation and the consistency term (``sacr_mask``), bool ``[n]``."""
-        if self.hparams.sacr_mask == "all":
-            return keep
-        if self.hparams.sacr_mask == "correct":
-            return client.oracle(client.data.unlabelled, labels) & keep
+    def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
+        """Samples that shape the perturbation and the consistency term, bool ``[n]``: those of high confidence."""
         confident: Tensor = probabilities.amax(dim=1) >= self.hparams.threshold
         return confident
 
-    def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """L_a alone: mean cross-entropy over the selected samples of the batch."""
-        if "keep" not in samples:
-            return super().unlabelled_loss(samples)
-        losses = F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none")
-        return masked_mean(losses, samples["keep"])
-
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """One step: along the gradient of Eq. 14 on pseudo-labels, of FixMatch's loss elsewhere."""
+        """One step: along the gradient of Eq. 14 on pseudo-labels, of the loss of labels where there are only these."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        if "high" in batch.get("unlabelled", {}):
+        if self.hparams.w_cs and "unlabelled" in batch:
             loss = self.sharpness_aware_consistency(batch)
         else:
             loss = super().training_step(batch, batch_idx)
@@ -160,75 +118,44 @@ class FL2(FixMatch):
     def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
         """Leave ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14) as the gradient; returns the value of the loss.
 
-        The target, L_p and L_a share one forward pass at W.
+        The target of L_cs, L_p and L_a share one forward pass at W.
         """
         h, samples = self.hparams, batch["unlabelled"]
-        weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        logits = self.logits_at(None, samples["strong"])
-        losses = F.cross_entropy(logits, samples["y"], reduction="none")
-        nearby = self.perturbed(weights, masked_mean(losses, samples["high"]))
-        adaptive = self.adaptive_loss(batch, losses)
-        if h.cs_grad == "original":
-            with torch.no_grad():
-                target = self.logits_at(nearby, samples["strong"])
-            consistency = self.consistency(samples, target, logits)
-            total = gradients(adaptive + h.w_cs * consistency, weights)
-        else:
-            total = gradients(adaptive, weights)
-            leaves = {name: value.requires_grad_() for name, value in nearby.items()}
-            target = logits if h.kl_target == "strong" else self.fixed_logits(samples["weak"])
-            consistency = self.consistency(samples, target, self.logits_at(leaves, samples["strong"]))
-            for name, slope in gradients(h.w_cs * consistency, leaves).items():
-                total[name] = total[name] + slope if name in total else slope
-        for name, gradient in total.items():
-            set_gradient(weights[name], gradient)
-        self.log("loss_cs", consistency.detach())
-        loss: Tensor = adaptive + h.w_cs * consistency
-        return loss
+        x, y, high = samples["strong"], samples["y"], samples["high"]
+        w = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        logits = wide(self(x))
+        losses = F.cross_entropy(logits, y, reduction="none")
 
-    def logits_at(self, weights: dict[str, Tensor] | None, images: Tensor) -> Tensor:
-        """Logits ``[B, C]``, float32 or wider, of the network with other weights (by name), or with its own."""
-        logits: Tensor = self.model(images) if weights is None else functional_call(self.model, weights, (images,))
-        return wide(logits)
+        loss_p = (losses * high).sum() / high.sum().clamp_min(1)  # Eq. 11
+        w_star = self.perturbed(w, gradients(loss_p, w, retain_graph=True), h.rho)  # Eq. 12
+        loss = h.lambda_u * self.adaptive_loss(losses, high) + self.labelled_loss(batch)
+        logits_star = wide(functional_call(self.model, w_star, (x,)))
+        loss_cs = self.consistency(logits.detach(), logits_star, y, high)  # Eq. 13
 
-    @torch.no_grad()
-    def fixed_logits(self, images: Tensor) -> Tensor:
-        """Logits ``[B, C]`` at W without history."""
-        return self.logits_at(None, images)
+        slopes, slopes_star = gradients(loss, w), gradients(h.w_cs * loss_cs, w_star)
+        for name in slopes:
+            set_gradient(w[name], slopes[name] + slopes_star[name])  # Eq. 14
+        self.log("loss_cs", loss_cs.detach())
+        value: Tensor = loss.detach() + h.w_cs * loss_cs.detach()
+        return value
 
-    def perturbed(self, weights: Mapping[str, Tensor], pseudo_loss: Tensor) -> dict[str, Tensor]:
-        """``W* = W + eps`` without history, eps along the gradient of L_p (Eqs. 11, 12)."""
-        h = self.hparams
-        slopes = gradients(pseudo_loss, weights, retain_graph=True)
-        at = {name: weight.detach() for name, weight in weights.items()}
-        if h.perturbation == "none":
-            eps: dict[str, Tensor] = {}
-        elif h.perturbation == "asam":
-            eps = perturb.asam(at, slopes, h.rho, h.eta)
-        else:
-            eps = perturb.sam(at, slopes, h.rho)
-        return {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
+    def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
+        """``W* = W + eps`` as leaves of their own, eps along the slopes."""
+        return moved(weights, asam(weights, slopes, rho))
 
-    def adaptive_loss(self, batch: Batch, losses: Tensor) -> Tensor:
-        """``w_a L_a``, from the ``losses [B]`` of the batch, and the loss of the labels where there are any."""
-        samples = batch["unlabelled"]
-        counts = samples.get("keep", torch.ones_like(samples["high"]))
-        used = counts & ~samples["high"] if self.hparams.sam_mode == "replace" else counts
-        loss: Tensor = self.hparams.lambda_u * (losses * used).sum() / counts.sum().clamp_min(1)
-        if "labelled" in batch:
-            loss = loss + F.cross_entropy(self.logits_at(None, batch["labelled"]["x"]), batch["labelled"]["y"])
-        return loss
+    def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
+        """L_a, from the ``losses [B]`` of the selected samples."""
+        return losses.mean()
 
-    def consistency(self, samples: Mapping[str, Tensor], target: Tensor, logits: Tensor) -> Tensor:
-        """L_cs: KL(target || prediction) over the masked samples (Eq. 13), or their cross-entropy (``sam_mode``)."""
-        h, mask = self.hparams, samples["high"]
-        if h.sam_mode:
-            return masked_mean(F.cross_entropy(logits, samples["y"], reduction="none"), mask)
-        if not h.cs_mask:
-            mask = torch.ones_like(mask)
-        log_target, log_prediction = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
-        divergence = (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
-        return masked_mean(divergence, mask) if h.cs_mean == "masked" else (divergence * mask).mean()
+    def labelled_loss(self, batch: Batch) -> Tensor | float:
+        """Cross-entropy of the client's own labels, where it has any."""
+        if "labelled" not in batch:
+            return 0.0
+        return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
+
+    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+        """L_cs: KL(prediction at W || prediction at W*) of the samples of high confidence, over the batch."""
+        return (divergence(target, logits) * high).mean()
 
     def make_upload(self, client: Site) -> Upload | None:
         """The model and, for LSAA, the client's mean confidence."""
@@ -267,7 +194,49 @@ def lsaa_weights(taus: Sequence[float]) -> list[float]:
     return [1.0 / len(taus)] * len(taus) if total == 0 else [doubt / total for doubt in doubts]
 
 
-def gradients(loss: Tensor, at: Mapping[str, Tensor], retain_graph: bool = False) -> dict[str, Tensor]:
+def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str, Tensor]:
     """Gradient of the loss with respect to tensors by name; those that it does not depend on have none."""
     found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}
+
+
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """KL(softmax of the target || softmax of the logits) of every sample, ``[B]``; both ``[B, C]``."""
+    log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
+    return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
+
+
+def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) -> dict[str, Tensor]:
+    """eps: ``rho s^2 g / (|s g| + 1e-16)`` with ``s = |w| + eta`` (Kwon et al., ICML 2021; (FL)2, released code).
+
+    Every parameter with ``weight`` in its name is scaled, that of batch norm included; for all others s = 1. A gradient
+    of zero gives an eps of zero. Nothing is changed.
+
+    Args:
+        parameters: tensors by name; only those with a gradient are displaced.
+        gradients: gradient of the loss by the same names.
+        rho: radius of the ball, relative to the weights.
+        eta: what a weight of zero is scaled by.
+    """
+    names = [name for name in parameters if name in gradients]
+    scales = [
+        parameters[name].detach().abs() + eta if "weight" in name else torch.ones_like(parameters[name])
+        for name in names
+    ]
+    scaled = [scale * gradients[name] for name, scale in zip(names, scales, strict=True)]
+    steps = [scale * slope for scale, slope in zip(scales, scaled, strict=True)]
+    factor = rho / (joint_norm(scaled) + 1e-16)
+    return {name: (wide(step) * factor).to(step.dtype) for name, step in zip(names, steps, strict=True)}
+
+
+def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """One L2 norm over all tensors, one or more, float32 or wider."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(wide(t)) for t in tensors]))
+    return norm
+
+
+def moved(weights: Tensors, eps: Tensors) -> dict[str, Tensor]:
+    """New leaves ``W + eps``, by name; copies where eps has no entry."""
+    at = {name: weight.detach() for name, weight in weights.items()}
+    leaves = {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
+    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}

@@ -7,11 +7,11 @@ from datamodules.partition.roster import Roster
 from methods.base import Batch, Site
 from methods.parts.labels_at_server import LabelsAtServer
 from methods.parts.rosters import require_server_labels
-from methods.parts.server_momentum import ServerMomentum
+from methods.parts.round_schedule import RoundSchedule
 from methods.parts.static_norms import StaticNorms
 
 
-class ServerOnly(LabelsAtServer, StaticNorms, ServerMomentum):
+class ServerOnly(LabelsAtServer, StaticNorms, RoundSchedule):
     """The server's steps of (FL)2 (NeurIPS 2024) and SemiFL alone: the baseline without communication.
 
     | hyperparameter | paper | released code | here |

@@ -32,8 +32,3 @@ def debias(probabilities: Tensor, eps: float = 0.0, prior: Tensor | None = None)
     """
     ratios = wide(probabilities) / (app_u(probabilities) if prior is None else prior).clamp_min(eps)
     return ratios / ratios.sum(dim=1, keepdim=True)
-
-
-def app_u_momentum(average: Tensor, batch: Tensor, gamma: float = 0.5) -> Tensor:
-    """``gamma * average + (1 - gamma) * batch``, ``[C]``: how the APP-U follows local training (Algorithm 3)."""
-    return gamma * average + (1.0 - gamma) * batch

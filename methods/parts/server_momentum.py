@@ -2,30 +2,25 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from math import cos, pi
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from methods.base import FedMethod, Upload
+from methods.base import Upload
 from methods.parts.aggregation import weighted_mean
+from methods.parts.round_schedule import RoundSchedule
 
 State = Mapping[str, Tensor]
 
 
-class ServerMomentum(FedMethod):
-    """Aggregation with momentum at the server, and a learning rate that follows the rounds (SemiFL, (FL)2, FedDB).
+class ServerMomentum(RoundSchedule):
+    """Aggregation with momentum at the server, on a learning rate that follows the rounds (SemiFL, (FL)2, FedDB).
 
     Args:
         model: the network.
-        lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in the 0-based round r of T, at the server
-            and at the clients; or ``constant``.
         server_momentum: momentum of ``momentum_step``; it acts on parameters, buffers are averaged. 0 averages.
         aggregation: ``uniform`` over the clients that return something, or by ``size``.
-        nesterov: Nesterov momentum of the clients.
-        clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
-        local_epochs: passes over a client's data per visit.
     """
 
     scopes = {"velocity": "server"}
@@ -33,27 +28,13 @@ class ServerMomentum(FedMethod):
     def __init__(
         self,
         model: nn.Module,
-        lr_schedule: Literal["cosine", "constant"] = "cosine",
         server_momentum: float = 0.5,
         aggregation: Literal["uniform", "size"] = "uniform",
-        nesterov: bool = True,
-        clip_norm: float | None = 1.0,
-        local_epochs: int = 5,
         **base: Any,
     ) -> None:
-        super().__init__(model, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base)
+        super().__init__(model, **base)
         self.require("0 or more and below 1", server_momentum=0 <= server_momentum < 1)
         self.velocity = resting_copy(model)
-
-    def learning_rate(self) -> float:
-        """Rate of the visit's round."""
-        return self.scheduled(float(self.hparams.lr))
-
-    def scheduled(self, rate: float) -> float:
-        """What ``lr_schedule`` makes of a rate in the visit's round."""
-        if self.hparams.lr_schedule == "constant":
-            return rate
-        return 0.5 * rate * (1.0 + cos(pi * self.visit.round / self.visit.rounds))
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
         """As ``aggregation`` says."""

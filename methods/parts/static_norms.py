@@ -12,6 +12,8 @@ from datamodules.partition.roster import Roster
 from methods.base import FedMethod
 from methods.models.norm import reestimate
 
+LABELLED_BATCH = 10
+
 
 class StaticNorms(FedMethod):
     """Measure the statistics of static batch norm on images of the federation (SemiFL, (FL)2: "sBN").
@@ -20,25 +22,23 @@ class StaticNorms(FedMethod):
 
     Args:
         model: the network.
-        sbn_scope: whose images the statistics come from: the ``server``'s, those of the round's ``active`` clients, one
-            client after the other, or the labelled images and then the pool of ``all`` clients.
-        sbn_order: order of the pool: ``class_sorted`` as stored, or ``dataset``.
-        sbn_batch: images per batch of the pool.
-        sbn_labelled_batch: images per batch of the labelled ones; ``None``: they head the pool's own batches.
+        sbn_scope: whose images the statistics come from: the labelled images and the pool of ``all`` clients, or those
+            of the round's ``active`` clients, one client after the other.
+        sbn_order: ``class_sorted``: the labelled images in batches of 10, then the pool as stored; ``dataset``: one
+            stream, the labelled images first, then the pool in the order of the data set.
+        sbn_batch: images per batch.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sbn_scope: Literal["all", "active", "server"] = "all",
+        sbn_scope: Literal["all", "active"] = "all",
         sbn_order: Literal["class_sorted", "dataset"] = "class_sorted",
         sbn_batch: int = 2048,
-        sbn_labelled_batch: int | None = 10,
         **base: Any,
     ) -> None:
         super().__init__(model, **base)
         self.require("from 1", sbn_batch=sbn_batch >= 1)
-        self.require("from 1, or null", sbn_labelled_batch=sbn_labelled_batch is None or sbn_labelled_batch >= 1)
         self.active: list[int] | None = None
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
@@ -57,16 +57,11 @@ class StaticNorms(FedMethod):
         """Positions of the images that the statistics come from (``sbn_*``), batch by batch."""
         h, clients = self.hparams, [data.client(k) for k in range(data.num_clients)]
         labelled, pool = torch.cat([data.server.labelled, *(c.labelled for c in clients)]), data.pool()
-        if h.sbn_order == "dataset":
-            pool = pool.sort().values
-        size = h.sbn_batch
         if h.sbn_scope == "active" and self.active:
-            parts = [(torch.cat([clients[k].labelled, clients[k].unlabelled]), size) for k in self.active]
-        elif h.sbn_labelled_batch is None:
-            parts = [(labelled if h.sbn_scope == "server" else torch.cat([labelled, pool]), size)]
+            parts = [(torch.cat([clients[k].labelled, clients[k].unlabelled]), h.sbn_batch) for k in self.active]
+        elif h.sbn_order == "dataset":
+            parts = [(torch.cat([labelled, pool.sort().values]), h.sbn_batch)]
         else:
-            parts = [(labelled, h.sbn_labelled_batch), (pool[:0] if h.sbn_scope == "server" else pool, size)]
-        for index, block in parts:
-            for part in torch.split(index, block):
-                if len(part):
-                    yield part
+            parts = [(labelled, LABELLED_BATCH), (pool, h.sbn_batch)]
+        for index, size in parts:
+            yield from (batch for batch in torch.split(index, size) if len(batch))

@@ -108,3 +108,13 @@ def test_nothing_is_collected_during_an_import_and_all_is_as_before_after_it(tmp
         assert imported("collecting.enabled") is False and not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_bases_and_ablations_are_no_methods() -> None:
+    """Neither is offered by a short name; an ablation is found by its path, under which records know it."""
+    names = known_names(METHOD)
+    assert {"fixmatch", "fl2", "semifl", "server_only"} <= set(names)
+    assert not {"ablations", "pseudo_labels", "server_momentum", "labels_at_server", "static_norms"} & set(names)
+    path = "methods.ablations.fl2.CATWithSAM"
+    assert find_class(path, METHOD).__name__ == "CATWithSAM"
+    assert from_dict({"method": path, "data": "digits"}).method.name == path

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite
-from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
 from methods import models
+from methods.ablations.feddb import AllImages
 from methods.base import Upload, Visit
 from methods.feddb import FedDB, model_weights
 from methods.fixmatch import FixMatch
@@ -47,7 +47,7 @@ def warm_start() -> dict[str, Tensor]:
 
 
 def federation(
-    rounds: int = 2, data: Digits | None = None, name: str = "feddb", double: bool = False, **args: Any
+    rounds: int = 2, data: Digits | None = None, name: str | type = "feddb", double: bool = False, **args: Any
 ) -> Federation:
     """A method around the warm network, with a threshold that part of the images pass."""
     method = make_method(name, **{"threshold": 0.7, "lr": 0.01, **args})
@@ -88,7 +88,7 @@ def test_released_weights(case: dict[str, Any], dtype: torch.dtype) -> None:
     change = float((weights * len(weights) - 1).abs().max())
     assert change == pytest.approx(out["max_relative_deviation_from_uniform"], abs=1e-4)
     if (written := out["weights_paper_variant_reference"]) is not None:
-        torch.testing.assert_close(model_weights(averages, "paper"), torch.tensor(written), **tolerance)
+        torch.testing.assert_close(model_weights(averages, as_written=True), torch.tensor(written), **tolerance)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_released_weights(case: dict[str, Any], dtype: torch.dtype) -> None:
 )
 def test_examples_of_the_sheet(averages: list[list[float]], coded: list[float], written: list[float]) -> None:
     """Two and three clients; nine one-hot clients against one."""
-    for rule, expected in (("code", coded), ("paper", written)):
-        weights = model_weights(torch.tensor(averages), rule)
+    for as_written, expected in ((False, coded), (True, written)):
+        weights = model_weights(torch.tensor(averages), as_written)
         torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=6e-5)
 
 
@@ -128,29 +128,29 @@ def test_literal_algorithm_ends_in_a_cycle() -> None:
     """Two clients biased one way, one the other: as written, the weights favour the wrong side and never settle."""
     averages = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]], dtype=torch.float64)
     torch.testing.assert_close(
-        model_weights(averages, "paper"), torch.tensor([0.43, 0.38, 0.19]).double(), rtol=0, atol=5e-3
+        model_weights(averages, as_written=True), torch.tensor([0.43, 0.38, 0.19]).double(), rtol=0, atol=5e-3
     )
     coded = model_weights(averages)
     assert coded[2] > coded[1] > coded[0]
 
 
-@pytest.mark.parametrize("rule", ["code", "paper"])
-def test_degenerate_clients(rule: Any) -> None:
+@pytest.mark.parametrize("as_written", [False, True])
+def test_degenerate_clients(as_written: bool) -> None:
     """One client weighs 1; equal or uniform APP-Us (a root of zero as written) leave equal weights, never NaN."""
-    assert model_weights(torch.tensor([[0.7, 0.3]]), rule).tolist() == [1.0]
+    assert model_weights(torch.tensor([[0.7, 0.3]]), as_written).tolist() == [1.0]
     for averages in (torch.full((4, 5), 0.2), torch.tensor([[0.6, 0.4]]).expand(3, 2), torch.eye(4)):
-        weights = model_weights(averages, rule)
+        weights = model_weights(averages, as_written)
         torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
 
 
-@pytest.mark.parametrize("rule", ["code", "paper"])
-def test_weights_follow_the_clients_and_ignore_the_order_of_classes(rule: Any) -> None:
+@pytest.mark.parametrize("as_written", [False, True])
+def test_weights_follow_the_clients_and_ignore_the_order_of_classes(as_written: bool) -> None:
     """Permuting clients permutes the weights; permuting classes changes nothing."""
     averages = torch.distributions.Dirichlet(torch.full((7,), 0.5)).sample((5,)).double()
     clients, classes = torch.randperm(5), torch.randperm(7)
-    weights = model_weights(averages, rule)
-    torch.testing.assert_close(model_weights(averages[clients], rule), weights[clients])
-    torch.testing.assert_close(model_weights(averages[:, classes], rule), weights)
+    weights = model_weights(averages, as_written)
+    torch.testing.assert_close(model_weights(averages[clients], as_written), weights[clients])
+    torch.testing.assert_close(model_weights(averages[:, classes], as_written), weights)
     assert float(weights.sum()) == pytest.approx(1.0)
 
 
@@ -171,7 +171,7 @@ def test_released_dma_is_close_to_plain_averaging(
     changes, distances = {"code": 0.0, "paper": 0.0}, {"plain": 0.0, "code": 0.0, "paper": 0.0}
     for _ in range(20):
         averages = law.sample((10,))
-        found = {rule: model_weights(averages, rule) for rule in ("code", "paper")}
+        found = {rule: model_weights(averages, rule == "paper") for rule in ("code", "paper")}
         for rule, weights in found.items():
             changes[rule] += 5.0 * float((weights * 10 - 1).abs().max())
         for name, weights in {"plain": torch.full((10,), 0.1, dtype=torch.float64), **found}.items():
@@ -211,8 +211,8 @@ def test_clients_weigh_by_app_u_and_never_by_size() -> None:
     uploads = [
         Upload(Visit(client=k), {"model.w": torch.eye(3)[k]}, 1000.0**k, {"app_u": averages[k]}) for k in range(2)
     ]
-    for dma, expected in (("code", model_weights(averages)), ("off", torch.tensor([0.5, 0.5]))):
-        method = FedDB(Vector([0.0] * 3), num_classes=2, dma=dma, server_momentum=0.0)
+    for rule, expected in (("dma", model_weights(averages)), ("uniform", torch.tensor([0.5, 0.5]))):
+        method = FedDB(Vector([0.0] * 3), num_classes=2, aggregation=rule, server_momentum=0.0)
         method.aggregate(uploads)
         torch.testing.assert_close(method.model.w.data[:2], expected)
 
@@ -222,7 +222,7 @@ def test_clients_weigh_by_app_u_and_never_by_size() -> None:
 
 def test_local_steps_are_full_batches_on_fixed_labels() -> None:
     """Five steps per client and round, each on all labelled and all confident images; labels never change."""
-    run, batches = federation(rounds=1, dma="off"), []
+    run, batches = federation(rounds=1, aggregation="uniform"), []
     run.method.on_train_batch_start = lambda batch, _: batches.append((run.method.visit.client, batch))
     run.run_round(0)
     for client in range(3):
@@ -237,19 +237,27 @@ def test_local_steps_are_full_batches_on_fixed_labels() -> None:
 def test_the_app_u_of_all_images_moves_without_confident_ones() -> None:
     """Algorithm 3 follows every image; the released code only those that pass the threshold."""
     ends = {}
-    for rule in ("all", "confident"):
+    for cls in (AllImages, FedDB):
         for epochs in (0, 2):
-            run = federation(rounds=1, threshold=1.1, appu_momentum_on=rule, local_epochs=epochs)
-            ends[rule, epochs] = run.run_visits(run.visits(0))[0][0].stats["app_u"]
-    assert not torch.equal(ends["all", 0], ends["all", 2])
-    assert torch.equal(ends["confident", 0], ends["confident", 2])
+            run = federation(rounds=1, name=cls, threshold=1.1, local_epochs=epochs)
+            ends[cls, epochs] = run.run_visits(run.visits(0))[0][0].stats["app_u"]
+    assert not torch.equal(ends[AllImages, 0], ends[AllImages, 2])
+    assert torch.equal(ends[FedDB, 0], ends[FedDB, 2])
 
 
-def test_dma_needs_labels_of_the_round_start() -> None:
-    """Labels of every step leave no prediction on all images to start the APP-U from."""
-    with pytest.raises(ConfigError, match="pl_time=every_step"):
-        make_method("feddb", pl_time="every_step")
-    make_method("feddb", pl_time="every_step", dma="off")
+@pytest.mark.parametrize("share", [1, 2])
+def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_share(share: int) -> None:
+    """As written; the same step where all are confident."""
+    run = federation(name=AllImages, threshold=0.0)
+    method, site = run.method, site_of(run)
+    probabilities = torch.full((len(site.data.unlabelled), 10), 0.1)
+    method.hparams.threshold = 0.5
+    probabilities[::share, 3] = 0.9
+    stream = method.pseudo_labelled(site, probabilities)["unlabelled"]
+    assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
+    samples = {"strong": torch.randn(4, 3, 32, 32), "y": torch.arange(4), "share": stream.fields["share"][:4]}
+    plain = F.cross_entropy(method(samples["strong"]), samples["y"])
+    torch.testing.assert_close(method.unlabelled_loss(samples), plain * float(samples["share"][0]))
 
 
 def test_pseudo_labels_are_debiased_and_the_app_u_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,9 +323,10 @@ def test_local_training_is_what_plain_torch_computes() -> None:
         torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-9, atol=1e-10)
 
 
-def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
+def test_without_confident_images_labels_alone_train_in_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain cross-entropy in batches of 64 (here 8), aggregated all the same; the APP-U keeps its first value."""
-    run = federation(rounds=1, threshold=1.1, labelled_only_batch=8)
+    run = federation(rounds=1, threshold=1.1)
+    monkeypatch.setattr(FedDB, "labels_alone", 8)
     batches: list[Any] = []
     run.method.on_train_batch_start = lambda batch, _: batches.append(batch)
     uploads, _, _ = run.run_visits(run.visits(0))
@@ -325,8 +334,6 @@ def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
     assert len(uploads) == 3
     assert len(batches) == sum(5 * -(-n // 8) for n in sizes)
     assert all(set(batch) == {"labelled"} and len(batch["labelled"]["y"]) <= 8 for batch in batches)
-    dropped = federation(rounds=1, threshold=1.1, empty_client="drop_unconfident")
-    assert dropped.run_visits(dropped.visits(0))[0] == []
 
 
 def test_weights_are_logged_whatever_the_number_of_uploads() -> None:
@@ -337,16 +344,6 @@ def test_weights_are_logged_whatever_the_number_of_uploads() -> None:
         run.become_server()
         logged = run.engine.aggregate(some, 0)["dma_weights"][0]
         assert logged.shape == (len(some),) and float(logged.sum()) == pytest.approx(1.0)
-
-
-def test_arguments_that_would_do_nothing_are_refused() -> None:
-    for wrong, message in (
-        ({"aggregation": "size"}, "aggregation=size is out of range: uniform"),
-        ({"labelled_batch_size": 8, "full_batch": True}, "labelled_batch_size=8 is out of range: null with full_batch"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_method("feddb", **wrong)
-    make_method("feddb", aggregation="size", dma="off")
 
 
 def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
@@ -367,9 +364,9 @@ def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
 
 
 def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
-    """FixMatch-FedDPL is FedDB with dma = off."""
-    same = {"dpl": True, "full_batch": True, "labelled_only_batch": 64, "pl_batch": 250}
-    feddb, fixmatch = federation(dma="off", **same), federation(name="fixmatch", eval_batch=250, **same)
+    """FixMatch-FedDPL is FedDB with uniform weights."""
+    same = {"dpl": True, "full_batch": True}
+    feddb, fixmatch = federation(aggregation="uniform", **same), federation(name="fixmatch", eval_batch=250, **same)
     assert isinstance(fixmatch.method, FixMatch) and not isinstance(fixmatch.method, FedDB)
     rows, other = run_rows(feddb), run_rows(fixmatch)
     assert rows == other
@@ -378,7 +375,7 @@ def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
 
 def test_dma_changes_the_average_only() -> None:
     """In the first round the clients' models do not depend on dma; the APP-U momentum draws its own views."""
-    with_dma, without = federation(rounds=1), federation(rounds=1, dma="off")
+    with_dma, without = federation(rounds=1), federation(rounds=1, aggregation="uniform")
     first, second = (r.run_visits(r.visits(0))[0] for r in (with_dma, without))
     for a, b in zip(first, second, strict=True):
         assert all(torch.equal(v, b.tensors[k]) for k, v in a.tensors.items())
@@ -388,17 +385,17 @@ def test_dma_changes_the_average_only() -> None:
 def test_one_client_makes_dma_void() -> None:
     """With one participant every variant of DMA is the same run."""
     states = []
-    for dma in ("code", "paper", "off"):
-        run = federation(rounds=2, data=small_data(1), dma=dma)
+    for rule in ("dma", "dma_written", "uniform"):
+        run = federation(rounds=2, data=small_data(1), aggregation=rule)
         run_rows(run)
         states.append(run.method.tensors("shared"))
     assert all(torch.equal(v, other[k]) for other in states[1:] for k, v in states[0].items())
 
 
 @cache
-def after_two_rounds(**args: Any) -> dict[str, Tensor]:
+def after_two_rounds(name: str | type = "feddb", **args: Any) -> dict[str, Tensor]:
     """The server's tensors after two rounds on a skewed partition."""
-    run = federation(data=small_data(partition="dirichlet", beta=0.5, min_size=1, shuffle=False), **args)
+    run = federation(data=small_data(partition="dirichlet", beta=0.5, min_size=1, shuffle=False), name=name, **args)
     run.run_round(0)
     run.run_round(1)
     return run.server
@@ -407,37 +404,33 @@ def after_two_rounds(**args: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "switch",
     [
-        {"dma": "paper"},
-        {"dma": "off"},
+        {"aggregation": "dma_written"},
+        {"aggregation": "uniform"},
+        {"aggregation": "size"},
         {"dpl": False},
         {"gamma": 0.9},
-        {"appu_momentum_on": "all"},
+        {"name": AllImages},
         {"threshold": 0.9},
         {"lambda_u": 0.5},
-        {"unsup_norm": "all"},
         {"full_batch": False},
-        {"pl_time": "every_step", "dma": "off"},
         {"server_momentum": 0.0},
         {"lr_schedule": "constant"},
         {"nesterov": False},
         {"weight_decay": 0.0},
         {"clip_norm": None},
         {"reset_momentum": True},
-        {"aggregation": "size", "dma": "off"},
     ],
     ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()),
 )
 def test_every_switch_does_something(switch: dict[str, Any]) -> None:
     """The global model after two rounds differs from that of the defaults."""
-    before = after_two_rounds(dma="off") if len(switch) > 1 else after_two_rounds()
+    before = after_two_rounds()
     assert any(not torch.equal(v, before[k]) for k, v in after_two_rounds(**switch).items())
 
 
-@pytest.mark.parametrize("switch", [{"pl_batch": 20}, {"pl_shuffle": True}], ids=str)
-def test_labelling_batches_matter_with_batch_statistics(switch: dict[str, Any]) -> None:
-    """Other chunks, or another order of chunks, give other pseudo-labels where predictions depend on batch mates."""
-    args = {"pl_batch": 50} if "pl_shuffle" in switch else {}
-    run, default = with_batch_norm(**args, **switch), with_batch_norm(**args)
+def test_labelling_batches_matter_with_batch_statistics() -> None:
+    """Other blocks give other pseudo-labels where predictions depend on batch mates."""
+    run, default = with_batch_norm(eval_batch=20), with_batch_norm()
     run.run_round(0)
     default.run_round(0)
     assert any(not torch.equal(v, default.server[k]) for k, v in run.server.items())
@@ -450,14 +443,6 @@ def test_test_batches_matter_with_batch_statistics() -> None:
     whole = run.evaluate()
     run.method.eval_batch = 10
     assert run.evaluate()["auc"] != whole["auc"]
-
-
-def test_dpl_eps_matters_for_a_class_that_vanishes() -> None:
-    """With one class at probability 0 the released rule labels nothing; eps = 1e-12 labels as usual."""
-    p = torch.tensor([[0.99, 0.01, 0.0], [0.01, 0.99, 0.0]])
-    released, safe = (federation(dpl_eps=e).method for e in (0.0, 1e-12))
-    assert released.select(released.debiased(p))[1].tolist() == [False, False]
-    assert safe.select(safe.debiased(p))[1].tolist() == [True, True]
 
 
 def test_weights_and_app_u_are_logged() -> None:

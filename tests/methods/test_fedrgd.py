@@ -12,6 +12,7 @@ from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import FewDigits, make_method, plain_fabric
 from methods import models
+from methods.ablations.fixmatch import EveryStep
 from methods.base import Upload, Visit
 from methods.fedrgd import FedRGD
 from methods.parts.aggregation import weighted_mean
@@ -27,7 +28,7 @@ def data_of(clients: int = 7) -> Digits:
     return data
 
 
-def federation(name: str = "fedrgd", rounds: int = 3, participants: int | None = 6, **args: Any) -> Federation:
+def federation(name: str | type = "fedrgd", rounds: int = 3, participants: int | None = 6, **args: Any) -> Federation:
     """A method over seven clients, six per round."""
     data = data_of()
     method = make_method(name, **{"local_epochs": 1, **args})
@@ -89,9 +90,9 @@ def test_a_group_without_uploads_keeps_its_model() -> None:
 
 def test_with_global_state_and_equal_groups_it_is_fixmatch_at_every_step() -> None:
     """Without slots the mean of equal groups' means is the plain mean: the same run but for rounding."""
-    same = {"pl_time": "every_step", "unsup_norm": "confident", "full_batch": True, "threshold": 0.108}
+    same = {"full_batch": True, "threshold": 0.108}
     grouped = federation(group_state="global", **same)
-    plain = federation("fixmatch", server_momentum=0.0, eval_batch=250, **same)
+    plain = federation(EveryStep, server_momentum=0.0, eval_batch=250, **same)
     for run in (grouped, plain):
         for number in range(2):
             run.run_round(number)
@@ -121,7 +122,7 @@ def test_loss_of_a_step(norm: Any, dpl: bool) -> None:
     x = data.take("weak", site.labelled, g)
     p = method.model(weak).softmax(dim=1)
     confidence, labels = (debias(p) if dpl else p).max(dim=1)
-    method.hparams["threshold"] = float(confidence.detach().median())
+    method.hparams.threshold = float(confidence.detach().median())
     keep = confidence >= confidence.median()
     assert 0 < int(keep.sum()) < len(keep)
     loss = method.training_step(
@@ -144,11 +145,10 @@ def test_group_normalisation_makes_predictions_independent_of_the_batch() -> Non
         assert set(wide) == ({8} if groups == 8 else {16, 32})
 
 
-def test_momentum_needs_one_global_model() -> None:
-    """Slots have no predecessor that momentum could refer to; a global model has."""
-    with pytest.raises(ConfigError, match=r"server_momentum=0\.5 with group_state=slots"):
-        make_method("fedrgd", server_momentum=0.5)
-    method = make_method("fedrgd", server_momentum=0.5, group_state="global")
+@pytest.mark.parametrize("state", ["global", "slots"])
+def test_momentum_at_the_server_moves_the_global_model(state: str) -> None:
+    """And no slot, which holds its group's mean."""
+    method = make_method("fedrgd", server_momentum=0.5, group_state=state)
     method.select_clients(0, data_of().roster(0, 6))
     start = method.tensors("shared")
     moved = {k: v + 1.0 for k, v in start.items()}
@@ -158,6 +158,9 @@ def test_momentum_needs_one_global_model() -> None:
     name = method.names("shared")[0]
     mean = weighted_mean([moved], [1.0])
     torch.testing.assert_close(method.tensors("shared")[name], mean[name] + 0.5)
+    slots = [v for k, v in method.tensors("server").items() if k.startswith("slots.") and k.endswith(name[6:])]
+    assert len(slots) == (2 if state == "slots" else 0)
+    assert all(torch.equal(slot, mean[name]) for slot in slots)
 
 
 def test_at_least_one_group() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from datamodules.base import SiteData
 from federations import FewDigits, different, make_data, make_federation, make_method, rounds_until, run_rows, site_of
+from methods.ablations.fixmatch import EveryStep
 from methods.fixmatch import FixMatch
 
 
@@ -20,9 +21,9 @@ def batch(count: int = 8, labels: bool = False) -> dict[str, dict[str, Tensor]]:
     return {"unlabelled": views} | ({"labelled": own} if labels else {})
 
 
-def method(**args: Any) -> FixMatch:
+def method(cls: type[FixMatch] = FixMatch, **args: Any) -> FixMatch:
     """In double precision."""
-    made = make_method("fixmatch", **args).double()
+    made = make_method(cls, **args).double()
     assert isinstance(made, FixMatch)
     return made
 
@@ -30,21 +31,22 @@ def method(**args: Any) -> FixMatch:
 def test_labels_of_every_step_come_from_the_present_weights() -> None:
     """The mean runs over all images; those below the threshold count as zero, and no gradient enters the labels."""
     views = batch()["unlabelled"]
-    free = method(pl_time="every_step", threshold=0.0)
+    free = method(EveryStep, unsup_norm="all", threshold=0.0)
     with torch.no_grad():
         confidence, labels = free.predict(views["weak"]).max(dim=1)
     losses = F.cross_entropy(free(views["strong"]), labels, reduction="none")
     torch.testing.assert_close(free.training_step({"unlabelled": views}, 0), losses.mean())
-    half = method(pl_time="every_step", threshold=float(confidence.median()))
     keep = confidence >= confidence.median()
     assert 0 < int(keep.sum()) < 8
-    torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), (losses * keep).mean())
+    for norm, expected in (("all", (losses * keep).mean()), ("confident", losses[keep].mean())):
+        half = method(EveryStep, unsup_norm=norm, threshold=float(confidence.median()))
+        torch.testing.assert_close(half.training_step({"unlabelled": views}, 0), expected)
 
 
 def test_joint_batches_add_up() -> None:
     """Labels count once, pseudo-labels lambda_u times."""
     both = batch(labels=True)
-    double, single = method(lambda_u=2.0, threshold=0.0), method(threshold=0.0)
+    double, single = method(EveryStep, lambda_u=2.0, threshold=0.0), method(EveryStep, threshold=0.0)
     labelled = F.cross_entropy(double(both["labelled"]["x"]), both["labelled"]["y"])
     torch.testing.assert_close(single.training_step({"labelled": both["labelled"]}, 0), labelled)
     unlabelled = single.training_step({"unlabelled": both["unlabelled"]}, 0)
@@ -53,21 +55,19 @@ def test_joint_batches_add_up() -> None:
 
 def test_labels_of_every_step_are_reported() -> None:
     """Rows say how many of all labels given were used, and how many of these were right."""
-    federation = make_federation("fixmatch", pl_time="every_step", threshold=0.0, local_epochs=1, rounds=1)
+    federation = make_federation(EveryStep, threshold=0.0, local_epochs=1, rounds=1)
     row = run_rows(federation)[0]
     assert row["pseudo/selected"] == 1.0
     assert 0 < row["pseudo/correct"] == row["pseudo/right"] < 1
     assert sum(row["pseudo/selected_by_class"]) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("pl_time", ["round_start", "every_step"])
-def test_clients_with_labels(pl_time: str) -> None:
+@pytest.mark.parametrize("cls", [FixMatch, EveryStep])
+def test_clients_with_labels(cls: type[FixMatch]) -> None:
     """Own labels cycle beside the pseudo-labelled images, or are walked through once where there are none of these."""
     data = make_data("all_clients")
-    for threshold, labelled_only in ((0.0, False), (1.1, pl_time == "round_start")):
-        federation = make_federation(
-            "fixmatch", data, pl_time=pl_time, threshold=threshold, labelled_batch_size=4, local_epochs=1
-        )
+    for threshold, labelled_only in ((0.0, False), (1.1, cls is FixMatch)):
+        federation = make_federation(cls, data, threshold=threshold, batch_size=4, local_epochs=1)
         site = data.client(0)
         streams = federation.method.visit_streams(site_of(federation))
         assert streams["labelled"].batch_size == 4
@@ -76,9 +76,23 @@ def test_clients_with_labels(pl_time: str) -> None:
         seen: list[dict[str, Any]] = []
         federation.method.on_train_batch_end = lambda *a, to=seen: to.append(a[1])
         federation.run_visits(federation.visits(0)[:1])
-        expected = -(-len(site.labelled) // 4) if labelled_only else -(-len(site.unlabelled) // 32)
-        assert len(seen) == expected
+        assert len(seen) == -(-len(site.labelled if labelled_only else site.unlabelled) // 4)
         assert all(("unlabelled" in b) != labelled_only for b in seen)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.1])
+def test_full_batches(threshold: float) -> None:
+    """One step per epoch on everything; a client that keeps nothing walks through its labels, at most 64 at once."""
+    federation = make_federation("fixmatch", make_data("all_clients"), threshold=threshold, full_batch=True)
+    site = federation.data.client(0)
+    (first, *others) = federation.method.local_work(site_of(federation))
+    sizes = {name: (len(stream), stream.batch_size) for name, stream in first.streams.items() if stream.usable}
+    labels = len(site.labelled)
+    if threshold:
+        assert sizes == {"labelled": (labels, 64)}
+    else:
+        assert sizes == {"labelled": (labels, labels), "unlabelled": (len(site.unlabelled),) * 2}
+    assert len(others) == 4 and all(one is first for one in others)
 
 
 def test_labels_are_fixed_for_the_visit() -> None:
@@ -100,7 +114,7 @@ def test_labels_are_fixed_for_the_visit() -> None:
 @pytest.mark.parametrize("name", ["fixmatch", "semifl", "feddb"])
 def test_one_confident_image_where_batches_need_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be trained on, so the client walks through its labels once, as without any."""
-    run = make_federation(name, make_data("all_clients"), min_batch=2, local_epochs=1, labelled_only_batch=64)
+    run = make_federation(name, make_data("all_clients"), min_batch=2, batch_size=64, local_epochs=1)
     original = run.method.select
 
     def one(probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +143,7 @@ class HalfLabelled(FewDigits):
 def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
     """lambda_u = 0 while pseudo-labels are selected: the bits of ``FedAvg``; with lambda_u = 1 another model."""
 
-    def trained(name: str, **args: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def trained(name: str | type, **args: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         data = HalfLabelled(num_clients=3, labelled_clients=3, partition="iid", pipeline="randaugment_uniform")
         data.setup()
         same = {"batch_size": 32, "local_epochs": 2, "lr_schedule": "constant", "server_momentum": 0.0}
@@ -138,6 +152,6 @@ def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
 
     _, fedavg = trained("fedavg")
     for weight, others in ((0.0, []), (1.0, list(fedavg))):
-        row, model = trained("fixmatch", pl_time="every_step", threshold=0.1, lambda_u=weight)
+        row, model = trained(EveryStep, threshold=0.1, lambda_u=weight)
         assert row["pseudo/selected"] > 0
         assert different(model, fedavg) == others

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.federation.reference import LocalSite
-from datamodules.common.errors import ConfigError
 from federations import make_federation, make_method, site_of
+from methods.ablations.semifl import AsInFL2
 from methods.base import Pass
-from methods.semifl import SemiFL
+from methods.semifl import ALPHA, SemiFL
 
 
-def site_and_method(**args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
+def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
     """A method, client 0, and made-up predictions on its images, of which the first 60 % are confident."""
-    federation = make_federation("semifl", **args)
+    federation = make_federation(cls, **args)
     method, site = federation.method, site_of(federation)
     assert isinstance(method, SemiFL)
     count, g = len(site.data.unlabelled), torch.Generator().manual_seed(0)
@@ -40,10 +40,10 @@ def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int
     return found
 
 
-@pytest.mark.parametrize("pool", ["all", "confident"])
-def test_fix_and_mix_sets(pool: str) -> None:
+@pytest.mark.parametrize("cls", [SemiFL, AsInFL2])
+def test_fix_and_mix_sets(cls: type[SemiFL]) -> None:
     """As many draws as confident images, with replacement from the pool, each with its own arg max."""
-    method, site, probabilities = site_and_method(threshold=0.9, semifl_mix_pool=pool)
+    method, site, probabilities = site_and_method(cls, threshold=0.9)
     streams = method.pseudo_labelled(site, probabilities)
     fix, mix, everyone = streams["unlabelled"], streams["mix"], site.data.unlabelled
     sure = probabilities.amax(dim=1) >= 0.9
@@ -56,7 +56,7 @@ def test_fix_and_mix_sets(pool: str) -> None:
         images, partners = [pair[0] for pair in pairs], [pair[2] for pair in pairs]
         assert sorted(images) == sorted(fix.index.tolist())
         assert len(set(partners)) < len(partners) == len(images)
-        assert bool(set(partners) - set(images)) == (pool == "all")
+        assert bool(set(partners) - set(images)) == (cls is SemiFL)
         assert set(partners) <= set(everyone.tolist())
         assert all(labels[k] == y and labels[m] == z for k, y, m, z in pairs)
 
@@ -80,7 +80,7 @@ def test_every_epoch_draws_new_partners_from_all_images() -> None:
 
 def test_confident_partners_are_drawn_once_per_visit() -> None:
     """The same draws in every epoch, paired anew; other ones in the next visit."""
-    method, site, probabilities = site_and_method(threshold=0.9, semifl_mix_pool="confident")
+    method, site, probabilities = site_and_method(AsInFL2, threshold=0.9)
     epochs = [[pair[2] for pair in pairs] for pairs in epochs_of(method, site, probabilities, 4)]
     assert all(sorted(partners) == sorted(epochs[0]) for partners in epochs)
     assert len({tuple(partners) for partners in epochs}) == 4
@@ -97,7 +97,7 @@ def test_mix_loss() -> None:
         {"weak": torch.randn(5, 3, 32, 32, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
         for _ in range(2)
     )
-    method.lam.fill_(0.3)
+    method.lam = 0.3
     logits = method(0.3 * first["weak"] + 0.7 * second["weak"])
     expected = 0.3 * F.cross_entropy(logits, first["y"]) + 0.7 * F.cross_entropy(logits, second["y"])
     torch.testing.assert_close(method.mix_loss(first, second), expected)
@@ -107,7 +107,7 @@ def test_mix_loss() -> None:
     torch.testing.assert_close(method.training_step(batch, 0), whole)
     heavy = make_method("semifl", mix_weight=2.5).double()
     assert isinstance(heavy, SemiFL)
-    heavy.lam.fill_(0.3)
+    heavy.lam = 0.3
     torch.testing.assert_close(heavy.training_step(batch, 0), whole + 1.5 * expected)
 
 
@@ -115,7 +115,7 @@ def test_mixing_with_itself_is_no_mixing() -> None:
     """Whatever lam is."""
     method = make_method("semifl")
     assert isinstance(method, SemiFL)
-    method.lam.fill_(0.37)
+    method.lam = 0.37
     g = torch.Generator().manual_seed(0)
     same = {"weak": torch.randn(5, 3, 32, 32, generator=g), "y": torch.randint(10, (5,), generator=g)}
     torch.testing.assert_close(method.mix_loss(same, same), F.cross_entropy(method(same["weak"]), same["y"]))
@@ -131,10 +131,10 @@ def lambdas(method: SemiFL, site: LocalSite, count: int) -> list[float]:
     return drawn
 
 
-@pytest.mark.parametrize("alpha", [0.75, 0.2, 3.0])
-def test_lambda_is_not_folded(alpha: float) -> None:
+def test_lambda_is_not_folded() -> None:
     """Beta(alpha, alpha): mean 1/2, variance 1 / (4 (2 alpha + 1)), as often below one half as above."""
-    method, site, _ = site_and_method(mix_alpha=alpha, local_epochs=1)
+    method, site, _ = site_and_method(local_epochs=1)
+    alpha = ALPHA
     count, variance = 20_000, 1 / (4 * (2 * alpha + 1))
     drawn = np.array(lambdas(method, site, count))
     assert drawn.min() >= 0 and drawn.max() <= 1
@@ -183,7 +183,7 @@ def test_one_lambda_per_step_of_a_visit() -> None:
     federation = make_federation("semifl", threshold=0.0, local_epochs=2)
     method, seen = federation.method, []
     assert isinstance(method, SemiFL)
-    assert "lam" not in method.tensors("shared", "personal", "local", "server")
+    assert "lam_now" not in method.tensors("shared", "personal", "local", "server")
     method.on_train_batch_end = lambda *_: seen.append(float(method.lam))
     visit = federation.visits(0)[0]
     federation.run_visits([visit])
@@ -197,8 +197,8 @@ def test_one_lambda_per_step_of_a_visit() -> None:
 def test_without_mix_it_is_fixmatch() -> None:
     """The fix term alone, with SemiFL's batch size: the same bits."""
     common: dict[str, Any] = {"threshold": 0.0, "local_epochs": 1, "rounds": 1}
-    semifl = make_federation("semifl", mix=False, **common)
-    fixmatch = make_federation("fixmatch", batch_size=10, empty_client="drop", **common)
+    semifl = make_federation("semifl", mix_weight=0.0, **common)
+    fixmatch = make_federation("fixmatch", batch_size=10, **common)
     mixed = make_federation("semifl", **common)
     for federation in (semifl, fixmatch, mixed):
         federation.roster.participants = 2
@@ -207,10 +207,10 @@ def test_without_mix_it_is_fixmatch() -> None:
     assert any(not torch.equal(v, mixed.server[k]) for k, v in semifl.server.items())
 
 
-@pytest.mark.parametrize(("rule", "present"), [("drop", 0), ("keep", 6)])
-def test_clients_without_a_confident_image(rule: str, present: int) -> None:
+@pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, 6)])
+def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> None:
     """They leave the round (and if all do, nothing is averaged and no momentum moves), or return what they received."""
-    federation = make_federation("semifl", empty_client=rule, threshold=1.1, server_epochs=0, rounds=1)
+    federation = make_federation(cls, threshold=1.1, server_epochs=0, rounds=1)
     before = {k: v.clone() for k, v in federation.server.items()}
     uploads, *_ = federation.run_visits(federation.visits(0))
     assert len(uploads) == present
@@ -232,10 +232,3 @@ def test_step_counts(full: bool) -> None:
     assert len(seen) == 2 * (1 if full else -(-images // 10))
     assert all(a == b for a, b in seen)
     assert sum(a for a, _ in seen) == 2 * images
-
-
-@pytest.mark.parametrize("wrong", [{"pl_time": "every_step"}, {"unsup_norm": "all"}])
-def test_arguments_that_would_drop_the_mix_term(wrong: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_method("semifl", **wrong)
-    make_method("semifl", mix=False, **wrong)

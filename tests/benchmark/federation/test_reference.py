@@ -77,12 +77,12 @@ class Epochs(IterableDataset):
 
 def test_one_client_that_holds_everything_is_central_training():
     """A plain Trainer over the same epochs ends at the same bits, with labels, pseudo-labels and kept momentum."""
-    args = {"pl_time": "every_step", "lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
+    args = {"unsup_norm": "all", "lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
 
     def made():
         data = FewDigits(scenario="all_clients", num_clients=1, num_labels=100, pipeline="randaugment_uniform")
         data.setup()
-        return make_federation("fixmatch", data, ROUNDS, weights=half_trained(), **args)
+        return make_federation("methods.ablations.fixmatch.EveryStep", data, ROUNDS, weights=half_trained(), **args)
 
     run, central = made(), made()
     assert run_rows(run)[-1]["pseudo/selected"] > 0

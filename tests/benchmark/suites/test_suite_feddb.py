@@ -47,7 +47,6 @@ def test_paper_scale_is_the_protocol(feddb: Suite, dataset: str) -> None:
         "clip_norm": 1.0,
         "local_epochs": 5,
         "lr_schedule": "cosine",
-        "aggregation": "uniform",
         "reset_momentum": False,
     }
     for method in ("FedAvg", "FixMatch", "SemiFL", "FedRGD", "FixMatch-FedDPL", "FedDB"):
@@ -60,12 +59,10 @@ def test_paper_scale_is_the_protocol(feddb: Suite, dataset: str) -> None:
         assert (data["pipeline"], data["flip"]) == ("randaugment_maximal", 0.0 if name == "SVHN" else 0.5)
         assert args.items() >= shared.items()
         assert args["server_momentum"] == (0.0 if method == "FedRGD" else 0.5)
-        assert args["eval_batch"] == 250
+        assert (args["eval_batch"], args["aggregation"]) == (250, "dma" if method == "FedDB" else "uniform")
         if method != "FedAvg":
             assert (args["threshold"], args["full_batch"]) == (0.95, True)
-            assert args["labelled_only_batch"] == (None if method == "FedRGD" else 64)  # it labels in every step
             assert args["dpl"] == (method in ("FixMatch-FedDPL", "FedDB"))
-    assert args["dma"] == "code" and args["pl_batch"] == 250
     assert feddb.scale("paper")["seeds"] == [0, 1, 2, 3]
 
 

@@ -98,10 +98,10 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
 
 def test_ablation_rows(fl2: Suite) -> None:
     expected: dict[str, dict[str, Any]] = {
-        "sacr_fixmatch": {"selection": "fixed", "sacr": True, "aggregation": "uniform"},
-        "cat": {"selection": "adaptive", "sacr": False, "aggregation": "uniform"},
-        "cat_sacr": {"selection": "adaptive", "sacr": True, "aggregation": "uniform"},
-        "fl2": {"selection": "adaptive", "sacr": True, "aggregation": "lsaa"},
+        "sacr_fixmatch": {"selection": "fixed", "w_cs": 1.0, "aggregation": "uniform"},
+        "cat": {"selection": "adaptive", "w_cs": 0.0, "aggregation": "uniform"},
+        "cat_sacr": {"selection": "adaptive", "w_cs": 1.0, "aggregation": "uniform"},
+        "fl2": {"selection": "adaptive", "w_cs": 1.0, "aggregation": "lsaa"},
     }
     for method, wanted in expected.items():
         args = config(fl2, "2", "SVHN-40", method).method.init_args
@@ -153,7 +153,7 @@ def test_ag_news_trains_a_linear_classifier_for_20_rounds(fl2: Suite) -> None:
             assert (data["encoder"], data["strong"], data["texts_per_class"]) == (encoder, strong, 12_500)
             assert (args["local_epochs"], args["server_epochs"], args["lr"]) == (5, 5, 0.03)
             if method == "semifl":
-                assert (args["mix"], args["batch_size"], args["server_pretrain"]) == (False, 10, 0)
+                assert (args["mix_weight"], args["batch_size"], args["server_pretrain"]) == (0.0, 10, 0)
             else:
                 assert (args["rho"], args["batch_size"], args["server_pretrain"]) == (0.1, 32, 10)
 

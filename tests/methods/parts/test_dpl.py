@@ -10,7 +10,8 @@ from benchmark.federation.reference import LocalSite, Surroundings
 from federations import FewDigits, make_method
 from golden_files import load
 from methods.base import Visit
-from methods.parts.dpl import app_u, app_u_momentum, debias
+from methods.feddb import app_u_momentum
+from methods.parts.dpl import app_u, debias
 
 DPL, MOMENTUM = load("feddb/dpl"), load("feddb/appu_momentum")
 
@@ -101,7 +102,7 @@ def client_streams(name: str, dpl: bool, probabilities: Tensor) -> Any:
     around = Surroundings(data, seed=0, rounds=1)
     site = LocalSite(method, around, data.client(0), Visit(), [])
     method.probabilities = lambda client, index: probabilities[: len(index)]
-    return site, method.visit_streams(site)
+    return site, method.local_work(site)[0].streams
 
 
 def biased(rows: int = 100) -> Tensor:

@@ -1,0 +1,109 @@
+"""What bends (FL)2's step: the curves of its Fig. 4, and the paper where the released code differs from it."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from methods.base import Batch, Site, Stream
+from methods.fl2 import FL2, Tensors, divergence, gradients, joint_norm, moved
+from methods.parts.losses import masked_mean
+from methods.parts.tensors import set_gradient, wide
+
+
+class AllSelected(FL2):
+    """Fig. 4, "all data": every selected sample shapes the perturbation and the consistency term."""
+
+    def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
+        """All."""
+        return torch.ones_like(labels, dtype=torch.bool)
+
+
+class CorrectlyLabelled(FL2):
+    """Fig. 4, oracle: the samples that are labelled correctly do; the run is declared to see hidden labels."""
+
+    uses_oracle = True
+
+    def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
+        """Those whose label is right."""
+        return client.oracle(client.data.unlabelled, labels)
+
+
+class CATWithSAM(CorrectlyLabelled):
+    """Fig. 4, CAT+SAM: L_p(W*) joins L_a(W) in place of the KL divergence; the paper does not say how they add up."""
+
+    def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
+        """L_p at W*."""
+        return masked_mean(F.cross_entropy(logits, y, reduction="none"), high)
+
+
+class CATWithSAMInstead(CATWithSAM):
+    """CAT+SAM in the other reading: the samples of L_p(W*) no longer count in L_a, still a mean over the batch."""
+
+    def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
+        """L_a without them."""
+        return (losses * ~high).sum() / len(losses)
+
+
+class PlainSAM(FL2):
+    """Eq. 12 as printed: SAM's perturbation, where text and released code have ASAM's."""
+
+    def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
+        """See ``sam``."""
+        return moved(weights, sam(weights, slopes, rho))
+
+
+class AsWritten(FL2):
+    """Eqs. 10 to 14 and Algorithm 1 where the released code differs.
+
+    Batches hold all samples, and the selected ones are masked in them (Eq. 10); L_cs is a mean over the whole batch
+    (Eq. 13); the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
+    """
+
+    def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
+        """All samples with labels ``y``, those that are selected (``keep``), and the mask ``high``."""
+        index = client.data.unlabelled
+        labels, keep = self.select(probabilities)
+        client.report_pseudo_labels(index, labels, keep)
+        self.log("tau", self.tau)
+        high = self.consistent(client, labels, probabilities)
+        return {"unlabelled": self.fixed(index, {"strong": "strong"}, y=labels, high=high, keep=keep)}
+
+    def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
+        """L_a alone: mean over the selected samples of the batch."""
+        return masked_mean(F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none"), samples["keep"])
+
+    def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
+        """Leave the gradient at W of ``w_a L_a + w_cs L_cs``; returns the value of the loss."""
+        h, samples = self.hparams, batch["unlabelled"]
+        x, high = samples["strong"], samples["high"]
+        w = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        logits = wide(self(x))
+        losses = F.cross_entropy(logits, samples["y"], reduction="none")
+
+        w_star = self.perturbed(w, gradients(masked_mean(losses, high), w, retain_graph=True), h.rho)
+        loss = h.lambda_u * masked_mean(losses, samples["keep"]) + self.labelled_loss(batch)
+        with torch.no_grad():
+            target = wide(functional_call(self.model, w_star, (x,)))
+        loss_cs = divergence(target, logits).mean()
+
+        total: Tensor = loss + h.w_cs * loss_cs
+        for name, slope in gradients(total, w).items():
+            set_gradient(w[name], slope)
+        self.log("loss_cs", loss_cs.detach())
+        return total
+
+
+def sam(parameters: Tensors, gradients: Tensors, rho: float) -> dict[str, Tensor]:
+    """eps: ``rho g / (|g| + 1e-12)``, with one L2 norm over all parameters (Foret et al., ICLR 2021; (FL)2, Eq. 12).
+
+    Args:
+        parameters: tensors by name; only those with a gradient are displaced.
+        gradients: gradient of the loss by the same names.
+        rho: radius of the ball.
+    """
+    slopes = {name: gradients[name] for name in parameters if name in gradients}
+    factor = rho / (joint_norm(list(slopes.values())) + 1e-12)
+    return {name: (wide(slope) * factor).to(slope.dtype) for name, slope in slopes.items()}

@@ -1,0 +1,58 @@
+"""A server that trains on its labels: pre-training, the step after every aggregation, and the server alone."""
+
+import torch
+from torch import Tensor
+
+from federations import make_data, make_federation, make_method, run_rows
+
+
+def test_server_trains_and_keeps_its_momentum() -> None:
+    """Pre-training is the server's routine several times over: 10 calls of 5 epochs of 4 steps, one optimiser state."""
+    federation = make_federation("server_only", server_pretrain=2, rounds=1)
+    steps = []
+    federation.method.on_train_batch_end = lambda *args: steps.append(args[2])
+    federation.server_phase(0, first=True)
+    assert len(steps) == 2 * 5 * 4
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    federation.run_round(0)
+    assert len(steps) == 3 * 5 * 4
+    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
+
+
+def test_momentum_of_clients_is_reset_without_the_servers() -> None:
+    federation = make_federation("fixmatch", server_pretrain=1, server_epochs=1, reset_momentum=True, rounds=1)
+    federation.server_phase(0, first=True)
+    momenta = [s["momentum_buffer"].clone() for s in federation.server_state.optimizers[0]]
+    federation.run_round(0)
+    after = [s["momentum_buffer"] for s in federation.server_state.optimizers[0]]
+    assert any(not torch.equal(a, b) for a, b in zip(momenta, after, strict=True))
+    assert all(not state.optimizers for state in federation.clients.values())
+
+
+def test_the_servers_batches_are_as_large_as_its_network_needs() -> None:
+    method, data = make_method("server_only", server_batch_size=13, min_batch=2), make_data("server")
+    assert len(data.server.labelled) % 13 == 1
+    assert method.server_stream(data.server).min_batch == 2
+
+
+def test_pre_training_and_the_first_server_step_see_other_batches() -> None:
+    """They are two visits of round 0."""
+    orders: dict[bool, list[Tensor]] = {}
+    federation = make_federation("server_only", server_pretrain=1, server_epochs=1)
+    method = federation.method
+    method.on_train_batch_end = lambda *args: orders.setdefault(method.visit.before_first_round, []).append(
+        args[1]["labelled"]["y"]
+    )
+    federation.server_phase(0, first=True)
+    federation.server_phase(0)
+    first, second = (torch.cat(orders[k]) for k in (True, False))
+    assert torch.equal(first.sort().values, second.sort().values)
+    assert not torch.equal(first, second)
+
+
+def test_server_only_has_no_clients_and_still_learns() -> None:
+    """No visit, no byte, the same number of server steps; better than chance after some."""
+    row = run_rows(make_federation("server_only", rounds=6, server_pretrain=4))[-1]
+    assert (row["visits"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
+    assert row["acc"] > 20

@@ -1,0 +1,126 @@
+"""Every argument of a method has a user: a row of a suite sets it, or whoever tunes the method does."""
+
+import inspect
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmark.registry import KINDS, find_class, own_names, parameters
+from benchmark.suites import suite
+
+METHOD = KINDS["method"]
+
+TUNED = {
+    "lr": "rate",
+    "creg_lr": "rate",
+    "freg_lr": "rate",
+    "momentum": "momentum",
+    "reset_momentum": "momentum",
+    "gamma": "momentum",
+    "ema_decay": "momentum",
+    "target_decay": "momentum",
+    "weight_decay": "weight",
+    "w_cs": "weight",
+    "lambda_u": "weight",
+    "lambda_s": "weight",
+    "lambda_i": "weight",
+    "lambda_a": "weight",
+    "lambda_l1": "weight",
+    "lambda_l2": "weight",
+    "threshold": "threshold",
+    "clip_norm": "threshold",
+    "rho": "radius",
+    "temperature": "temperature",
+    "batch_size": "batch size",
+    "min_batch": "batch size",
+    "eval_batch": "batch size",
+    "server_batch_size": "batch size",
+    "local_epochs": "epochs",
+    "server_epochs": "epochs",
+}
+"""What users tune whether or not a suite does, and of what kind it is; everything else needs a row."""
+
+WHAT_IS_TUNED = {"rate", "weight", "threshold", "batch size", "epochs", "momentum", "ramp", "temperature", "radius"}
+
+TEACHER = {"ema_ramp", "mse_reduction", "teacher_init", "unlabelled_split"}
+LOCAL = {"unsup_targets", "forward_local", "labelled_view", "unlabelled_bs", "lr_schedule", "optimizer", "adam_betas"}
+LEFTOVERS: dict[str, set[str]] = {
+    "cbafed": {"warmup_mode", "cba_tau", "pl_view", "tail_rule", "tail_beta", "res_server_first_skip", "bn_aggregate"}
+    | {"res_skip", "res_client_reference"},
+    "fed_consist": TEACHER,
+    "fedavg": {"res_skip", "res_client_reference"},
+    "fedcon": {"optimizer", "server_sgd_momentum", "server_nesterov", "server_weight_decay", "clip"}
+    | {"drop_incomplete", "rate_warmup"},
+    "feddure": {"creg_sign", "creg_view", "creg_weighted", "creg_feedback_target", "creg_bn_eval", "freg_hidden"}
+    | {"freg_optimizer", "freg_persist", "freg_input", "freg_view", "freg_detach_input", "freg_norm", "freg_gradient"}
+    | LOCAL,
+    "fedirm": {"confidence_gate", "entropy_gate", "labelled_loss", "skip_absent", "teacher_train"} | TEACHER,
+    "fedmatch": {"decompose", "psi_init", "psi_scale", "train_rest", "helpers", "helper_every", "l1_threshold", "delta"}
+    | {"download", "batches", "labelled_batch_size", "dpl_eps", "dpl_on_helpers", "patience", "optimizer"},
+    "local_ssl": LOCAL,
+    "rscfed": {"dma_distance", "dma_skip_counters", "force_labelled", "retrain_repeated"} | TEACHER,
+}
+"""Arguments without a user in methods that are still being cleaned."""
+
+
+def arguments(cls: type) -> list[str]:
+    """What a configuration may give to a method, the arguments of its bases included."""
+    return [name for name in parameters(cls) if name not in METHOD.supplied]
+
+
+@cache
+def origin(cls: type, argument: str) -> type:
+    """The base that brought an argument in; classes below it at most change its default."""
+    declaring = [c for c in cls.__mro__ if argument in inspect.signature(vars(c).get("__init__", object)).parameters]
+    return declaring[-1]
+
+
+@cache
+def default(cls: type, argument: str) -> Any:
+    """The default of an argument, as the class has it."""
+    signatures = [inspect.signature(vars(c)["__init__"]).parameters for c in cls.__mro__ if "__init__" in vars(c)]
+    return next(known[argument].default for known in signatures if argument in known)
+
+
+@cache
+def rows_that_set() -> dict[tuple[type, str], str]:
+    """The first row that gives an argument another value than its default, by where the argument comes from.
+
+    Rows of all suites at all scales count, with what their tuning sets; a row of an ablation is one of its bases, too.
+    """
+    users: dict[tuple[type, str], str] = {}
+    named = cache(lambda path: find_class(path, METHOD))
+    for paper in suite.available():
+        loaded = suite.load(paper)
+        for scale, spec in loaded.spec["scales"].items():
+            for row in (row for row in loaded.rows if not row.minus and not row.pending):
+                for last in [None, spec["tuning"]] if "tuning" in spec else [None]:
+                    method = loaded.values(row, scale, last=last)["method"]
+                    cls = named(method["class_path"])
+                    for name, value in method["init_args"].items():
+                        if value != default(cls, name):
+                            users.setdefault((origin(cls, name), name), f"{paper}, {scale}: {row.name}")
+    return users
+
+
+def user(cls: type, argument: str) -> str | None:
+    """Who sets an argument; ``None``: nobody."""
+    return rows_that_set().get((origin(cls, argument), argument)) or TUNED.get(argument)
+
+
+@pytest.mark.parametrize("method", own_names(METHOD))
+def test_every_argument_has_a_user(method: str) -> None:
+    """An argument that nobody sets goes, or a row of a suite sets it (a conflict of paper and code has such a row)."""
+    cls = find_class(method, METHOD)
+    users = {name: user(cls, name) for name in arguments(cls)}
+    listed = "\n".join(f"  {name}: {who or 'NOBODY'}" for name, who in users.items())
+    nobody = {name for name, who in users.items() if who is None} - LEFTOVERS.get(method, set())
+    assert not nobody, f"{method}: {', '.join(sorted(nobody))} are set by nobody\n{listed}"
+
+
+def test_what_is_tuned_is_there() -> None:
+    """Each of them is an argument of some method, of a kind that people tune."""
+    there = {name for method in own_names(METHOD) for name in arguments(find_class(method, METHOD))}
+    assert set(TUNED) <= there
+    assert set(TUNED.values()) <= WHAT_IS_TUNED
