@@ -14,7 +14,7 @@ CODE := benchmark methods datamodules tests
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types format bench-table1 site perf perf-gpu clean leaderboard
+.PHONY: help install test lint types format bench-table1 site perf perf-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,12 +43,6 @@ format: $(STAMP) ## mend style and formatting in place
 bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; print and write them (PAPER=rscfed SCALE=quick TABLES= JOBS= DATA_DIR=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
-
-leaderboard: $(STAMP) ## run what is missing of the leaderboard, one data set after the other (hours; DATA_DIR= JOBS=)
-	for data in Fashion-MNIST CIFAR-10; do \
-		$(BIN)/python -m benchmark table --paper common --scale laptop --only "*/$$data/*" \
-			$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) || exit 1; \
-	done
 
 site: $(STAMP) ## make pages from all records in results/runs: site/index.html opens in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)

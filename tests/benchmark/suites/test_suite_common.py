@@ -65,19 +65,3 @@ def test_tuning_sees_neither_reported_seeds_nor_test_images() -> None:
     assert 0 < tuning["set"]["data.labelled_holdout"] < 1
     assert tuning["share_of_rounds"] == 0.25
     assert 1 in tuning["factors"] and len(tuning["factors"]) <= 4
-
-
-def test_what_tuning_has_chosen_was_tried() -> None:
-    common = suite.load("common")
-    names = {row.full_name for row in common.rows}
-    for name, made in common.tuned("laptop").items():
-        assert name in names
-        tried = [{k: v for k, v in one.items() if k != "held_out_accuracy"} for one in made["tried"]]
-        assert made["options"] in tried
-        scores, factors = [one["held_out_accuracy"] for one in made["tried"]], [0.3333333333, 1, 3]
-        assert common.scale("laptop")["tuning"]["factors"] == factors
-        if len(tried) > len(factors):  # the best of the others lies beside the one further out
-            assert len(tried) == len(factors) + 1
-            assert scores[2] == max(scores[:3]) > scores[1] or scores[1] == max(scores[1:]) > scores[2]
-        else:
-            assert scores[1] == max(scores), name
