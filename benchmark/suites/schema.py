@@ -130,7 +130,8 @@ def check(spec: Mapping[str, Any], where: str) -> None:
 
 def _check_names(suite: _Suite, where: str) -> None:
     """See that names of methods, labels, data sets, tables, metrics and scales exist, and that no row stands twice."""
-    methods = {label.method for label in suite.labels.values() if label and label.method}
+    named = {label.method for label in suite.labels.values() if label and label.method}
+    methods = {name for method in named for name in with_its_method(method)}
     _known("scale", suite.scales, SCALES, where)
     layers: dict[str, _Layer] = {"base": suite.base}
     layers |= {f"datasets.{name}": layer for name, layer in suite.datasets.items() if layer}
@@ -165,6 +166,14 @@ def _check_names(suite: _Suite, where: str) -> None:
         labels = [row.method for row in table.rows]  # all that a leaderboard tells rows apart by
         _once("row", labels if table.reference else map("/".join, rows), f"{where}, table {number}")
     _known("report", [suite.report], READINGS, where)
+
+
+def with_its_method(name: str) -> list[str]:
+    """Whose options a layer's ``methods`` hold for a method: its own, and before them, for an ablation in
+    ``methods/ablations/<method>.py``, those of the method that it varies.
+    """
+    _, ablation, rest = name.partition("methods.ablations.")
+    return [rest.partition(".")[0], name] if ablation else [name]
 
 
 def _known(what: str, names: Iterable[str], known: Iterable[str], where: str) -> None:

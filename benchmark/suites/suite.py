@@ -16,7 +16,7 @@ from benchmark.files import read_yaml
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.published import read_published
-from benchmark.suites.schema import check
+from benchmark.suites.schema import check, with_its_method
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
@@ -209,7 +209,7 @@ class Suite:
         values: dict[str, Any] = {}
         for layer in layers:
             values = apply(values, _options(layer.get("set", {}), name))
-            for one in _with_its_method(name):
+            for one in with_its_method(name):
                 values = apply(values, _options(layer.get("methods", {}).get(one, {}), name))
         return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
@@ -489,14 +489,6 @@ def rows_of_papers(config: RunConfig) -> list[str]:
             closest = min(changes, key=lambda name: changes[name])
             phrases.append(f"{paper}: {closest}" + (f" and {len(changes) - 1} more" if len(changes) > 1 else ""))
     return phrases
-
-
-def _with_its_method(name: str) -> list[str]:
-    """Whose options a layer's ``methods`` hold for a method: its own, and before them, for an ablation in
-    ``methods/ablations/<method>.py``, those of the method that it varies.
-    """
-    _, ablation, rest = name.partition("methods.ablations.")
-    return [rest.partition(".")[0], name] if ablation else [name]
 
 
 def _options(options: Options, method: str) -> Options:

@@ -84,6 +84,19 @@ def test_layers_in_their_order():
     assert toy.config(on_b[0], "quick").rounds == 3 and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
 
 
+def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
+    """Layers say ``rscfed``; a class of ``methods/ablations/rscfed.py`` is one of those, a class elsewhere is not."""
+    ablation = "methods.ablations.rscfed.LabelledInEverySubset"
+    changed = spec()
+    changed["labels"] |= {"high": {"method": ablation}, "low": {"method": "methods.rscfed.RSCFed"}}
+    changed["scales"]["quick"]["methods"] = {"rscfed": {"method.subset_size": 3}}
+    low, high = Suite(changed).tables[0].rows[:2]
+    found = [Suite(changed).config(row, "quick").method.init_args["subset_size"] for row in (high, low)]
+    assert found == [3, 5]
+    changed["scales"]["quick"]["methods"][ablation] = {"method.subset_size": 6}
+    assert Suite(changed).config(high, "quick").method.init_args["subset_size"] == 6
+
+
 def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     """A table that is a number in the file is found too, and its data set's layer comes last."""
     changed = spec()
