@@ -209,7 +209,8 @@ class Suite:
         values: dict[str, Any] = {}
         for layer in layers:
             values = apply(values, _options(layer.get("set", {}), name))
-            values = apply(values, _options(layer.get("methods", {}).get(name, {}), name))
+            for one in _with_its_method(name):
+                values = apply(values, _options(layer.get("methods", {}).get(one, {}), name))
         return {"seed": at["seeds"][0]} | values | {"scale": scale, "report": self.report}
 
     def plan(
@@ -488,6 +489,14 @@ def rows_of_papers(config: RunConfig) -> list[str]:
             closest = min(changes, key=lambda name: changes[name])
             phrases.append(f"{paper}: {closest}" + (f" and {len(changes) - 1} more" if len(changes) > 1 else ""))
     return phrases
+
+
+def _with_its_method(name: str) -> list[str]:
+    """Whose options a layer's ``methods`` hold for a method: its own, and before them, for an ablation in
+    ``methods/ablations/<method>.py``, those of the method that it varies.
+    """
+    _, ablation, rest = name.partition("methods.ablations.")
+    return [rest.partition(".")[0], name] if ablation else [name]
 
 
 def _options(options: Options, method: str) -> Options:
