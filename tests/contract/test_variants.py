@@ -14,14 +14,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.cbafed.PlainImages", {}),
     ("methods.ablations.cbafed.RebuiltSets", {}),
     ("methods.ablations.cbafed.WarmUpAtClients", {}),
-    ("fedcon", {"preset": "fedcon_repo"}),
-    ("fedcon", {"consistency": "ema_student"}),
     ("feddb", {"aggregation": "uniform", "dpl": False}),
     ("methods.ablations.feddb.AllImages", {"aggregation": "dma_written"}),
     ("feddure", {"variant": "release"}),
     ("feddure", {"freg_gradient": "double_backward", "freg_persist": "none"}),
     ("methods.ablations.fedirm.SmoothedTwoViews", {}),
-    ("fedmatch", {"preset": "original"}),
     ("methods.ablations.fixmatch.EveryStep", {"dpl": True}),
     ("methods.ablations.fl2.AsWritten", {}),
     ("methods.ablations.fl2.PlainSAM", {}),
@@ -31,6 +28,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("local_ssl", {"objective": "fixmatch", "lr_schedule": "release", "supervised_steps": 2}),
     ("methods.ablations.rscfed.LabelledInEverySubset", {"dma_distance": "global_l2"}),
     ("methods.ablations.semifl.AsInFL2", {}),
+    ("methods.ablations.fedcon.EMAStudent", {}),
+    ("methods.ablations.fedcon.ReleasedFedCon", {"momentum": 0.9}),
+    ("methods.ablations.fedmatch.FedDuresOptimiser", {}),
+    ("methods.ablations.fedmatch.InertClients", {"clip_norm": 1.0}),
+    ("methods.ablations.fedmatch.OwnEntriesKept", {"batches": "in_order"}),
+    ("methods.ablations.fedmatch.SemiFLsCopy", {}),
 ]
 
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, Sent
-from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, plain_fabric
 from methods import models
+from methods.ablations.fedcon import LARS, EMAStudent, ReleasedFedCon, student_decay, warmup_factor
 from methods.base import Pass, Stream, Visit
-from methods.fedcon import PRESETS, FedCon, dissimilarity, divergence, predictor, student_decay, warmup_factor
-from methods.parts.lars import LARS
+from methods.fedcon import FedCon, dissimilarity, divergence, predictor
 
 
 def few() -> FewDigits:
@@ -28,11 +27,11 @@ def few() -> FewDigits:
     return data
 
 
-def method(norm: str = "running", **args: Any) -> FedCon:
+def method(norm: str = "running", cls: type[FedCon] = FedCon, **args: Any) -> FedCon:
     """Around a small network, in double precision."""
     torch.manual_seed(0)
     model = models.build("wrn28_2", 10, depth=10, width=1, norm=norm)
-    return FedCon(model, projector_width=32, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+    return cls(model, projector_width=32, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 
 def federation(made: FedCon, data: Digits | None = None, rounds: int = 3) -> Federation:
@@ -49,7 +48,7 @@ def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1
     """A step per epoch of a client, or of the server (-1), on these fields."""
     data = run.data.server if client < 0 else run.data.client(client)
     run.engine.begin(Visit(client=client, size=data.size, **visit))
-    index = torch.arange(len(fields["x"]))
+    index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
     work = [Pass({"labelled" if client < 0 else "unlabelled": walk})] * epochs
     LocalSite(run.method, run.engine.around, data, run.method.visit, []).fit(work)
@@ -98,18 +97,18 @@ def test_the_warm_up_of_the_released_code_by_hand() -> None:
     assert [warmup_factor(step, 1) for step in range(3)] == [1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("consistency", ["teacher_twice", "ema_student"])
-def test_the_server_loss(consistency: str) -> None:
+@pytest.mark.parametrize("cls", [FedCon, EMAStudent])
+def test_the_server_loss(cls: type[FedCon]) -> None:
     """One plain step: both views classified, and pulled to what the student says of the other view."""
-    plain = {"server_sgd_momentum": 0.0, "server_nesterov": False, "server_weight_decay": 0.0, "clip": False}
-    made = method(consistency=consistency, server_lr=0.1, lr_schedule="constant", **plain)
+    plain = {"server_sgd_momentum": 0.0, "server_nesterov": False, "server_weight_decay": 0.0, "clip_norm": None}
+    made = method(cls=cls, server_lr=0.1, lr_schedule="constant", **plain)
     run = federation(made)
-    if made.student is not None:
+    if isinstance(made, EMAStudent):
         with torch.no_grad():
             for p in made.student.parameters():
                 p.mul_(1.5)
     teacher = copy.deepcopy(made.model)
-    student = copy.deepcopy(made.student or made.model)
+    student = copy.deepcopy(made.student_network())
     x, x2, y = images(), images(seed=2), torch.arange(6)
     t, s = [teacher(x), teacher(x2)], [student(x).detach(), student(x2).detach()]
     w = exp(-5 * (1 - 51 / 100) ** 2)
@@ -120,7 +119,7 @@ def test_the_server_loss(consistency: str) -> None:
     fit(run, -1, {"x": x, "x2": x2, "y": y}, round=50, rounds=100)
     for new, old, slope in zip(made.model.parameters(), teacher.parameters(), slopes, strict=True):
         torch.testing.assert_close(new, old - 0.1 * slope)
-    if made.student is not None:
+    if isinstance(made, EMAStudent):
         decay = student_decay(51_000)
         for new, old, goal in zip(
             made.student.parameters(), student.parameters(), made.model.parameters(), strict=True
@@ -142,7 +141,7 @@ def test_the_server_round_counts_from_its_own_first_one() -> None:
 
 def test_the_client_loss() -> None:
     """One plain step of backbone and predictor; the target then follows the new backbone."""
-    plain = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": False}
+    plain = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip_norm": None}
     made = method(lr=0.1, lr_schedule="constant", target_decay=0.9, **plain)
     run = federation(made)
     with torch.no_grad():
@@ -235,30 +234,35 @@ def test_a_client_with_one_image_waits() -> None:
     assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())
 
 
-# Presets.
+# The released clients.
+
+RELEASED: dict[str, Any] = {
+    "cls": ReleasedFedCon,
+    "lr": 0.3 * 10 / 256,
+    "lr_schedule": "constant",
+    "momentum": 0.0,
+    "nesterov": False,
+    "weight_decay": 1.5e-6,
+    "clip_norm": None,
+}
 
 
-def test_presets() -> None:
-    """Each says all that the other says."""
-    assert set(PRESETS["table"]) == set(PRESETS["fedcon_repo"])
-    made = method(preset="fedcon_repo", lr=0.5)
-    assert (made.hparams.lr, made.hparams.optimizer, made.hparams.clip_norm) == (0.5, "lars", None)
-    assert made.hparams.batch_size == 50
-    assert (method().hparams.clip_norm, method().hparams.reset_momentum) == (1.0, True)
-    made.visit = Visit(client=-1)
-    server = made.configure_optimizers()
-    assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
-    made.visit = Visit(client=0)
-    client = made.configure_optimizers()
-    assert isinstance(client, LARS)
-    assert client.param_groups[0]["lr"] is made.rate
-    with pytest.raises(ConfigError, match="rate_warmup"):
-        method(rate_warmup=True)
+def test_each_side_has_its_optimiser() -> None:
+    """SGD at both; LARS at the released clients, with a rate that changes in place."""
+    for args, kind in (({}, torch.optim.SGD), (RELEASED, LARS)):
+        made = method(server_lr=0.01, server_sgd_momentum=0.5, server_nesterov=False, **args)
+        made.visit = Visit(client=-1)
+        server = made.configure_optimizers()
+        assert (type(server), server.defaults["lr"], server.defaults["momentum"]) == (torch.optim.SGD, 0.01, 0.5)
+        made.visit = Visit(client=0)
+        client = made.configure_optimizers()
+        assert isinstance(client, kind)
+        assert float(client.param_groups[0]["lr"]) == pytest.approx(made.hparams.lr)
 
 
 def test_rates_of_the_released_clients() -> None:
     """0.0117 in the first step, then 0, then up to the base within ten epochs: by 1/39 a step where an epoch has 4."""
-    made = method(preset="fedcon_repo", batch_size=6)
+    made = method(batch_size=6, **RELEASED)
     run = federation(made)
     made.warmup_steps = 10 * 4
     rates = []
@@ -272,7 +276,7 @@ def test_rates_of_the_released_clients() -> None:
 
 def test_incomplete_batches_are_left_out() -> None:
     """35 images in batches of 16 are two steps; 40 labels in batches of 16 as well."""
-    made = method(preset="fedcon_repo", batch_size=16, server_batch_size=16)
+    made = method(batch_size=16, server_batch_size=16, **RELEASED)
     run = federation(made)
     steps: dict[int, int] = {}
     made.on_train_batch_end = lambda *a: steps.update({made.visit.client: steps.get(made.visit.client, 0) + 1})
@@ -286,12 +290,12 @@ def test_incomplete_batches_are_left_out() -> None:
 def test_released_clients_hardly_move() -> None:
     """The hypothesis behind the published rows: no weight moves by more than a hundred-thousandth of its size."""
     moved = {}
-    for preset in ("table", "fedcon_repo"):
-        run = federation(method(preset=preset, batch_size=7, lr_schedule="constant"))
+    for name, args in (("table", {"lr_schedule": "constant"}), ("released", RELEASED)):
+        run = federation(method(batch_size=7, **args))
         upload = run.run_visits(run.visits(0)[:1])[0][0]
         weights = [name for name, value in upload.tensors.items() if value.ndim > 1]
-        moved[preset] = max(
+        moved[name] = max(
             float((upload.tensors[name] - run.server[name]).norm() / run.server[name].norm()) for name in weights
         )
-    assert moved["fedcon_repo"] < 2e-5
-    assert moved["table"] > 1000 * moved["fedcon_repo"]
+    assert moved["released"] < 2e-5
+    assert moved["table"] > 1000 * moved["released"]

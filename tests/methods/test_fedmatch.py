@@ -1,4 +1,4 @@
-"""FedMatch: two parts of every weight and who trains which, helpers and when they come, sparse messages, presets."""
+"""FedMatch: two parts of every weight and who trains which, helpers and when they come, sparse messages, copies."""
 
 import copy
 import io
@@ -12,20 +12,23 @@ from torch import Tensor
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, Sent
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from federations import SCENARIOS, FewDigits, make_federation, plain_fabric, run_rows
 from methods import models
+from methods.ablations.fedmatch import FedDuresOptimiser, InertClients, OwnEntriesKept, SemiFLsCopy
 from methods.base import Pass, Stream, Visit
 from methods.fedmatch import (
-    PRESETS,
     FedMatch,
     agreed_labels,
+    flat,
     helper_divergence,
     nearest,
     noise_image,
+    pairs,
+    sparse_bytes,
+    unflat,
 )
-from methods.parts import decomposition as parts
 from methods.parts.dpl import debias
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -37,6 +40,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 GENTLE = {"lr": 0.01, "lambda_s": 1.0, "lambda_l2": 1.0}
 """The small CNN has no norms, and cannot bear a loss that counts ten times."""
+PLAIN = {"lr_schedule": "constant", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+AT_CLIENTS: dict[str, Any] = {"batches": "in_order", "batch_size": 10, "l1_threshold": 1e-3, "delta": 2e-4, **PLAIN}
+"""The released recipe with labels at the clients, but for thresholds that some entries of every message reach."""
 
 
 def few(scenario: str = "server", dtype: torch.dtype = torch.float64) -> FewDigits:
@@ -52,12 +58,12 @@ def single() -> FewDigits:
     return few(dtype=torch.float32)
 
 
-def method(network: str = "resnet9_plain", **args: Any) -> FedMatch:
+def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, **args: Any) -> FedMatch:
     """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
     options = dict(NETWORKS[network])
     torch.manual_seed(0)
     model = models.build(options.pop("name", network), 10, **options)
-    return FedMatch(model, 10, 6, (3, 32, 32), **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+    return cls(model, 10, 6, (3, 32, 32), **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 
 def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
@@ -100,7 +106,7 @@ def test_labels_train_sigma_and_images_train_psi(network: str) -> None:
     run = federation(method(network))
     psi = {f"model.{name}" for name in run.method.psi_names}
     everything = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
-    assert len(psi) == len(parts.pairs(run.method.model)) > 8
+    assert len(psi) == len(pairs(run.method.model)) > 8
     before = dict(run.server)
     uploads, _, _ = run.run_visits(run.visits(0)[:2])
     for upload in uploads:
@@ -114,7 +120,7 @@ def test_labels_train_sigma_and_images_train_psi(network: str) -> None:
 def test_a_client_with_labels_trains_both(network: str) -> None:
     """Labelled images alone move sigma, unlabelled ones alone psi; a step on both moves sigma first."""
     data = few("all_clients")
-    run = federation(method(network, preset="sane", threshold=0.0), data)
+    run = federation(method(network, batches="full", threshold=0.0), data)
     psi = {f"model.{name}" for name in run.method.psi_names}
     named = {f"model.{name}" for name, _ in run.method.model.named_parameters()}
     engine, before = run.engine, dict(run.server)
@@ -136,14 +142,14 @@ def test_a_client_with_labels_trains_both(network: str) -> None:
 def test_sigma_descends_on_labels() -> None:
     """One plain step of lambda_s times the cross-entropy."""
     data = few()
-    run = federation(method(preset="fedmatch_repo", lr=0.01, server_batch_size=1000), data)
+    run = federation(method(lr=0.01, server_batch_size=1000, **PLAIN), data)
     model = copy.deepcopy(run.method.model)
     index = data.server.labelled
     x, y = data.take("weak", index, torch.Generator()), data.server.labels
-    sigma = [sigma for sigma, _ in parts.pairs(model)]
+    sigma = [sigma for sigma, _ in pairs(model)]
     slopes = torch.autograd.grad(10.0 * F.cross_entropy(model(x), y), sigma)
     fit(run, -1, {"x": x, "y": y}, "labelled")
-    for (new, psi), (old, same), slope in zip(parts.pairs(run.method.model), parts.pairs(model), slopes, strict=True):
+    for (new, psi), (old, same), slope in zip(pairs(run.method.model), pairs(model), slopes, strict=True):
         torch.testing.assert_close(new, old - 0.01 * slope)
         assert torch.equal(psi, same)
 
@@ -152,7 +158,7 @@ def test_sigma_descends_on_labels() -> None:
 @pytest.mark.parametrize("helped", [False, True])
 def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
     """One plain step of the four terms, written out; helper votes and the divergence use raw probabilities."""
-    made = method(momentum=0.0, nesterov=False, weight_decay=0.0, dpl=dpl, lr=0.01, lr_schedule="constant")
+    made = method(dpl=dpl, lr=0.01, **PLAIN)
     run = federation(made)
     model, x, strong = copy.deepcopy(made.model), images(), images(seed=2)
     helpers = probabilities(6, 2, 10)
@@ -176,22 +182,22 @@ def test_psi_descends_on_the_unlabelled_loss(helped: bool, dpl: bool) -> None:
         divergence = F.kl_div(logs, helpers, reduction="none").sum(dim=2).mean(dim=1)
         terms.append(0.01 * divergence[confident].mean())
     terms.append(0.01 * F.cross_entropy(model(strong)[confident], torch.tensor(labels)[confident]))
-    terms.append(1e-5 * sum(psi.abs().sum() for _, psi in parts.pairs(model)))
-    terms.append(10.0 * sum((sigma - psi).square().sum() for sigma, psi in parts.pairs(model)))
-    psi = [psi for _, psi in parts.pairs(model)]
+    terms.append(1e-5 * sum(psi.abs().sum() for _, psi in pairs(model)))
+    terms.append(10.0 * sum((sigma - psi).square().sum() for sigma, psi in pairs(model)))
+    psi = [psi for _, psi in pairs(model)]
     slopes = torch.autograd.grad(sum(terms), psi)
     fit(run, 0, {"x": x, "strong": strong, "index": torch.arange(6)} | ({"helpers": helpers} if helped else {}))
-    for (_, new), old, slope in zip(parts.pairs(made.model), psi, slopes, strict=True):
+    for (_, new), old, slope in zip(pairs(made.model), psi, slopes, strict=True):
         torch.testing.assert_close(new, old - 0.01 * slope)
 
 
 def test_without_confident_images_only_the_regularisers_pull() -> None:
     """psi moves by ``lr (lambda_l1 sign(psi) + 2 lambda_l2 (psi - sigma))``."""
-    made = method(threshold=1.1, momentum=0.0, nesterov=False, weight_decay=0.0, lr=0.01, lambda_l1=0.5)
+    made = method(threshold=1.1, lr=0.01, lambda_l1=0.5, **PLAIN)
     run = federation(made)
-    before = [(sigma.detach().clone(), psi.detach().clone()) for sigma, psi in parts.pairs(made.model)]
+    before = [(sigma.detach().clone(), psi.detach().clone()) for sigma, psi in pairs(made.model)]
     fit(run, 0, {"x": images(), "strong": images(), "index": torch.arange(6)})
-    for (sigma, psi), (_, new) in zip(before, parts.pairs(made.model), strict=True):
+    for (sigma, psi), (_, new) in zip(before, pairs(made.model), strict=True):
         torch.testing.assert_close(new, psi - 0.01 * (0.5 * psi.sign() + 20.0 * (psi - sigma)))
 
 
@@ -299,15 +305,15 @@ def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
     data = few()
     run = federation(method("static"), data)
     made = run.method
-    other = [torch.randn_like(psi) * 0.1 for _, psi in parts.pairs(made.model)]
-    sent = {**run.server, "helper.0": parts.flat(other), "helper_count": torch.tensor(1)}
+    other = [torch.randn_like(psi) * 0.1 for _, psi in pairs(made.model)]
+    sent = {**run.server, "helper.0": flat(other), "helper_count": torch.tensor(1)}
     site, work = run.engine.arrive(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
     fields = work[0].streams["unlabelled"].fields
     index = data.client(2).unlabelled
     assert torch.equal(fields["index"], index)
     model = copy.deepcopy(made.model).eval()
     with torch.no_grad():
-        for (_, psi), value in zip(parts.pairs(model), other, strict=True):
+        for (_, psi), value in zip(pairs(model), other, strict=True):
             psi.copy_(value)
         expected = torch.cat([model(x) for x in site.views("test", index)]).softmax(dim=1)
     torch.testing.assert_close(fields["helpers"], expected[:, None])
@@ -332,10 +338,10 @@ def test_the_vector_of_a_client_is_what_its_model_says_to_the_noise() -> None:
 # Messages.
 
 
-def second_visit(download: str) -> tuple[Federation, Visit, dict[str, Tensor]]:
+def second_visit(cls: type[FedMatch]) -> tuple[Federation, Visit, dict[str, Tensor]]:
     """A federation after a round in which every client took part, its next visit, and what that is sent."""
     data = few("all_clients")
-    made = method(preset="original", download=download, l1_threshold=1e-3, delta=2e-4, helpers=0)
+    made = method(cls=cls, helpers=0, lr=1e-3, lambda_l1=1e-4, reset_momentum=True, **AT_CLIENTS)
     run = federation(made, data, rounds=2)
     run.roster = data.roster(0, participants=6)
     run.server_phase(0, first=True)
@@ -344,12 +350,12 @@ def second_visit(download: str) -> tuple[Federation, Visit, dict[str, Tensor]]:
     return run, visit, made.broadcast(run.server, visit)
 
 
-@pytest.mark.parametrize("download", ["full", "changed"])
-def test_what_is_uploaded(download: str) -> None:
+@pytest.mark.parametrize("cls", [FedMatch, OwnEntriesKept])
+def test_what_is_uploaded(cls: type[FedMatch]) -> None:
     """Entries more than ``delta`` from the server's, with psi up to ``l1_threshold`` as 0, travel as they are; the
     others are the server's again, whatever the client has kept.
     """
-    run, visit, sent = second_visit(download)
+    run, visit, sent = second_visit(cls)
     made = run.method
     site, work = run.engine.arrive(visit, Sent(sent, 0), None)
     site.fit(work)
@@ -371,8 +377,8 @@ def test_what_is_uploaded(download: str) -> None:
         small += int((travels & (compared == 0) & (trained[name] != 0)).sum())
         kept += int((~travels & (sent[name] != server)).sum())
     assert small > 20
-    assert (kept > 20) == (download == "changed")
-    assert upload.num_bytes == parts.sparse_bytes(masks, [8] * len(masks))
+    assert (kept > 20) == (cls is OwnEntriesKept)
+    assert upload.num_bytes == sparse_bytes(masks, [8] * len(masks))
 
 
 def test_nothing_trained_nothing_uploaded() -> None:
@@ -387,12 +393,12 @@ def test_what_is_downloaded() -> None:
     """A client keeps its own entries where the server's, with psi up to ``l1_threshold`` as 0, are within ``delta``;
     the others come as the server has them. The first download is whole.
     """
-    run, visit, sent = second_visit("changed")
+    run, visit, sent = second_visit(OwnEntriesKept)
     made = run.method
     held, psi = made.memory[1], set(made.psi_names)
     parameters = dict(made.model.named_parameters())
-    own = parts.unflat(held["psi"], {name: p for name, p in parameters.items() if name in psi})
-    own |= parts.unflat(held["sigma"], {name: p for name, p in parameters.items() if name not in psi})
+    own = unflat(held["psi"], {name: p for name, p in parameters.items() if name in psi})
+    own |= unflat(held["sigma"], {name: p for name, p in parameters.items() if name not in psi})
     masks, small = [], 0
     for name, value in own.items():
         server = run.server[f"model.{name}"]
@@ -406,20 +412,19 @@ def test_what_is_downloaded() -> None:
         masks.append(travels)
         small += int((travels & (compared == 0) & (server != 0)).sum())
     assert small > 20
-    assert made.sent_bytes(sent, visit) == parts.sparse_bytes(masks, [8] * len(masks))
+    assert made.sent_bytes(sent, visit) == sparse_bytes(masks, [8] * len(masks))
 
 
 def test_bytes_of_downloads() -> None:
     """Whole models in the first round; later ones in full, or what changed alone."""
-    for download in ("full", "changed"):
-        run = federation(
-            method(preset="original", download=download, delta=1e-3, helpers=0), few("all_clients"), rounds=2
-        )
+    for cls in (FedMatch, OwnEntriesKept):
+        made = method(cls=cls, helpers=0, lr=1e-3, **(AT_CLIENTS | {"l1_threshold": 5e-6, "delta": 1e-3}))
+        run = federation(made, few("all_clients"), rounds=2)
         run.server_phase(0, first=True)
         rows = [run.run_round(0), run.run_round(1)]
         whole = sum(t.numel() * t.element_size() for t in run.method.tensors("shared").values())
         assert rows[0]["bytes_down"] == rows[0]["visits"] * whole
-        if download == "full":
+        if cls is FedMatch:
             assert run.method.memory == {}
             assert rows[1]["bytes_down"] == 2 * rows[0]["bytes_down"]
             assert changed(run.server, run.method.broadcast(run.server, Visit(round=2, client=0))) == set()
@@ -446,7 +451,7 @@ def test_the_average_is_uniform() -> None:
     data = few("all_clients")
     site = data._clients[0]
     data._clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
-    run = federation(method(preset="sane", server_momentum=0.0, local_epochs=1), data)
+    run = federation(method(batches="full"), data)
     uploads, _, _ = run.run_visits(run.visits(0)[:3])
     assert len({upload.weight for upload in uploads}) > 1
     run.become_server()
@@ -474,51 +479,7 @@ def test_a_run_with_helpers_resumes_exactly() -> None:
     assert any(row["loss_helpers"] > 0 for row in rows[2:])
 
 
-# The plateau rule.
-
-
-def test_the_servers_rate_falls_with_the_validation_loss() -> None:
-    """After every ``patience``-th look without improvement to a third; the clients keep theirs."""
-    data = FewDigits(scenario="server", partition="iid", validation=50, **SCENARIOS["server"])
-    data.place(torch.device("cpu"), torch.float64)
-    data.setup()
-    made = method(preset="fedmatch_repo", patience=2)
-    run = federation(made, data)
-    made.eval()
-    with torch.no_grad():
-        held = data.server.validation
-        logits = made(data.take("test", held))
-        expected = F.cross_entropy(logits, data._labels[held])
-    site = LocalSite(made, run.engine.around, data.server, Visit(client=-1), [])
-    torch.testing.assert_close(made.validation_loss(site), expected)
-    losses = iter([2.0, 3.0, 2.5, 1.0, 1.0, 1.0])
-    made.validation_loss = lambda server: torch.tensor(next(losses))
-    rates = []
-    for number in range(6):
-        made.visit = Visit(round=number, client=-1)
-        rates.append(made.learning_rate())
-        run.server_phase(number)
-        run.become_server()
-    assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 1e-3 / 3, 1e-3 / 3, 1e-3 / 3])
-    assert made.learning_rate() == pytest.approx(1e-3 / 9)
-    made.visit = Visit(round=6, client=3)
-    assert made.learning_rate() == 1e-3
-    with pytest.raises(RunError, match=r"data\.validation"):
-        federation(method(preset="fedmatch_repo", patience=2)).server_phase(0)
-
-
-# Presets.
-
-
-def test_presets() -> None:
-    """Every preset says everything that the first one says; what is given wins."""
-    assert all(set(values) == set(PRESETS["faithful"]) for values in PRESETS.values())
-    made = method(preset="original", lr=0.5)
-    assert (made.hparams.lr, made.hparams.momentum, made.hparams.batches) == (0.5, 0.0, "in_order")
-    made = method(preset="sane")
-    assert (made.hparams.threshold, made.hparams.batches, made.hparams.server_momentum) == (0.95, "full", 0.5)
-    made = method(preset="fedmatch_repo")
-    assert (made.hparams.lambda_l1, made.hparams.delta, made.hparams.server_batch_size) == (1e-5, 1e-5, 100)
+# Batches.
 
 
 @pytest.mark.parametrize(
@@ -531,7 +492,7 @@ def test_steps_in_order(labelled: int, unlabelled: int, steps: int, size: int) -
     site = data.client(0)
     own = (torch.arange(labelled) % len(site.labelled), torch.arange(unlabelled) % len(site.unlabelled))
     data._clients[0] = type(site)(site.labelled[own[0]], site.labels[own[0]], site.unlabelled[own[1]])
-    run = federation(method(preset="original"), data)
+    run = federation(method(lr=1e-3, **AT_CLIENTS), data)
     seen: list[dict[str, Any]] = []
     run.method.on_train_batch_end = lambda *a: seen.append(a[1])
     run.run_visits([Visit(client=0, size=labelled + unlabelled)])
@@ -551,7 +512,7 @@ def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
     site = data.client(0)
     index = site.unlabelled[torch.arange(images_) % len(site.unlabelled)]
     data._clients[0] = type(site)(site.labelled, site.labels, index)
-    run = federation(method(preset="fedmatch_repo"), data)
+    run = federation(method(**(AT_CLIENTS | {"batch_size": 100})), data)
     work = run.engine.arrive(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
     assert [made.steps for made in work] == [steps]
     assert work[0].streams["unlabelled"].batch_size == 100
@@ -560,7 +521,7 @@ def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
 def test_full_batches() -> None:
     """One step per epoch on all labelled and all unlabelled images."""
     data = few("all_clients")
-    run = federation(method(preset="sane", local_epochs=3), data)
+    run = federation(method(batches="full", local_epochs=3), data)
     seen: list[dict[str, Any]] = []
     run.method.on_train_batch_end = lambda *a: seen.append(a[1])
     run.run_visits(run.visits(0)[:1])
@@ -570,10 +531,13 @@ def test_full_batches() -> None:
     assert sizes == {(len(client.labelled), len(client.unlabelled))}
 
 
+# Other people's copies.
+
+
 def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
     """Nor what its norms learn: only convolutions have parts, and they start independently."""
     data = few("all_clients")
-    run = federation(method("static", preset="semifl", threshold=0.0, local_epochs=1), data)
+    run = federation(method("static", cls=SemiFLsCopy, threshold=0.0, helpers=0, lambda_l1=0.0, lambda_l2=0.0), data)
     before = dict(run.server)
     run.run_round(0)
     parameters = [f"model.{name}" for name, _ in run.method.model.named_parameters()]
@@ -581,7 +545,7 @@ def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
     assert named
     assert all(".parametrizations.weight." in name for name in named)
     assert not any(name.startswith("model.head") for name in named)
-    sigma, psi = parts.pairs(run.method.model)[1]
+    sigma, psi = pairs(run.method.model)[1]
     mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
     assert abs(float(mixed[0, 1])) < 0.5
 
@@ -589,9 +553,8 @@ def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
 def test_inert_clients_only_move_running_statistics() -> None:
     """FedCon's copy of FedMatch: no weight of any client changes."""
     for network, moves in (("running", True), ("static", False)):
-        run = federation(method(network, preset="fedcon_repo_inert", local_epochs=1))
+        run = federation(method(network, cls=InertClients, lambda_s=1.0))
         assert run.method.psi_names == []
-        assert len(run.method.configure_optimizers()) == 1
         uploads, _, _ = run.run_visits(run.visits(0)[:2])
         for upload in uploads:
             names = changed(run.server, upload.tensors)
@@ -602,7 +565,7 @@ def test_inert_clients_only_move_running_statistics() -> None:
 def test_inert_clients_leave_what_the_labels_alone_give() -> None:
     """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
     args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
-    inert = make_federation("fedmatch", single(), preset="fedcon_repo_inert", **args)
+    inert = make_federation("methods.ablations.fedmatch.InertClients", single(), lambda_s=1.0, **args)
     alone = make_federation("server_only", single(), **args)
     start = dict(inert.server)
     rows = [[row["acc"] for row in run_rows(run)] for run in (inert, alone)]
@@ -620,25 +583,26 @@ def test_the_pull_to_sigma_drowns_pseudo_labels() -> None:
         for lambda_a in (0.01, 0.0):
             run = federation(method("static", threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=5))
             upload = run.run_visits(run.visits(0)[:1])[0][0]
-            ends.append(parts.flat(upload.tensors[f"model.{name}"] for name in run.method.psi_names))
+            ends.append(flat(upload.tensors[f"model.{name}"] for name in run.method.psi_names))
         moved[lambda_l2] = float((ends[0] - ends[1]).norm() / ends[1].norm())
     assert 0 < moved[10.0] < 1e-3
     assert moved[0.0] > 50 * moved[10.0]
 
 
-def test_two_optimisers_and_their_rates() -> None:
-    """Of one kind; the original keeps nothing between visits."""
-    made = method(preset="feddure_hparams")
-    kinds = made.configure_optimizers()
-    assert [type(one) for one in kinds] == [torch.optim.Adam] * 2
-    assert all(one.param_groups[0]["lr"] == 5e-4 for one in kinds)
+@pytest.mark.parametrize(("cls", "kind"), [(FedMatch, torch.optim.SGD), (FedDuresOptimiser, torch.optim.Adam)])
+def test_two_optimisers_and_their_rates(cls: type[FedMatch], kind: type) -> None:
+    """Of one kind, for all parameters; kept between visits or not."""
+    made = method(cls=cls, lr=5e-4, reset_momentum=True)
+    found = made.configure_optimizers()
+    assert [type(one) for one in found] == [kind] * 2
+    assert all(one.param_groups[0]["lr"] == 5e-4 for one in found)
     assert list(made.optimizer_scopes()) == ["local"]
-    assert list(method().optimizer_scopes()) == ["personal"]
-    trained = [id(p) for one in kinds for p in one.param_groups[0]["params"]]
+    assert list(method(cls=cls).optimizer_scopes()) == ["personal"]
+    trained = [id(p) for one in found for p in one.param_groups[0]["params"]]
     assert sorted(trained) == sorted(id(p) for p in made.model.parameters())
 
 
-@pytest.mark.parametrize("wrong", [{"lambda_a": -1.0}, {"helper_every": 0}, {"delta": -1.0}, {"patience": 0}])
+@pytest.mark.parametrize("wrong", [{"lambda_a": -1.0}, {"helper_every": 0}, {"delta": -1.0}])
 def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         method(**wrong)

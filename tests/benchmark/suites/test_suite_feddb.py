@@ -112,12 +112,14 @@ def test_fedmatch_is_a_port_in_the_frame_of_the_others(feddb: Suite) -> None:
     plain = config(feddb, "1", "CIFAR10-4000", "FedMatch")
     plugged = config(feddb, "1", "CIFAR10-4000", "FedMatch-FedDPL")
     args = plain.method.init_args
-    assert (args["preset"], args["dpl"], args["lr"], args["eval_batch"]) == ("sane", False, 0.03, 250)
+    assert (args["batches"], args["threshold"], args["server_momentum"]) == ("full", 0.95, 0.5)
+    assert (args["dpl"], args["lr"], args["eval_batch"], args["delta"]) == (False, 0.03, 250, 5e-5)
     assert plugged.method.init_args == {**args, "dpl": True}
     assert plugged.data == plain.data
     assert plain.model_args == {"norm": "batch"}
     other = config(feddb, "presets", "CIFAR10-4000", "FedMatch as in SemiFL's code")
-    assert other.method.init_args["preset"] == "semifl"
+    assert other.method.class_path == "methods.ablations.fedmatch.SemiFLsCopy"
+    assert (other.method.init_args["batches"], other.method.init_args["helpers"]) == ("full", 0)
 
 
 def test_unknown_published_values_are_said_to_be_unknown(feddb: Suite, quick: Plan) -> None:

@@ -116,14 +116,16 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
 def test_fedmatch_has_a_recipe_of_its_own(suite: Suite) -> None:
     """Its network without norms, pixels over 255, plain images; or the optimiser and network of the table."""
     own = config(suite, "1", "cifar10", "FedMatch")
-    assert (own.model, own.method.init_args["preset"]) == ("resnet9_plain", "original")
+    assert (own.model, own.method.class_path) == ("resnet9_plain", "methods.ablations.fedmatch.OwnEntriesKept")
+    args = own.method.init_args
+    assert (args["lr"], args["momentum"], args["batches"], args["delta"]) == (1e-3, 0.0, "in_order", 5e-5)
     data = own.data.init_args
     assert (data["pipeline"], data["mean"], data["std"]) == ("randaugment_grid", [0.0], [1.0])
     clothes = config(suite, "1", "fashion_mnist", "FedMatch").data.init_args
     assert (clothes["border"], clothes["mean"], clothes["std"]) == (2, [0.0], [1.0])
     table = config(suite, "fedmatch", "cifar10", "FedMatch (FedDure's recipe)")
-    assert (table.model, table.method.init_args["preset"]) == ("resnet9", "feddure_hparams")
-    assert table.method.init_args["labelled_view"] == "cutout"
+    assert (table.model, table.method.class_path) == ("resnet9", "methods.ablations.fedmatch.FedDuresOptimiser")
+    assert table.method.init_args == {**args, "lr": 5e-4}
     assert table.data == config(suite, "1", "cifar10", "FedDure").data
     assert suite.band(find(suite, "1", "cifar10", "FedMatch", "iid_iid"), "acc", "0.5") == 3.0
 

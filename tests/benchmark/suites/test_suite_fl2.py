@@ -167,15 +167,31 @@ def test_fedmatch_and_fedcon_train_as_the_rows_beside_them(fl2: Suite, scale: st
         args, theirs = run.method.init_args, beside.method.init_args
         assert (run.model, run.rounds, run.roster) == (beside.model, beside.rounds, beside.roster)
         assert run.data == beside.data
-        assert args["preset"] == {"fedmatch": "faithful", "fedcon": "table"}[method]
+        if scale != "quick":
+            mine = ["lr", "lr_schedule", "momentum", "nesterov", "weight_decay", "batch_size", "local_epochs"]
+            mine += ["server_batch_size", "server_epochs"]
+            assert {name: args[name] for name in mine} == {name: theirs[name] for name in mine}
         if scale == "quick":
             assert (args["local_epochs"], args["server_epochs"]) == (theirs["local_epochs"], theirs["server_epochs"])
         assert run.model_args.get("norm") == (None if method == "fedmatch" else "running")
     inert = config(fl2, "inert", "CIFAR10-40", "fedmatch_inert", scale)
-    assert inert.method.init_args["preset"] == "fedcon_repo_inert"
+    assert (inert.method.class_path, inert.method.init_args["lambda_s"]) == (
+        "methods.ablations.fedmatch.InertClients",
+        1.0,
+    )
     labels = config(fl2, "inert", "CIFAR10-40", "server_only", scale)
     assert inert.method.init_args["clip_norm"] == labels.method.init_args["clip_norm"] == 1.0
     released = config(fl2, "inert", "CIFAR10-40", "fedmatch_repo", scale)
     assert released.data.init_args["pipeline"] == "randaugment_grid"
+    args = released.method.init_args
+    assert (args["lr"], args["momentum"], args["batches"], args["lambda_l1"]) == (1e-3, 0.0, "in_order", 1e-5)
+    repo = config(fl2, "inert", "CIFAR10-40", "fedcon_repo", scale).method
+    assert repo.class_path == "methods.ablations.fedcon.ReleasedFedCon"
+    assert (repo.init_args["lr"], repo.init_args["weight_decay"], repo.init_args["server_lr"]) == (
+        3 / 256,
+        1.5e-6,
+        0.01,
+    )
+    assert repo.init_args["projector_width"] == (256 if scale == "quick" else 12288)
     if scale != "quick":
         assert (released.data.init_args["mean"], released.data.init_args["std"]) == ([0.0], [1.0])

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods import models
-from methods.models.norm import StaticBatchNorm2d, reestimate
-from methods.parts.decomposition import (
+from methods.ablations.fedmatch import SemiFLsCopy
+from methods.fedmatch import (
     Additive,
-    decompose,
+    FedMatch,
     flat,
     pairs,
     psi_names,
@@ -21,6 +21,7 @@ from methods.parts.decomposition import (
     unflat,
     update,
 )
+from methods.models.norm import StaticBatchNorm2d, reestimate
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet9_plain": {"width": 4},
@@ -40,6 +41,11 @@ def network(name: str) -> nn.Module:
 
 def images(count: int = 4) -> Tensor:
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def decompose(model: nn.Module, cls: type[FedMatch] = FedMatch) -> None:
+    """Make the network's weights sums, in place, as the method does."""
+    cls(model, 10, 1, (3, 32, 32))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -72,26 +78,22 @@ def test_both_parts_have_the_gradient_of_the_sum(name: str) -> None:
         assert torch.equal(sigma.grad, psi.grad)
 
 
-def test_convolutions_alone_and_none() -> None:
-    """Decomposing fewer layers leaves the others as they were."""
+def test_convolutions_alone() -> None:
+    """In SemiFL's copy the classifier stays what it was."""
     divided = network("resnet9")
-    decompose(divided, "convolutions")
+    decompose(divided, SemiFLsCopy)
     assert len(pairs(divided)) == 8
     assert isinstance(divided.head, nn.Linear)
     assert "head.weight" in dict(divided.named_parameters())
-    whole = network("resnet9")
-    decompose(whole, "none")
-    assert pairs(whole) == []
-    assert list(whole.state_dict()) == list(network("resnet9").state_dict())
 
 
 def test_independent_parts() -> None:
-    """Drawn from the law of variance 2 / fan_out, and not a multiple of sigma."""
-    layer = nn.Sequential(nn.Conv2d(64, 32, 3))
-    torch.manual_seed(0)
-    decompose(layer, init="independent")
-    ((sigma, psi),) = pairs(layer)
-    assert float(psi.detach().var()) == pytest.approx(2.0 / (32 * 9), rel=0.05)
+    """In SemiFL's copy psi is drawn from the law of variance 2 / fan_out, and is not a multiple of sigma."""
+    divided = models.build("resnet9", 10, width=16)
+    decompose(divided, SemiFLsCopy)
+    sigma, psi = pairs(divided)[-1]
+    fan_out = psi.shape[0] * psi.shape[2] * psi.shape[3]
+    assert float(psi.detach().var()) == pytest.approx(2.0 / fan_out, rel=0.05)
     mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
     assert abs(float(mixed[0, 1])) < 0.05
 

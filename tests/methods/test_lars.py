@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from datamodules.common.errors import ConfigError
-from methods.parts.lars import LARS
+from methods.ablations.fedcon import LARS
 
 
 def weight(*values: float) -> nn.Parameter:

@@ -1,0 +1,167 @@
+"""FedCon as its public code trains it, and with the student that this code keeps and does not use."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.base import SiteData
+from datamodules.common.errors import ConfigError
+from methods.base import Batch, LocalWork, Site, StepNumber, Stream
+from methods.fedcon import FedCon
+
+EPOCH = 1000
+"""Batches that count as one round in the schedule of the mean student (released code)."""
+
+
+class ReleasedFedCon(FedCon):
+    """FedCon with the clients' optimiser of its public code; the (FL)2 paper says SGD, at one rate (its Table 4).
+
+    Clients step with LARS, whose rate warms up over ten epochs anew in every round, and batches that are not full are
+    left out, at the server, too. The code's numbers are in the row ``fedcon_repo`` of the suite ``fl2``. With them a
+    client's backbone hardly moves: its rate is 0.0117 in the first step, 0 in the second, and grows to a tenth of
+    0.0117 at the end of the visit, each times a thousandth of a weight's size.
+    """
+
+    rate = StepNumber()  # of LARS
+
+    def client_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """LARS with the clients' constants and a rate that changes with every step."""
+        self.rate = self.learning_rate()
+        return LARS(parameters, self.rate, self.hparams.momentum, self.hparams.weight_decay)
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As in FedCon; the warm-up takes ten epochs of full batches."""
+        self.warmup_steps = 10 * (len(client.data.unlabelled) // self.hparams.batch_size)
+        return super().local_work(client)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """The rate of the warm-up."""
+        if "unlabelled" in batch:
+            self.rate = self.learning_rate() * warmup_factor(self.trainer.global_step, self.warmup_steps)
+
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Full batches alone."""
+        streams = super().streams(data)
+        for stream in streams.values():
+            stream.min_batch = stream.batch_size
+        return streams
+
+    def server_stream(self, data: SiteData) -> Stream:
+        """Full batches alone."""
+        stream = super().server_stream(data)
+        stream.min_batch = stream.batch_size
+        return stream
+
+
+class EMAStudent(FedCon):
+    """FedCon whose student is an average of the teacher over the server's steps, with a decay from 0.9996 to 1 over 20
+    rounds: what the text describes. The public code keeps this average, and then asks the teacher itself again.
+    """
+
+    scopes = {**FedCon.scopes, "student": "server"}
+
+    pace = StepNumber()  # 1 less the student's decay
+
+    def __init__(self, model: nn.Module, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.student = copy.deepcopy(self.model).requires_grad_(False)
+
+    def student_network(self) -> nn.Module:
+        """s: the average."""
+        return self.student
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """How far the student goes in this step."""
+        self.pace = 1.0 - student_decay(EPOCH * self.server_round() + self.trainer.global_step)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """The averages follow: f' at a client, s at the server."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if "labelled" in batch:
+            for student, teacher in zip(self.student.parameters(), self.model.parameters(), strict=True):
+                student.lerp_(teacher, self.pace)
+
+
+def student_decay(step: int) -> float:
+    """``1 - 4e-4 (cos(pi k / 20000) + 1) / 2`` after k steps (released code)."""
+    return 1.0 - 4e-4 * (cos(pi * step / 20000) + 1.0) / 2.0
+
+
+def warmup_factor(step: int, length: int) -> float:
+    """Factor on the rate in the 0-based step of a visit (released code): 1 in the first; the other ``length`` of the
+    warm-up go from 0 to 1, both included, in equal parts: ``(step - 1) / (length - 1)``. After that it stays 1.
+    """
+    return 1.0 if step == 0 else min((step - 1) / max(length - 1, 1), 1.0)
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
+
+    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``,
+    ``v <- momentum v + lr u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, the released
+    code for contrastive learning by the norm of d. Where w or d is 0, ``u = d``. Tensors with one axis, that is biases
+    and what normalisation layers learn, are exempt: there ``u = g`` (SimCLR, BYOL).
+
+    Every step works on the device alone: no norm is read back, and ``lr`` may be a 0-dim tensor.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        momentum: 0 keeps no buffers.
+        weight_decay: of what is not exempt.
+        trust: how long a step is, relative to the weight, at rate 1.
+
+    Raises:
+        ConfigError: a negative argument, or momentum of 1 or more.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        trust: float = 1e-3,
+    ) -> None:
+        wrong = float(lr) < 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust < 0
+        if wrong:
+            raise ConfigError(
+                f"LARS: lr={lr}, momentum={momentum}, weight_decay={weight_decay}, trust={trust}; all must be 0 or "
+                "more, the momentum below 1"
+            )
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every parameter that has a gradient; the gradients stay as they are."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+        return loss
+
+    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        update = gradient if parameter.ndim <= 1 else scaled(parameter, gradient, group["weight_decay"], group["trust"])
+        update = group["lr"] * update
+        if group["momentum"]:
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            update = state["momentum_buffer"].mul_(group["momentum"]).add_(update)
+        parameter.sub_(update)
+
+
+def scaled(weight: Tensor, gradient: Tensor, weight_decay: float, trust: float) -> Tensor:
+    """``trust ||w|| / ||d|| d`` with ``d = g + weight_decay w``, shaped as ``weight``; see ``LARS``."""
+    decayed = gradient + weight_decay * weight
+    size, slope = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(decayed)
+    return torch.where((size > 0) & (slope > 0), trust * size / slope, 1.0) * decayed

@@ -1,0 +1,133 @@
+"""FedMatch as other people's code has it, and the downloads of its own code with labels at the clients."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from methods.base import Batch, LocalWork, Site, Upload, Visit
+from methods.fedmatch import FedMatch, flat, pairs, sparse_bytes, unflat, update
+
+
+class OwnEntriesKept(FedMatch):
+    """FedMatch whose clients keep their own entries where the server's are within ``delta``, as in the released code
+    with labels at the clients; with labels at the server that code, as our default, copies the whole model.
+    """
+
+    scopes = {**FedMatch.scopes, "server_weights": "local"}
+    server_weights: Tensor  # what the server holds, beside the model that the client has made of it
+
+    def __init__(self, model: nn.Module, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.register_buffer("server_weights", flat(self.model.parameters()))
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As in FedMatch; uploads are compared with what the server holds."""
+        work = super().local_work(client)
+        self.held_by_server |= self.by_name(self.server_weights.clone())
+        return work
+
+    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
+        """All weights of every client."""
+        return {
+            upload.visit.client: {
+                "psi": self.flat_psi(upload),
+                "sigma": flat(upload.tensors[f"model.{name}"] for name in self.sigma()),
+            }
+            for upload in uploads
+        }
+
+    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        """As in FedMatch; the weights are what the client makes of the server's."""
+        sent = super().broadcast(server, visit)
+        sent["server_weights"] = flat(sent[f"model.{name}"] for name, _ in self.model.named_parameters())
+        return sent | {name: value for name, (value, _) in self.merged(sent["server_weights"], visit.client).items()}
+
+    def merged(self, server_weights: Tensor, client: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """What the client makes of the server's weights, by name, and which of their entries it takes: those more than
+        ``delta`` from its own. Nothing if it has none of its own.
+        """
+        new, own = self.by_name(server_weights), self.kept(client)
+        return {name: update(new[name], old, self.hparams.delta, self.cut(name)) for name, old in own.items()}
+
+    def kept(self, client: int) -> dict[str, Tensor]:
+        """The client's own weights, by name: those of its last upload, if it has made one."""
+        if client not in self.memory:
+            return {}
+        psi, sigma = unflat(self.memory[client]["psi"], self.psi()), unflat(self.memory[client]["sigma"], self.sigma())
+        return {f"model.{name}": value for name, value in (psi | sigma).items()}
+
+    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        """The network's parameters in a vector of all their entries, by the names that they have in messages."""
+        return unflat(vector, {f"model.{name}": value for name, value in self.model.named_parameters()})
+
+    def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
+        """Of the weights only the entries that the client takes are sent."""
+        masks = {name: taken for name, (_, taken) in self.merged(sent["server_weights"], visit.client).items()}
+        rest = {name: tensor for name, tensor in sent.items() if name not in masks and name != "server_weights"}
+        changed = sparse_bytes(list(masks.values()), [sent[name].element_size() for name in masks])
+        return super().sent_bytes(rest, visit) + changed
+
+
+class FedDuresOptimiser(OwnEntriesKept):
+    """The released recipe in FedDure's surroundings: Adam, and labelled images with a square cut out. FedDure does not
+    say how it ran FedMatch.
+    """
+
+    views = {**FedMatch.views, "labelled": {"x": "cutout"}}
+
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Adam with the method's constants; it wants to be told that a CUDA graph may hold its steps."""
+        rate, decay = self.learning_rate(), self.hparams.weight_decay
+        return torch.optim.Adam(list(parameters), rate, weight_decay=decay, fused=True, capturable=True)
+
+
+class InertClients(FedMatch):
+    """The reduced copy in FedCon's public code, which (FL)2 says it ran, and whose clients never step: there is no psi,
+    nobody helps, and nothing of a client but running statistics of batch norm moves.
+    """
+
+    sums = ()
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser, for everything."""
+        return self.make_optimizer(self.sigma().values())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """Labels train everything; unlabelled images are only looked at, in training mode."""
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            loss = self.labelled_loss(batch["labelled"])
+            self.descend(self.optimizers(), loss, self.sigma())
+        if "unlabelled" in batch:
+            with torch.no_grad():
+                for view in ("x", "strong"):
+                    self(batch["unlabelled"][view])
+        self.log("loss", loss.detach())
+
+    def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
+        """Nothing: there is no psi."""
+        return {}
+
+    def choose_helpers(self, server: Mapping[str, Tensor], visit: Visit) -> list[int]:
+        """Nobody."""
+        return []
+
+
+class SemiFLsCopy(FedMatch):
+    """The copy in SemiFL's public code, which FedDB may have used: only weights of convolutions are sums, whose parts
+    are drawn independently, and nothing else ever trains, neither the classifier nor the norms.
+    """
+
+    sums = (_ConvNd,)
+
+    def first_psi(self, sigma: Tensor) -> Tensor:
+        """Normal with variance 2 / fan_out."""
+        return nn.init.kaiming_normal_(torch.empty_like(sigma), mode="fan_out", nonlinearity="relu")
+
+    def sigma(self) -> dict[str, nn.Parameter]:
+        """The parts sigma alone."""
+        parts = {id(one) for one, _ in pairs(self.model)}
+        return {name: p for name, p in self.model.named_parameters() if id(p) in parts}
