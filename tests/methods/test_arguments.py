@@ -29,6 +29,9 @@ TUNED = {
     "lambda_l1": "weight",
     "lambda_l2": "weight",
     "threshold": "threshold",
+    "cba_tau": "threshold",
+    "confidence_gate": "threshold",
+    "entropy_gate": "threshold",
     "clip_norm": "threshold",
     "rho": "radius",
     "temperature": "temperature",
@@ -37,29 +40,19 @@ TUNED = {
     "eval_batch": "batch size",
     "server_batch_size": "batch size",
     "local_epochs": "epochs",
+    "res_skip": "epochs",
     "server_epochs": "epochs",
 }
 """What users tune whether or not a suite does, and of what kind it is; everything else needs a row."""
 
 WHAT_IS_TUNED = {"rate", "weight", "threshold", "batch size", "epochs", "momentum", "ramp", "temperature", "radius"}
 
-TEACHER = {"ema_ramp", "mse_reduction", "teacher_init", "unlabelled_split"}
 LOCAL = {"unsup_targets", "forward_local", "labelled_view", "unlabelled_bs", "lr_schedule", "optimizer", "adam_betas"}
 LEFTOVERS: dict[str, set[str]] = {
-    "cbafed": {"warmup_mode", "cba_tau", "pl_view", "tail_rule", "tail_beta", "res_server_first_skip", "bn_aggregate"}
-    | {"res_skip", "res_client_reference"},
-    "fed_consist": TEACHER,
-    "fedavg": {"res_skip", "res_client_reference"},
-    "fedcon": {"optimizer", "server_sgd_momentum", "server_nesterov", "server_weight_decay", "clip"}
-    | {"drop_incomplete", "rate_warmup"},
     "feddure": {"creg_sign", "creg_view", "creg_weighted", "creg_feedback_target", "creg_bn_eval", "freg_hidden"}
     | {"freg_optimizer", "freg_persist", "freg_input", "freg_view", "freg_detach_input", "freg_norm", "freg_gradient"}
     | LOCAL,
-    "fedirm": {"confidence_gate", "entropy_gate", "labelled_loss", "skip_absent", "teacher_train"} | TEACHER,
-    "fedmatch": {"decompose", "psi_init", "psi_scale", "train_rest", "helpers", "helper_every", "l1_threshold", "delta"}
-    | {"download", "batches", "labelled_batch_size", "dpl_eps", "dpl_on_helpers", "patience", "optimizer"},
     "local_ssl": LOCAL,
-    "rscfed": {"dma_distance", "dma_skip_counters", "force_labelled", "retrain_repeated"} | TEACHER,
 }
 """Arguments without a user in methods that are still being cleaned."""
 
