@@ -12,6 +12,7 @@ from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError
 from methods.base import Batch, LocalWork, Site, StepNumber, Stream
 from methods.fedcon import FedCon
+from methods.parts.teacher import ema_update
 
 EPOCH = 1000
 """Batches that count as one round in the schedule of the mean student (released code)."""
@@ -64,7 +65,7 @@ class EMAStudent(FedCon):
 
     scopes = {**FedCon.scopes, "student": "server"}
 
-    pace = StepNumber()  # 1 less the student's decay
+    decay = StepNumber()  # of the student
 
     def __init__(self, model: nn.Module, **base: Any) -> None:
         super().__init__(model, **base)
@@ -75,16 +76,14 @@ class EMAStudent(FedCon):
         return self.student
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """How far the student goes in this step."""
-        self.pace = 1.0 - student_decay(EPOCH * self.server_round() + self.trainer.global_step)
+        """The student's decay in this step."""
+        self.decay = student_decay(EPOCH * self.server_round() + self.trainer.global_step)
 
-    @torch.no_grad()
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """The averages follow: f' at a client, s at the server."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         if "labelled" in batch:
-            for student, teacher in zip(self.student.parameters(), self.model.parameters(), strict=True):
-                student.lerp_(teacher, self.pace)
+            ema_update(self.student.parameters(), self.model.parameters(), self.decay)
 
 
 def student_decay(step: int) -> float:
