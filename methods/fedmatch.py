@@ -186,7 +186,8 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """A step of sigma on the labelled images, then one of psi on the unlabelled ones."""
-        of_sigma, of_psi = self.optimizers()  # type: ignore[misc]
+        optimizers: Any = self.optimizers()
+        of_sigma, of_psi = optimizers
         total = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = self.labelled_loss(batch["labelled"])
