@@ -15,17 +15,11 @@ class FedConsist(SharpenedTeacher):
 
     Clients train as in RSCFed (Eqs. 1-4, see ``SharpenedTeacher``): cross-entropy where there are labels; elsewhere
     the student matches the sharpened prediction that the client's own teacher makes of another view. All clients take
-    part in every round after the warm-up, and those with labels share half of the weight.
+    part in every round after the warm-up, and those with labels share half of the weight. The hyperparameters of local
+    training are in the tables of ``SharpenedTeacher`` and ``MeanTeacher``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``lambda_u`` weight of the consistency loss | none (1) | 0.02 | 0.02 |
-    | squared error | squared norm per sample | over the configured batch size | as the code |
-    | ``temperature`` of sharpening | 0.5 | 0.5 | 0.5 |
-    | ``warmup_rounds`` | not mentioned | 7, momentum kept | 7 |
-    | first model of a teacher | initial model | global model at the first selection | as the code, after the warm-up |
-    | ``ema_ramp``, ``ema_decay`` | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
-    | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
     | ``labelled_weight_mode`` | labelled clients share 50 % | not released | ``share:0.5``; the others by size |
     """
 

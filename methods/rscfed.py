@@ -21,6 +21,7 @@ class RSCFed(SharpenedTeacher):
     Clients train as ``SharpenedTeacher`` says (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size``
     clients; the models of a subset, all trained from the same global model, become a sub-consensus by
     distance-reweighted aggregation (DMA, Eqs. 5, 6); the global model is the mean of the sub-consensus models (Eq. 7).
+    The hyperparameters of local training are in the tables of ``SharpenedTeacher`` and ``MeanTeacher``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -30,13 +31,6 @@ class RSCFed(SharpenedTeacher):
     | ``dma_beta_labelled`` / ``dma_beta_unlabelled`` | 10 000 / 10 000 | 100 / 10 000 (ISIC 0.01) | as the code |
     | ``dma_distance`` | L2 norm | sum of per-tensor L2 norms, counters included | ``sum_tensor`` |
     | ``dma`` | on | on | true (false: the ablation without DMA) |
-    | ``lambda_u`` weight of the consistency loss | none (1) | 0.02 | 0.02 |
-    | squared error | squared norm per sample | over the configured batch size | as the code |
-    | ``temperature`` of sharpening | 0.5 | 0.5 | 0.5 |
-    | ``warmup_rounds`` | not mentioned | 7, momentum kept | 7 |
-    | first model of a teacher | initial model | global model at the first selection | as the code, after the warm-up |
-    | ``ema_ramp``, ``ema_decay`` | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
-    | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
     | labelled client in every subset | silent | disabled line | no (``methods.ablations.rscfed``) |
     | client in two subsets | single download | trains once per subset | as the code |
     """
