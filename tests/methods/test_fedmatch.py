@@ -63,7 +63,8 @@ def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, **arg
     options = dict(NETWORKS[network])
     torch.manual_seed(0)
     model = models.build(options.pop("name", network), 10, **options)
-    return cls(model, 10, 6, (3, 32, 32), **{"local_epochs": 1, "server_epochs": 1, **args}).double()
+    known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 32, 32)}
+    return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 
 def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
