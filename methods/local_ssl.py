@@ -8,145 +8,111 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.base import SiteData
-from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream
-from methods.parts.labelling import pseudo_labels
-from methods.parts.losses import proximal_term, weighted_loss
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, StepNumber, Stream
 from methods.parts.rosters import require_labels
-from methods.parts.schedules import release_rate, unlabelled_batch
-from methods.parts.tensors import wide
 
 
 class LocalSSL(FedMethod):
     """Baselines of FedDure (AAAI 2024, Tables 1 and 2): FedAvg* and FedAvg/FedProx + SL, UDA, FixMatch.
 
-    ``objective`` and ``prox_mu`` compose. FedAvg* is ``supervised``; SL is the same on data with
-    ``hidden_labels=revealed`` (or ``pooled``, with ``steps_per_visit=null``: one pass over everything in batches of
-    10). UDA and FixMatch: CE(y, x) + lambda_k / N sum_i mask_i CE(target_i, strong_i) in step k, with the weak view's
-    target and mask 1[max p(weak) >= threshold], lambda_k = ``unsup_weight`` * min(1, (k+1) / ``unsup_ramp``).
-    FedProx (MLSys 2020) adds mu / 2 ||theta - theta_global||^2 over the parameters.
+    A batch is labelled images x with labels y, and N unlabelled images in a weak and a strong view u^w, u^s. Step k of
+    a visit, counted from 0, minimises ::
+
+        CE(y, x) + lambda_k / N sum_i 1[max p(u_i^w) >= threshold] CE(target_i, u_i^s)
+            + prox_mu / 2 ||theta - theta_global||^2
+        lambda_k = unsup_weight * min(1, (k+1) / unsup_ramp)
+
+    Targets are the weak view's prediction: its class (``unsup_targets=hard``), or its probabilities at ``temperature``
+    (``soft``). The last term is FedProx's (MLSys 2020), over the parameters.
+
+    The defaults are FedAvg+FixMatch. The other rows of the paper are labels of its suite: UDA has soft targets, weight
+    8 and a ramp of 20 steps; FedAvg* has ``unsup_weight=0``; SL is FedAvg* on data with ``hidden_labels=revealed``,
+    which adds CE of the weak view against its true label (or ``pooled``, with ``steps_per_visit=null``: one pass over
+    everything in batches of 10); FedProx rows have ``prox_mu=0.1``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``lr``, ``optimizer``, ``batch_size`` | 5e-4, Adam, 10 | the same; Adam is new in every visit | as the code |
     | ``unlabelled_bs`` | not given | the client's images over round(n_s / 10) | as the code |
     | ``steps_per_visit`` per local epoch | one pass | 5 | 5 |
-    | ``forward_local`` | not given | all views share batch statistics | ``joint`` |
+    | forward pass | not given | all views share batch statistics | as the code |
     | ``threshold`` | not given | 0.6 | 0.6 (originals: UDA 0.8, FixMatch 0.95) |
-    | UDA: ``unsup_weight``, ``unsup_ramp``, ``temperature`` | not given | 8, 20, 1 | as there (original: 1, 0, 0.4) |
-    | FixMatch: ``unsup_weight``, ``unsup_ramp`` | not given | not released | 1, 0 |
-    | ``prox_mu`` | not given | 0.1 in an unused optimiser | FedProx rows 0.1 |
-    | ``labelled_view`` | not given | crop, flip, Cutout 16 | ``cutout`` (``zero_crop``: without Cutout) |
-    | ``supervised_steps``, ``lr_schedule`` | none, constant | FedDure only | 0, ``constant`` |
+    | ``unsup_weight``, ``unsup_ramp``: FixMatch | not given | not released | 1, 0 |
+    | ``unsup_weight``, ``unsup_ramp``, ``temperature``: UDA | not given | 8, 20, 1 | so (original: 1, 0, 0.4) |
+    | ``prox_mu`` | not given | 0.1 in an unused optimiser | 0 (FedProx rows 0.1) |
+    | labelled view | not given | crop, flip, Cutout 16 | as the code |
+    | ``supervised_steps`` | none | FedDure only | 0 |
     | aggregation | sizes | n_s + n_u, the whole state | as the code |
 
     A visit is ``supervised_steps`` steps on the labelled loss, then the joint steps, with one optimiser. In supervised
-    steps the unlabelled images come as the stream ``beside``: they share the batch statistics and enter no loss. With
-    ``forward_local=separate`` nothing sees the images that no loss needs, so FedAvg* normalises with labelled images
-    only. ``None`` stands for the value that belongs to ``objective``.
+    steps the unlabelled images come as the stream ``beside``: they share the batch statistics and enter no loss.
 
     Args:
-        objective: ``supervised``, ``uda`` or ``fixmatch``, or one that a subclass adds.
-        unsup_targets: ``soft``: the weak view's probabilities, sharpened by ``temperature``; ``hard``: their class.
-        warmup_steps: steps over which the schedule ``release`` raises the rate.
-        adam_betas: of Adam; default: 0.9 and 0.999.
-
-    Raises:
-        ConfigError: an unknown objective.
+        unsup_weight: of unlabelled images, once the ramp has ended.
+        unsup_ramp: steps of a visit over which the weight rises; 0: none.
+        unlabelled_bs: unlabelled images per step; default: by the client's sizes (``unlabelled_batch``).
+        steps_per_visit: steps per local epoch; null: one pass over the labelled images.
+        supervised_steps: steps on labelled images alone at the beginning of a visit.
     """
 
     scenario = "all_clients"
     scopes = {"anchor": "local"}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "supervised": {"unsup_targets": "hard", "unsup_weight": 0.0, "unsup_ramp": 0},
-        "uda": {"unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20},
-        "fixmatch": {"unsup_targets": "hard", "unsup_weight": 1.0, "unsup_ramp": 0},
-    }
-    shared_preset: ClassVar[Mapping[str, Any]] = {
-        "lr": 5e-4,
-        "threshold": 0.6,
-        "supervised_steps": 0,
-        "lr_schedule": "constant",
-    }
+    views = {"labelled": {"x": "cutout"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
     few_steps: ClassVar[tuple[int, int]] = (1, 2)
     batch_cap: ClassVar[int | None] = None
-    lambda_k: Tensor
+    lambda_k = StepNumber()
 
     def __init__(
         self,
         model: nn.Module,
-        objective: str = "fixmatch",
-        prox_mu: float = 0.0,
-        threshold: float | None = None,
+        unsup_targets: Literal["hard", "soft"] = "hard",
+        unsup_weight: float = 1.0,
+        unsup_ramp: int = 0,
+        threshold: float = 0.6,
         temperature: float = 1.0,
-        unsup_targets: Literal["hard", "soft"] | None = None,
-        unsup_weight: float | None = None,
-        unsup_ramp: int | None = None,
-        forward_local: Literal["joint", "separate"] = "joint",
-        labelled_view: str = "cutout",
+        prox_mu: float = 0.0,
         unlabelled_bs: int | None = None,
         steps_per_visit: int | None = 5,
-        supervised_steps: int | None = None,
-        lr_schedule: Literal["constant", "release"] | None = None,
-        warmup_steps: int = 10,
-        lr: float | None = None,
+        supervised_steps: int = 0,
+        lr: float = 5e-4,
         optimizer: Literal["adam", "sgd"] = "adam",
-        adam_betas: list[float] | None = None,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         batch_size: int = 10,
         reset_momentum: bool = True,
         **base: Any,
     ) -> None:
-        super().__init__(model, **base)
-        if objective not in self.presets:
-            raise ConfigError(f"objective {objective!r} is unknown; choose one of {', '.join(self.presets)}")
-        h = self.hparams
-        for name, value in {**self.shared_preset, **self.presets[objective]}.items():
-            if h[name] is None:
-                h[name] = value
-        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=h.unsup_ramp >= 0, unsup_weight=h.unsup_weight >= 0)
-        self.require_thresholds("threshold")
+        super().__init__(
+            model,
+            lr=lr,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+            batch_size=batch_size,
+            reset_momentum=reset_momentum,
+            **base,
+        )
+        self.require("from 0", prox_mu=prox_mu >= 0, unsup_ramp=unsup_ramp >= 0, unsup_weight=unsup_weight >= 0)
         self.require("above 0", temperature=temperature > 0)
         self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
-        if steps_per_visit is None:
-            self.require("a number, for lr_schedule=release", steps_per_visit=h.lr_schedule != "release")
-        else:
-            self.require("from 1, or null", steps_per_visit=steps_per_visit >= 1)
-        self.views = {"labelled": {"x": labelled_view}, "unlabelled": {"weak": "weak", "strong": "strong"}}
+        self.require("from 1, or null", steps_per_visit=steps_per_visit is None or steps_per_visit >= 1)
+        self.require_thresholds("threshold")
         self.anchor = copy.deepcopy(model).requires_grad_(False) if prox_mu else None
         self.joint_steps = 0
-        self.register_buffer("lambda_k", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def configure_optimizers(self) -> Any:
-        """Adam, or the base class's SGD, at the schedule's rate."""
-        h = self.hparams
-        optimizer = self.make_optimizer(self.model.parameters(), h.lr, h.optimizer)
-        if h.lr_schedule == "constant":
-            return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.release_schedule(optimizer), "interval": "step"},
-        }
+        """One for the model."""
+        return self.make_optimizer(self.model.parameters(), self.hparams.lr)
 
-    def make_optimizer(self, parameters: Iterable[Tensor], lr: float, kind: str) -> torch.optim.Optimizer:
-        """An optimiser of this kind with the method's other constants."""
+    def make_optimizer(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
+        """Adam, or SGD as the base class has it, at this rate."""
         h = self.hparams
-        if kind == "adam":
-            betas = tuple(h.adam_betas or (0.9, 0.999))
+        if h.optimizer == "adam":
             # Adam wants to be told that a CUDA graph may hold its steps.
-            return torch.optim.Adam(parameters, lr, betas, weight_decay=h.weight_decay, fused=True, capturable=True)
+            return torch.optim.Adam(parameters, lr, weight_decay=h.weight_decay, fused=True, capturable=True)
         return torch.optim.SGD(parameters, lr, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True)
-
-    def release_schedule(self, optimizer: torch.optim.Optimizer, wait: int = 0) -> LambdaLR:
-        """The released code's schedule over the steps of a visit; the rate is 0 for the first ``wait`` steps."""
-        h = self.hparams
-        total = h.steps_per_visit * h.local_epochs
-        return LambdaLR(optimizer, lambda step: release_rate(step, h.warmup_steps, total, wait))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """The roster's draw.
@@ -198,48 +164,27 @@ class LocalSSL(FedMethod):
         if "beside" in batch:
             return
         h = self.hparams
-        ramp = 1.0
-        if h.unsup_ramp:
-            ramp = min(1.0, (self.joint_steps + 1) / h.unsup_ramp)
-        self.lambda_k.fill_(h.unsup_weight * ramp)
-        self.joint_steps += 1
+        self.joint_steps += 1  # k + 1
+        self.lambda_k = h.unsup_weight * min(1.0, self.joint_steps / max(1, h.unsup_ramp))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """The local objective."""
         return self.local_loss(batch, self.outputs(batch))
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits by field: of all views in one forward pass, or separately of those that a loss needs."""
-        views: dict[str, Tensor] = {}
-        for stream in ("labelled", "unlabelled", "beside"):
-            for name, view in batch.get(stream, {}).items():
-                if name != "y":
-                    views[name] = view
-        if self.hparams.forward_local == "joint":
-            logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
-            return dict(zip(views, logits, strict=True))
-        needed = [name for name in views if name in self.needed_views(batch)]
-        return {name: self(views[name]) for name in needed or views}
-
-    def needed_views(self, batch: Batch) -> set[str]:
-        """Views that a term of this step's loss needs."""
-        if "unlabelled" not in batch:
-            return {"x"}
-        if self.hparams.unsup_weight:
-            return {"x", "weak", "strong"}
-        if "y" in batch["unlabelled"]:
-            return {"x", "weak"}
-        return {"x"}
+        """Logits of x, the weak and the strong view, by field, from one forward pass; in the module's precision."""
+        views = images(batch)
+        logits = self(torch.cat(list(views.values()))).to(self.dtype)
+        return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
 
     def local_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """Supervised, consistency and proximal terms."""
+        """Supervised, consistency and proximal terms, as far as the batch has images for them."""
         h = self.hparams
         loss = 0.0 * next(iter(out.values())).sum()
         if "labelled" in batch:
             loss = loss + F.cross_entropy(out["x"], batch["labelled"]["y"])
         if "unlabelled" in batch and h.unsup_weight:
-            consistency = self.consistency(out)
-            loss = loss + self.lambda_k.to(consistency.dtype) * consistency
+            loss = loss + self.lambda_k * self.consistency(out)
         elif "unlabelled" in batch and "y" in batch["unlabelled"]:
             loss = loss + F.cross_entropy(out["weak"], batch["unlabelled"]["y"])
         if self.anchor is not None:
@@ -249,16 +194,31 @@ class LocalSSL(FedMethod):
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of the strong view against the weak view's prediction, masked, over all images."""
         losses, certain = self.unsupervised(out)
-        return weighted_loss(losses, certain)
+        return (certain * losses).sum() / len(losses)
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss of every unlabelled image, and 1 where the weak view is certain, else 0; ``[N]`` each."""
+        """Loss of every unlabelled image, and 1 where the weak view is certain, else 0; ``[N]`` each.
+
+        Whether it is certain does not depend on the temperature.
+        """
         h = self.hparams
-        soft = h.unsup_targets == "soft"
-        targets, certain = pseudo_labels(out["weak"], h.threshold, h.temperature, soft)
-        self.tally("pseudo/certain", certain.float().mean())
-        losses = F.cross_entropy(wide(out["strong"]), targets, reduction="none")
-        return losses, certain.to(losses.dtype)
+        weak = out["weak"].detach()
+        confidence, classes = weak.softmax(dim=1).max(dim=1)
+        targets = classes if h.unsup_targets == "hard" else (weak / h.temperature).softmax(dim=1)
+        certain = (confidence >= h.threshold).to(weak.dtype)
+        self.tally("pseudo/certain", certain.mean())
+        return F.cross_entropy(out["strong"], targets, reduction="none"), certain
+
+
+def images(batch: Batch) -> dict[str, Tensor]:
+    """The images of a batch by field, labelled ones first."""
+    streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
+    return {field: values for stream in streams for field, values in stream.items() if field != "y"}
+
+
+def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without its mu)."""
+    return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
 
 
 def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
@@ -267,3 +227,18 @@ def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
     if "unlabelled" in streams:
         made["beside"] = replace(streams["unlabelled"], fields={}, draws="unlabelled")
     return made
+
+
+def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:
+    """Unlabelled images per step, from the client's numbers of images (released code).
+
+    Args:
+        labelled: labelled images n_s.
+        unlabelled: unlabelled images n_u, at least 1.
+        batch_size: labelled images per step.
+        few: ``(a, b)``: where round(n_s / batch_size), halves to even, is at most a, it counts as b.
+        cap: a batch of this size or more is divided by 4.
+    """
+    steps = round(labelled / batch_size)
+    size = unlabelled // (few[1] if steps <= few[0] else steps) or unlabelled
+    return size // 4 if cap and size >= cap else size

@@ -505,7 +505,7 @@ def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
         def test_step(self, batch, batch_idx):
             sizes.append(len(batch["test"]["y"]))
 
-    method = make_method(Listens, objective="supervised", eval_batch=40)
+    method = make_method(Listens, unsup_weight=0.0, eval_batch=40)
     run = trainer(max_epochs=1, limit_train_batches=2)
     run.fit(method, datamodule=data)
     run.test(method, datamodule=data, verbose=False)

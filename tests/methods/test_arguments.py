@@ -12,6 +12,7 @@ from benchmark.suites import suite
 METHOD = KINDS["method"]
 
 TUNED = {
+    "optimizer": "optimiser",
     "lr": "rate",
     "creg_lr": "rate",
     "freg_lr": "rate",
@@ -45,16 +46,18 @@ TUNED = {
 }
 """What users tune whether or not a suite does, and of what kind it is; everything else needs a row."""
 
-WHAT_IS_TUNED = {"rate", "weight", "threshold", "batch size", "epochs", "momentum", "ramp", "temperature", "radius"}
-
-LOCAL = {"unsup_targets", "forward_local", "labelled_view", "unlabelled_bs", "lr_schedule", "optimizer", "adam_betas"}
-LEFTOVERS: dict[str, set[str]] = {
-    "feddure": {"creg_sign", "creg_view", "creg_weighted", "creg_feedback_target", "creg_bn_eval", "freg_hidden"}
-    | {"freg_optimizer", "freg_persist", "freg_input", "freg_view", "freg_detach_input", "freg_norm", "freg_gradient"}
-    | LOCAL,
-    "local_ssl": LOCAL,
+WHAT_IS_TUNED = {
+    "optimiser",
+    "rate",
+    "weight",
+    "threshold",
+    "batch size",
+    "epochs",
+    "momentum",
+    "ramp",
+    "temperature",
+    "radius",
 }
-"""Arguments without a user in methods that are still being cleaned."""
 
 
 def arguments(cls: type) -> list[str]:
@@ -108,7 +111,7 @@ def test_every_argument_has_a_user(method: str) -> None:
     cls = find_class(method, METHOD)
     users = {name: user(cls, name) for name in arguments(cls)}
     listed = "\n".join(f"  {name}: {who or 'NOBODY'}" for name, who in users.items())
-    nobody = {name for name, who in users.items() if who is None} - LEFTOVERS.get(method, set())
+    nobody = {name for name, who in users.items() if who is None}
     assert not nobody, f"{method}: {', '.join(sorted(nobody))} are set by nobody\n{listed}"
 
 

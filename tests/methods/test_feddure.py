@@ -1,4 +1,4 @@
-"""FedDure: the bi-level step against reference numbers in all flag variants, and every switch."""
+"""FedDure: the bi-level step against reference numbers, its arguments, and its variants in closed form."""
 
 import copy
 import json
@@ -15,10 +15,11 @@ from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
 from federations import contract_federation, make_data, plain_fabric, rounds_until, visited
+from methods.ablations.feddure import AsWritten, Released, WithoutCReg, WithoutFReg, released_rate
+from methods.ablations.local_ssl import WithoutRegulators
 from methods.base import Batch, Tally, Visit
-from methods.feddure import FedDure
-from methods.parts import look_ahead as meta
-from methods.parts.schedules import release_rate
+from methods.feddure import FedDure, WeightNet, stateless
+from methods.local_ssl import LocalSSL
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/feddure/paper_step_sgd.json").read_text())
 
@@ -47,22 +48,19 @@ class Toy(nn.Module):
         return self.fc2(torch.tanh(self.bn(self.fc1(x))))
 
 
-def toy_method(case: dict[str, Any], **args: Any) -> FedDure:
+def toy_method(case: dict[str, Any], cls: type[FedDure] = FedDure, **args: Any) -> FedDure:
     """The case's networks and rates, with plain SGD everywhere."""
-    given, flags = case["inputs"], case["flags"]
+    given = case["inputs"]
     defaults = {
-        "freg_hidden": 4, "optimizer": "sgd", "freg_optimizer": "sgd", "momentum": 0.0, "lr": given["eta"],
-        "creg_lr": given["eta_s"], "freg_lr": given["eta_w"], "freg_input": flags["freg_input"],
-        "freg_detach_input": flags["detach_input"], "freg_norm": flags["norm"],
+        "freg_hidden": 4, "optimizer": "sgd", "momentum": 0.0, "lr": given["eta"], "creg_lr": given["eta_s"],
+        "freg_lr": given["eta_w"],
     }  # fmt: skip
-    method = FedDure(Toy(case["batchnorm"]), 3, **{**defaults, **args}).double()
+    method = cls(Toy(case["batchnorm"]), 3, **{**defaults, **args}).double()
     method.model.load_state_dict(given["theta"], strict=not case["batchnorm"])
-    if method.creg is not None:
-        method.creg.load_state_dict(given["phi"], strict=not case["batchnorm"])
-    if method.freg is not None:
-        names = {"linear1": "0", "linear2": "2"}
-        renamed = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in given["freg"].items()}
-        method.freg.load_state_dict(renamed)
+    method.creg.load_state_dict(given["phi"], strict=not case["batchnorm"])
+    names = {"linear1": "0", "linear2": "2"}
+    renamed = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in given["freg"].items()}
+    method.freg.load_state_dict(renamed)
     return method
 
 
@@ -96,17 +94,18 @@ def equal(module: nn.Module, expected: dict[str, Tensor], tolerance: float = 1e-
         torch.testing.assert_close(state[name].detach(), value, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("form", ["jvp", "double_backward"])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_joint_step(case: dict[str, Any], form: str) -> None:
-    """F-reg, C-reg, d, m and the local model after one step, in double precision, in every variant."""
-    method, out = toy_method(case, freg_gradient=form), case["outputs"]
+FLAGS = {("softmax", True, "none"): FedDure, ("logits", False, "none"): AsWritten}
+READINGS = [(case, FLAGS[flags]) for case in CASES if (flags := tuple(case["flags"].values())) in FLAGS]
+
+
+@pytest.mark.parametrize(("case", "cls"), READINGS, ids=lambda v: name_of(v) if isinstance(v, dict) else v.__name__)
+def test_joint_step(case: dict[str, Any], cls: type[FedDure]) -> None:
+    """F-reg, C-reg, d, m and the local model after one step, in double precision."""
+    method, out = toy_method(case, cls), case["outputs"]
     take_steps(method, [batch_of(case)])
-    freg = method.freg
-    assert freg is not None
     for layer, number in (("linear1", "0"), ("linear2", "2")):
         for part in ("weight", "bias"):
-            ours = freg.get_parameter(f"{number}.{part}").detach()
+            ours = method.freg.get_parameter(f"{number}.{part}").detach()
             torch.testing.assert_close(ours, out["freg_after"][f"{layer}.{part}"], rtol=1e-12, atol=1e-12)
     equal(method.creg, out["phi_after"])
     equal(method.model, out["theta_after"])
@@ -114,9 +113,9 @@ def test_joint_step(case: dict[str, Any], form: str) -> None:
     assert float(method.tallied("freg/m")) == pytest.approx(float(out["instance_weights_m"].mean()), rel=1e-12)
 
 
-def step(case: dict[str, Any], count: int = 1, **args: Any) -> FedDure:
+def step(case: dict[str, Any], count: int = 1, cls: type[FedDure] = FedDure, **args: Any) -> FedDure:
     """The method after some joint steps on the case's batch."""
-    method = toy_method(case, **args)
+    method = toy_method(case, cls, **args)
     take_steps(method, [batch_of(case)] * count)
     return method
 
@@ -142,32 +141,32 @@ PLAIN = next(c for c in CASES if not c["batchnorm"] and name_of(c).endswith("sof
 @pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
 def test_without_creg(case: dict[str, Any]) -> None:
     """F-reg looks ahead with the local model, in separate forward passes; the step follows g_s + g_u."""
-    given, method = case["inputs"], step(case, creg_enabled=False)
-    fresh = toy_method(case, creg_enabled=False)
+    given, method = case["inputs"], step(case, cls=WithoutCReg)
+    fresh = toy_method(case)
     net, freg, y = fresh.model, fresh.freg, given["y"]
     x, weak, strong = joint(net, given)
     labels = weak.argmax(dim=1)
     alone = net(given["strong"])
-    weights = freg(alone.detach())
+    weights = freg(alone.detach().softmax(dim=1))
     inner = (weights * F.cross_entropy(alone, labels, reduction="none")).mean()
     own = dict(net.named_parameters())
     steps = torch.autograd.grad(inner, list(own.values()), create_graph=True)
     ahead = {n: p - given["eta_s"] * g for (n, p), g in zip(own.items(), steps, strict=True)}
-    descend(freg, F.cross_entropy(meta.stateless(net, given["x"], ahead), y), given["eta_w"])
-    m = freg(strong.detach()).detach()
+    descend(freg, F.cross_entropy(stateless(net, given["x"], ahead), y), given["eta_w"])
+    m = freg(strong.detach().softmax(dim=1)).detach()
     loss = F.cross_entropy(x, y) + (m * F.cross_entropy(strong, labels, reduction="none")).mean()
     descend(net, loss, given["eta"])
     equal(method.freg, dict(freg.named_parameters()))
     equal(method.model, dict(net.named_parameters()))
-    assert method.creg is None
+    equal(method.creg, dict(fresh.creg.named_parameters()))  # it rests
     assert method.tallied("creg/d") is None
 
 
 @pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
 def test_without_freg(case: dict[str, Any]) -> None:
     """A mask at 0.6 instead of m; C-reg learns from every pseudo-label alike; g_d is as before."""
-    given, method = case["inputs"], step(case, freg_enabled=False, threshold=0.6)
-    fresh = toy_method(case, freg_enabled=False)
+    given, method = case["inputs"], step(case, cls=WithoutFReg, threshold=0.6)
+    fresh = toy_method(case)
     net, creg, y = fresh.model, fresh.creg, given["y"]
     x, weak, strong = joint(net, given)
     labels, mask = weak.argmax(dim=1), weak.softmax(dim=1).amax(dim=1) >= 0.6
@@ -179,7 +178,23 @@ def test_without_freg(case: dict[str, Any]) -> None:
     descend(net, F.cross_entropy(x, y) + (mask * losses).sum() / len(mask) + d * losses.mean(), given["eta"])
     equal(method.creg, dict(creg.named_parameters()))
     equal(method.model, dict(net.named_parameters()))
-    assert method.freg is None
+    equal(method.freg, dict(fresh.freg.named_parameters()))  # it rests
+    assert method.tallied("freg/m") is None
+
+
+RELEASE: dict[str, Any] = {
+    "threshold": 0.6, "unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20, "feedback_weight": -1.0,
+}  # fmt: skip
+
+
+class ConstantRates(Released):
+    """The released step alone."""
+
+    def configure_optimizers(self) -> Any:
+        return WithoutFReg.configure_optimizers(self)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        WithoutFReg.on_train_batch_start(self, batch, batch_idx)
 
 
 @pytest.mark.parametrize("number", [0, 3, 30])
@@ -187,7 +202,7 @@ def test_released_step(number: int) -> None:
     """Soft masked targets on a ramp, C-reg on the weak view, d = new - old, feedback on the strong view's argmax."""
     case = BATCHNORM
     given = case["inputs"]
-    method = toy_method(case, variant="release", lr_schedule="constant", supervised_steps=0, lr=given["eta"])
+    method = toy_method(case, ConstantRates, **RELEASE)
     net, creg = (copy.deepcopy(m) for m in (method.model, method.creg))
     take_steps(method, [batch_of(case)], first=number)
     x, weak, strong = joint(net, given)
@@ -203,48 +218,40 @@ def test_released_step(number: int) -> None:
     equal(method.model, dict(net.named_parameters()))
 
 
-SWITCHES: list[dict[str, Any]] = [
-    {"creg_sign": "new_minus_old"},
-    {"creg_view": "weak"},
-    {"creg_weighted": False},
-    {"creg_feedback_target": "strong"},
-    {"creg_bn_eval": "eval"},
-    {"creg_d_clip": 1e-4},
+SETTINGS: list[dict[str, Any]] = [
+    {"feedback_weight": -1.0},
+    {"feedback_weight": 0.5},
     {"creg_lr": 0.05},
     {"freg_lr": 0.05},
-    {"freg_optimizer": "adam"},
-    {"freg_view": "weak"},
-    {"freg_input": "logits"},
-    {"freg_detach_input": False},
-    {"freg_norm": "sum"},
     {"threshold": 0.6},
     {"unsup_targets": "soft"},
     {"unsup_targets": "soft", "temperature": 0.4},
     {"unsup_weight": 2.0},
     {"unsup_ramp": 20},
-    {"forward_local": "separate"},
     {"optimizer": "adam"},
-    {"optimizer": "adam", "adam_betas": [0.5, 0.9]},
     {"weight_decay": 0.1},
     {"clip_norm": 0.01},
-    {"lr_schedule": "release"},
-    {"lr_schedule": "release", "warmup_steps": 3},
-    {"lr_schedule": "release", "creg_wait": 0},
     {"prox_mu": 0.5},
+    {"cls": WithoutCReg},
+    {"cls": WithoutFReg},
+    {"cls": Released},
+    {"cls": Released, "warmup_steps": 3},
+    {"cls": Released, "creg_wait": 0},
+    {"cls": AsWritten},
 ]
 
 
-def test_every_switch_does_something() -> None:
+def test_every_argument_and_variant_does_something() -> None:
     """Three steps end elsewhere with each of these settings, in the local model or in a regulator."""
     ends = []
-    for args in [{}, *SWITCHES]:
+    for args in [{}, *SETTINGS]:
         method = step(BATCHNORM, 3, **args)
         state = [p.detach() for part in (method.model, method.creg, method.freg) for p in part.parameters()]
         ends.append(torch.cat([p.flatten() for p in state]))
         assert bool(torch.isfinite(ends[-1]).all())
     for i, end in enumerate(ends):
         same = [j for j in range(i) if torch.allclose(end, ends[j], rtol=1e-10, atol=1e-12)]
-        assert not same, f"{([{}, *SWITCHES])[i]} ends where {([{}, *SWITCHES])[same[0]]} does"
+        assert not same, f"{([{}, *SETTINGS])[i]} ends where {([{}, *SETTINGS])[same[0]]} does"
 
 
 def test_constant_regulators_leave_fixmatch_without_a_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,16 +262,16 @@ def test_constant_regulators_leave_fixmatch_without_a_threshold(monkeypatch: pyt
         rounds_until(made, 1)
         return made
 
-    drawn = run("feddure", creg_d_clip=0.0)
+    drawn = run("feddure", feedback_weight=0.0)
 
-    def constant(freg: meta.WeightNet, generator: Any = None) -> None:
+    def constant(freg: WeightNet, generator: Any = None) -> None:
         with torch.no_grad():
             for parameter in freg.parameters():
                 parameter.zero_()
             freg[2].bias.fill_(-math.log(3.0))
 
-    monkeypatch.setattr(meta.WeightNet, "reset_parameters", constant)
-    regulated = run("feddure", creg_d_clip=0.0, freg_lr=0.0)
+    monkeypatch.setattr(WeightNet, "reset_parameters", constant)
+    regulated = run("feddure", feedback_weight=0.0, freg_lr=0.0)
     base = run("local_ssl", threshold=0.0, unsup_weight=0.25)
     for name in base.method.names("shared"):
         torch.testing.assert_close(regulated.server[name], base.server[name], rtol=1e-7, atol=1e-10)
@@ -272,13 +279,13 @@ def test_constant_regulators_leave_fixmatch_without_a_threshold(monkeypatch: pyt
 
 
 def test_forcing_d_to_zero_leaves_the_local_model_alone() -> None:
-    """creg_d_clip = 0: the local model moves as without feedback, C-reg as always."""
-    clipped, free = step(PLAIN, creg_d_clip=0.0), step(PLAIN)
-    equal(clipped.creg, dict(free.creg.named_parameters()))
+    """The local model moves as without feedback, C-reg as always."""
+    without, free = step(PLAIN, feedback_weight=0.0), step(PLAIN)
+    equal(without.creg, dict(free.creg.named_parameters()))
     out = PLAIN["outputs"]
     rate = PLAIN["inputs"]["eta"]
     expected = {n: PLAIN["inputs"]["theta"][n] - rate * (out["g_s"][n] + out["g_u"][n]) for n in out["g_s"]}
-    equal(clipped.model, expected)
+    equal(without.model, expected)
 
 
 def test_logged_gradients_are_those_of_the_reference() -> None:
@@ -305,10 +312,10 @@ class Norm(nn.Module):
         return self.head(self.body(x))
 
 
-def federation(rounds: int = 2, **args: Any) -> Federation:
+def federation(rounds: int = 2, cls: type[FedDure] = FedDure, **args: Any) -> Federation:
     """Six clients, real digits."""
     torch.manual_seed(0)
-    method, data = FedDure(Norm(), 10, **args), make_data("all_clients")
+    method, data = cls(Norm(), 10, **args), make_data("all_clients")
     return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
 
 
@@ -355,25 +362,18 @@ def visit_twice(**args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Fede
     return first, seen, run
 
 
-@pytest.mark.parametrize("persist", ["params", "params+opt", "none"])
-def test_what_persists_between_visits(persist: str) -> None:
-    """C-reg starts from the global model again; F-reg's weights, and its Adam state, live as the switch says."""
-    first, seen, run = visit_twice(freg_persist=persist)
-    same = all(torch.equal(value, seen[name]) for name, value in first.items())
-    assert same is (persist != "none")
+def test_what_persists_between_visits() -> None:
+    """C-reg starts from the global model again; F-reg keeps its weights and begins with a new Adam."""
+    first, seen, run = visit_twice()
+    assert first and all(torch.equal(value, seen[name]) for name, value in first.items())
     for name, value in run.server.items():
         assert torch.equal(value, seen[name.replace("model.", "creg.", 1)])
-    states = run.clients[0].optimizers
-    if persist == "params+opt":
-        assert not any(state for own in states[:2] for state in own)
-        assert all(float(state["step"]) == 5 for state in states[2])
-    else:
-        assert not states
+    assert not run.clients[0].optimizers
 
 
 def test_supervised_steps_leave_the_regulators_alone() -> None:
     """Released visit: 5 + 5 steps of one Adam; C-reg moves in the joint ones only, the first two have rate 0."""
-    run = federation(variant="release", prox_mu=0.0)
+    run = federation(cls=Released, lr=6e-4, supervised_steps=5)
     method, before, rates, steps = run.method, [], [], []
     starts = method.on_train_batch_start
 
@@ -394,46 +394,39 @@ def test_supervised_steps_leave_the_regulators_alone() -> None:
     assert steps == list(range(1, 11))
 
 
-def test_variants_and_unknown_ones() -> None:
-    """The released constants; a value that is given wins over the variant's; an unknown variant says which exist."""
-    h = FedDure(Norm(), 10, variant="release", supervised_steps=0).hparams
-    assert (h["lr"], h["creg_lr"], h["threshold"], h["unsup_weight"], h["unsup_ramp"]) == (6e-4, 6e-4, 0.6, 8.0, 20)
-    assert (h["supervised_steps"], h["freg_enabled"], h["creg_view"]) == (0, False, "weak")
-    h = FedDure(Norm(), 10).hparams
-    assert (h["lr"], h["threshold"], h["supervised_steps"], h["freg_enabled"]) == (5e-4, 0.0, 0, True)
-    with pytest.raises(ConfigError, match="choose one of paper, release"):
-        FedDure(Norm(), 10, variant="draft")
-
-
-@pytest.mark.parametrize(("variant", "own"), [("paper", 5e-4), ("release", 6e-4)])
-def test_the_rate_of_creg_is_its_papers_unless_it_is_given(variant: str, own: float) -> None:
-    """Another rate of the local model is none of C-reg's, in its optimiser and in the look-ahead."""
-    for args, expected in (({"lr": 0.0045}, own), ({"lr": 0.0045, "creg_lr": 0.0045}, 0.0045), ({}, own)):
-        method = FedDure(Norm(), 10, variant=variant, freg_enabled=False, lr_schedule="constant", **args)
-        rates = [optimizer.param_groups[0]["lr"] for optimizer in method.configure_optimizers()[0]]
-        assert rates == [args.get("lr", own), expected]
-        assert method.hparams.creg_lr == expected
-
-
-@pytest.mark.parametrize("persist", ["params", "params+opt", "none"])
-def test_momentum_that_is_kept_is_the_local_models_alone(persist: str) -> None:
-    """``reset_momentum=false`` says nothing about F-reg's optimiser, and C-reg is new in every visit."""
-    _, _, run = visit_twice(freg_persist=persist, reset_momentum=False)
+def test_momentum_that_is_kept_is_the_local_models_alone() -> None:
+    """``reset_momentum=false`` says nothing about the regulators' optimisers."""
+    _, _, run = visit_twice(reset_momentum=False)
     local, creg, freg = run.clients[0].optimizers
     assert local and all(float(state["step"]) == 5 for state in local)
-    assert not any(creg)
-    assert bool(any(freg)) is (persist == "params+opt")
+    assert not any(creg) and not any(freg)
 
 
-def test_the_feedback_term_alone_with_separate_passes() -> None:
-    """g_s + g_d: the regulators see views that the local loss leaves out."""
-    run = federation(unsup_weight=0.0, forward_local="separate")
+def test_the_rate_of_creg_does_not_follow_that_of_the_local_model() -> None:
+    """It is the paper's unless it is given."""
+    for args, expected in (({"lr": 0.0045}, 5e-4), ({"lr": 0.0045, "creg_lr": 0.003}, 0.003)):
+        local, creg, _ = FedDure(Norm(), 10, **args).configure_optimizers()
+        assert (local.param_groups[0]["lr"], creg.param_groups[0]["lr"]) == (0.0045, expected)
+
+
+def test_without_regulators_only_the_batches_are_feddures() -> None:
+    """The step is FixMatch's, in batches of FedDure's sizes: four of a client with few labels, in place of two."""
+    data = make_data("all_clients")
+    method = WithoutRegulators(Norm(), threshold=0.0)
+    site = data.client(0)
+    sizes = [made.streams(site)["unlabelled"].batch_size for made in (method, federation().method, LocalSSL(Norm()))]
+    assert sizes[0] == sizes[1] != sizes[2]
+    assert method.automatic_optimization
+
+
+def test_the_feedback_term_alone() -> None:
+    """g_s + g_d: the unlabelled term has no part in the step."""
+    run = federation(unsup_weight=0.0)
     uploads, *_ = run.run_visits(run.visits(0)[:1])
     assert all(bool(torch.isfinite(v).all()) for v in uploads[0].tensors.values())
 
 
-@pytest.mark.parametrize("form", ["jvp", "double_backward"])
-def test_frozen_and_unused_parameters(form: str) -> None:
+def test_frozen_and_unused_parameters() -> None:
     """They stay as they are, and the others learn."""
 
     class Partly(Toy):
@@ -443,7 +436,7 @@ def test_frozen_and_unused_parameters(form: str) -> None:
             self.unused = nn.Linear(2, 2)
 
     torch.manual_seed(0)
-    method = FedDure(Partly(), 3, freg_gradient=form).double()
+    method = FedDure(Partly(), 3).double()
     before = {k: v.clone() for k, v in method.state_dict().items()}
     take_steps(method, [batch_of(PLAIN)])
     still = {k for k, v in method.state_dict().items() if torch.equal(v, before[k])}
@@ -451,33 +444,29 @@ def test_frozen_and_unused_parameters(form: str) -> None:
     assert still == {f"{net}.{name}" for net in ("model", "creg") for name in fixed}
 
 
-def test_the_released_schedule_needs_a_number_of_steps() -> None:
-    """Whether it was chosen itself or by the variant."""
-    for args in ({"variant": "release"}, {"lr_schedule": "release"}):
-        with pytest.raises(
-            ConfigError, match="steps_per_visit=None is out of range: a number, for lr_schedule=release"
-        ):
-            FedDure(Toy(False), 3, steps_per_visit=None, **args)
+def test_ranges() -> None:
+    """The message says which values are allowed; the released schedule needs a number of steps."""
+    with pytest.raises(ConfigError, match="steps_per_visit=None is out of range: a number, for the schedule"):
+        Released(Toy(False), 3, steps_per_visit=None)
     with pytest.raises(ConfigError, match="creg_wait=-1 is out of range: from 0"):
-        FedDure(Toy(False), 3, creg_wait=-1)
-    with pytest.raises(ConfigError, match="creg_d_clip=-1 is out of range: from 0, or null"):
-        FedDure(Toy(False), 3, creg_d_clip=-1)
+        Released(Toy(False), 3, creg_wait=-1)
+    with pytest.raises(ConfigError, match="freg_hidden=0 is out of range: from 1"):
+        FedDure(Toy(False), 3, freg_hidden=0)
 
 
 def test_weights_keep_their_precision_under_autocast() -> None:
     """F-reg's weights of similar images differ by less than bfloat16 resolves."""
     torch.manual_seed(0)
-    freg = meta.WeightNet(10, 128)
-    logits = torch.randn(90, 10)
+    method, logits = FedDure(Norm(), 10), torch.randn(90, 10)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = freg(logits)
-    assert torch.equal(weights, freg(logits)) and len(weights.unique()) == 90
+        weights = method.image_weights(logits)
+    assert torch.equal(weights, method.image_weights(logits)) and len(weights.unique()) == 90
 
 
 @pytest.mark.parametrize("supervised_steps", [1, 4])
 def test_rates_of_the_released_schedule(supervised_steps: int) -> None:
     """The local model's counts all steps of the visit, C-reg's the joint ones; F-reg's stays."""
-    method = toy_method(PLAIN, lr_schedule="release", warmup_steps=2, creg_wait=2, lr=0.5, creg_lr=0.25, freg_lr=0.125)
+    method = toy_method(PLAIN, Released, warmup_steps=2, creg_wait=2, lr=0.5, creg_lr=0.25, freg_lr=0.125)
     given = batch_of(PLAIN)
     supervised = {"beside": given["unlabelled"], "labelled": given["labelled"]}
     rates = []
@@ -488,9 +477,20 @@ def test_rates_of_the_released_schedule(supervised_steps: int) -> None:
     method.on_train_batch_end = at_end
     take_steps(method, [supervised] * supervised_steps + [given] * 4)
     local, creg, freg = zip(*rates, strict=True)
-    assert local == pytest.approx([0.5 * release_rate(t, 2, 5) for t in range(supervised_steps + 4)])
+    assert local == pytest.approx([0.5 * released_rate(t, 2, 5) for t in range(supervised_steps + 4)])
     assert creg[supervised_steps:] == pytest.approx([0, 0, 0.25 * 2 / 4, 0.25 * 3 / 4])
     assert set(freg) == {0.125}
+
+
+def test_released_rates() -> None:
+    """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
+    cifar = [released_rate(t, 10, 5) for t in range(10)]
+    assert cifar == pytest.approx([t / 10 for t in range(10)])
+    assert [released_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
+    cinic = [released_rate(t, 100, 10) for t in range(110)]
+    assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
+    assert [released_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
+    assert [released_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
 
 
 def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:

@@ -24,10 +24,10 @@ from federations import (
     site_of,
     visited,
 )
+from methods.ablations.local_ssl import OwnStatistics
 from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
-from methods.local_ssl import LocalSSL
-from methods.parts.schedules import release_rate, unlabelled_batch
+from methods.local_ssl import LocalSSL, proximal_term, unlabelled_batch
 
 SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
 RULES = {
@@ -43,17 +43,6 @@ def test_released_batch_sizes(case: dict[str, Any]) -> None:
     assert size == case["unlabeled_bs"]
 
 
-def test_released_rates() -> None:
-    """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
-    cifar = [release_rate(t, 10, 5) for t in range(10)]
-    assert cifar == pytest.approx([t / 10 for t in range(10)])
-    assert [release_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
-    cinic = [release_rate(t, 100, 10) for t in range(110)]
-    assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
-    assert [release_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
-    assert [release_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
-
-
 class Net(nn.Module):
     """Batch norm between two linear layers."""
 
@@ -65,9 +54,15 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.norm(self.body(x.flatten(1)))))
 
 
-def make(**args: Any) -> LocalSSL:
+def make(cls: type[LocalSSL] = LocalSSL, **args: Any) -> LocalSSL:
     torch.manual_seed(1)
-    return LocalSSL(Net(), **args).double()
+    return cls(Net(), **args).double()
+
+
+SUPERVISED: dict[str, Any] = {"unsup_weight": 0.0}
+UDA: dict[str, Any] = {"unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20}
+FIXMATCH: dict[str, Any] = {}
+OBJECTIVES = {"supervised": SUPERVISED, "uda": UDA, "fixmatch": FIXMATCH}
 
 
 def batch(revealed: bool = False) -> Batch:
@@ -113,25 +108,20 @@ def test_objectives_in_closed_form(step: int) -> None:
     sharp = (out["weak"] / 0.4).softmax(dim=1)
     original = (mask * -(sharp * log_q).sum(dim=1)).sum() / 8
     expected: list[tuple[dict[str, Any], Tensor]] = [
-        ({"objective": "supervised"}, supervised),
-        ({"objective": "uda", "threshold": THRESHOLD}, supervised + ramp * soft),
-        ({"objective": "fixmatch", "threshold": THRESHOLD}, supervised + hard),
-        (
-            {"objective": "uda", "threshold": THRESHOLD, "temperature": 0.4, "unsup_weight": 1.0, "unsup_ramp": 0},
-            supervised + original,
-        ),
-        (
-            {"objective": "fixmatch", "threshold": THRESHOLD, "unsup_weight": 8.0, "unsup_ramp": 20},
-            supervised + ramp * hard,
-        ),
+        (SUPERVISED, supervised),
+        (UDA, supervised + ramp * soft),
+        (FIXMATCH, supervised + hard),
+        ({"unsup_targets": "soft", "temperature": 0.4}, supervised + original),
+        ({"unsup_weight": 8.0, "unsup_ramp": 20}, supervised + ramp * hard),
     ]
     for args, loss in expected:
-        torch.testing.assert_close(loss_at(make(**args), batch(), step), loss, rtol=1e-12, atol=1e-12)
+        made = make(**args, threshold=THRESHOLD)
+        torch.testing.assert_close(loss_at(made, batch(), step), loss, rtol=1e-12, atol=1e-12)
 
 
 def test_targets_carry_no_gradient() -> None:
     """The gradient is that of the closed form with the weak view's prediction held fixed."""
-    method = make(objective="uda", threshold=THRESHOLD)
+    method = make(**UDA, threshold=THRESHOLD)
     gradients = torch.autograd.grad(loss_at(method, batch(), 19), list(method.model.parameters()))
     out = logits(method, batch())
     p = out["weak"].softmax(dim=1).detach()
@@ -143,18 +133,18 @@ def test_targets_carry_no_gradient() -> None:
 
 def test_revealed_labels_are_for_the_supervised_objective_only() -> None:
     """SL adds the cross-entropy of the weak view; FixMatch does not look at revealed labels."""
-    method = make(objective="supervised")
+    method = make(**SUPERVISED)
     out, given = logits(method, batch()), batch(revealed=True)
     loss = F.cross_entropy(out["x"], given["labelled"]["y"]) + F.cross_entropy(out["weak"], given["unlabelled"]["y"])
     torch.testing.assert_close(loss_at(method, given), loss, rtol=1e-12, atol=1e-12)
-    one, other = (loss_at(make(objective="fixmatch"), batch(r)) for r in (True, False))
+    one, other = (loss_at(make(), batch(r)) for r in (True, False))
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("objective", ["supervised", "uda", "fixmatch"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_proximal_term_composes(objective: str) -> None:
     """It adds mu (theta - theta_global) to every objective's gradient, nothing at the global model, buffers aside."""
-    plain, prox = make(objective=objective), make(objective=objective, prox_mu=0.7)
+    plain, prox = make(**OBJECTIVES[objective]), make(**OBJECTIVES[objective], prox_mu=0.7)
     for method in (plain, prox):
         method.on_train_start()
     assert torch.equal(loss_at(plain, batch(), 3), loss_at(prox, batch(), 3))
@@ -171,13 +161,16 @@ def test_the_proximal_term_composes(objective: str) -> None:
 
 def test_without_the_proximal_term_fedprox_is_fedavg() -> None:
     """mu = 0 around labels alone: the bits of ``FedAvg``; with mu = 1 another model."""
+
+    class OnWeakViews(LocalSSL):
+        views = {**LocalSSL.views, "labelled": {"x": "weak"}}
+
     sgd = {"lr": 0.03, "weight_decay": 5e-4, "clip_norm": 5.0, "batch_size": 32, "reset_momentum": False}
     runs = [
         make_federation(
-            "local_ssl",
+            OnWeakViews,
             few_data(3),
-            objective="supervised",
-            labelled_view="weak",
+            unsup_weight=0.0,
             steps_per_visit=None,
             optimizer="sgd",
             prox_mu=mu,
@@ -194,37 +187,40 @@ def test_without_the_proximal_term_fedprox_is_fedavg() -> None:
 
 
 def test_a_vanishing_weight_of_unlabelled_images_leaves_supervised_training() -> None:
-    """lambda = 1e-12 with certain images ends where ``supervised`` does; lambda = 1 does not."""
+    """lambda = 1e-12 with certain images ends where lambda = 0 does; lambda = 1 does not."""
     ends = []
-    for args in ({"objective": "supervised"}, {"unsup_weight": 1e-12}, {"unsup_weight": 1.0}):
-        run = contract_federation("local_ssl", precision="64-true", **args)
+    for weight in (0.0, 1e-12, 1.0):
+        run = contract_federation("local_ssl", precision="64-true", unsup_weight=weight)
         (row,) = rounds_until(run, 1)
-        assert args.get("objective") or 0 < row["pseudo/certain"] < 1
+        assert weight == 0 or 0 < row["pseudo/certain"] < 1
         ends.append(run.server)
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-7)
         assert not torch.allclose(ends[2][name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_joint_and_separate_batch_statistics() -> None:
-    """Separate: every part is normalised by itself, and FedAvg* never runs the unlabelled images."""
+def test_shared_and_own_batch_statistics() -> None:
+    """Their own: every part is normalised by itself, and FedAvg* never runs the unlabelled images."""
     given = batch()
-    method = make(objective="supervised", forward_local="separate")
+    method = make(OwnStatistics, **SUPERVISED)
     assert set(method.outputs(given)) == {"x"}
     assert set(method.outputs(batch(revealed=True))) == {"x", "weak"}
+    assert set(method.outputs({"unlabelled": given["unlabelled"]})) == {"weak", "strong"}  # there is nothing else
     alone = F.cross_entropy(method.model(given["labelled"]["x"]), given["labelled"]["y"])
     torch.testing.assert_close(loss_at(method, given), alone)
-    both = make(objective="supervised")
-    assert abs(float(loss_at(both, given) - alone)) > 1e-3
-    fixmatch = make(forward_local="separate", threshold=0.0)
+    assert abs(float((loss_at(make(**SUPERVISED), given) - alone).detach())) > 1e-3
+    fixmatch = make(OwnStatistics, threshold=0.0)
     parts = {n: fixmatch.model(v) for n, v in given["unlabelled"].items()}
     expected = alone + F.cross_entropy(parts["strong"], parts["weak"].argmax(dim=1))
     torch.testing.assert_close(loss_at(fixmatch, given), expected)
+    assert set(fixmatch.outputs(supervised(batch(revealed=True)))) == {"x"}
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ({"lr": -1.0}, "lr=-1.0 is out of range: from 0"),
+        ({"batch_size": 0}, "batch_size=0 is out of range: from 1"),
         ({"prox_mu": -0.1}, "prox_mu=-0.1 is out of range: from 0"),
         ({"temperature": 0.0}, "temperature=0.0 is out of range: above 0"),
         ({"unlabelled_bs": 0}, "unlabelled_bs=0 is out of range: from 1, or null"),
@@ -236,12 +232,6 @@ def test_ranges(args: dict[str, Any], message: str) -> None:
     """The message says which values are allowed."""
     with pytest.raises(ConfigError, match=message):
         LocalSSL(Net(), **args)
-
-
-def test_unknown_objective() -> None:
-    """The message says which there are."""
-    with pytest.raises(ConfigError, match="choose one of supervised, uda, fixmatch"):
-        LocalSSL(Net(), objective="mixmatch")
 
 
 class Flat(nn.Module):
@@ -306,34 +296,35 @@ def supervised(given: Batch) -> Batch:
     return {"beside": given["unlabelled"], "labelled": given["labelled"]}
 
 
-@pytest.mark.parametrize("objective", ["supervised", "uda", "fixmatch"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_supervised_steps_minimise_the_labelled_loss(objective: str) -> None:
-    """The images beside share the batch statistics, or with separate passes are left out."""
+    """The images beside share the batch statistics, and enter no loss."""
     given = batch()
     joint = F.cross_entropy(logits(make(), given)["x"], given["labelled"]["y"])
-    torch.testing.assert_close(make(objective=objective).training_step(supervised(given), 0), joint)
-    method = make(objective=objective, forward_local="separate")
-    alone = F.cross_entropy(make().model(given["labelled"]["x"]), given["labelled"]["y"])
-    torch.testing.assert_close(method.training_step(supervised(given), 0), alone)
-    assert set(method.outputs(supervised(batch(revealed=True)))) == {"x"}
+    torch.testing.assert_close(make(**OBJECTIVES[objective]).training_step(supervised(given), 0), joint)
 
 
-def test_rate_and_ramp_over_a_visit() -> None:
-    """The schedule counts all steps of a visit, lambda the joint ones over all local epochs; each visit starts anew."""
-    method = make(
-        objective="uda", lr_schedule="release", supervised_steps=2, steps_per_visit=2, warmup_steps=10, lr=0.5
-    )
+def test_ramp_over_a_visit() -> None:
+    """lambda counts the joint steps over all local epochs; each visit starts anew."""
+    method = make(**UDA, supervised_steps=2, steps_per_visit=2)
     given = batch()
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
         method._tally = Tally()
-        fit, rates, weights = Fit(method, []), [], []
+        fit, weights = Fit(method, []), []
         for _ in fit.run(3, lambda epoch: passes[epoch]):
-            rates.append(float(fit.optimizers[0].param_groups[0]["lr"]))
             weights.append(float(method.lambda_k))
-        assert rates == pytest.approx([0.5 * t / 10 for t in (1, 2, 3, 4, 5, 6)])  # those of the steps that follow
         assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
-    assert "lambda_k" not in method.state_dict()
+
+
+def test_the_proximal_term() -> None:
+    """Half the squared distance over all parameters; its gradient is the difference."""
+    here = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([[3.0]], requires_grad=True)]
+    there = [torch.tensor([0.0, 2.0]), torch.tensor([[1.0]])]
+    term = proximal_term(here, there)
+    assert float(term) == 0.5 * (1 + 4)
+    gradients = torch.autograd.grad(term, here)
+    assert [g.tolist() for g in gradients] == [[1.0, 0.0], [[2.0]]]
 
 
 def test_a_client_without_images_has_nothing_to_do() -> None:
@@ -353,7 +344,7 @@ def test_supervised_upper_bounds_come_from_the_data() -> None:
     site = data.client(0)
     assert site.revealed is not None
     assert torch.equal(site.revealed, data._labels[site.unlabelled])
-    seen, _, _ = visit(data, objective="supervised")
+    seen, _, _ = visit(data, **SUPERVISED)
     assert all(len(b["unlabelled"]["y"]) == len(b["unlabelled"]["weak"]) for b in seen)
     pooled, hidden = make_data("all_clients", hidden_labels="pooled"), make_data("all_clients")
     assert pooled.partition.hash == data.partition.hash == hidden.partition.hash
@@ -361,7 +352,7 @@ def test_supervised_upper_bounds_come_from_the_data() -> None:
     everything = pooled.client(0)
     assert len(everything.unlabelled) == 0
     assert everything.size == site.size
-    seen, _, _ = visit(pooled, objective="supervised", steps_per_visit=None)
+    seen, _, _ = visit(pooled, **SUPERVISED, steps_per_visit=None)
     labels = torch.cat([b["labelled"]["y"] for b in seen]).sort().values
     assert torch.equal(labels, everything.labels.sort().values)
     assert {len(b["labelled"]["y"]) for b in seen[:-1]} == {10}
@@ -375,6 +366,6 @@ def test_hidden_labels_reach_no_plain_objective() -> None:
         if poison:
             for k in range(6):
                 data._labels[data.client(k).unlabelled] = -1
-        _, method, _ = visit(data, objective="uda", threshold=0.0)
+        _, method, _ = visit(data, **UDA, threshold=0.0)
         ends.append([p.detach().clone() for p in method.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -44,7 +44,7 @@ def test_all_rows_run(suite: Suite, scale: str) -> None:
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
     if scale == "paper":
         assert plan.seeds == (0, 1, 2)
-        assert len(plan.runs) == 321 + 3 * (9 + 4)
+        assert len(plan.runs) == 321 + 3 * (9 + 4 + 7)
 
 
 def test_protocol(suite: Suite) -> None:
@@ -55,9 +55,7 @@ def test_protocol(suite: Suite) -> None:
         "iid", "dirichlet", 0.5, 10,
     )  # fmt: skip
     assert (data["num_clients"], data["num_labels"], data["partition_seed"]) == (100, 5000, None)
-    assert (args["variant"], args["batch_size"], args["steps_per_visit"], args["reset_momentum"]) == (
-        "paper", 10, 5, True,
-    )  # fmt: skip
+    assert (args["batch_size"], args["steps_per_visit"], args["reset_momentum"]) == (10, 5, True)
     clothes = config(suite, "1", "fashion_mnist", "FedDure").data.init_args
     assert (clothes["border"], clothes["mean"], clothes["std"]) == (2, [0.219], [0.3318])
     assert config(suite, "1", "cinic10", "FedDure").eval_every == 5
@@ -66,28 +64,39 @@ def test_protocol(suite: Suite) -> None:
         assert (drawn["labelled_partition"], drawn["partition"]) == kinds
 
 
-OFF = {"variant": "paper", "creg_enabled": False, "freg_enabled": False}
+ABLATIONS = "methods.ablations.feddure."
+PLAIN = "methods.ablations.local_ssl.WithoutRegulators"
+RELEASE: dict[str, Any] = {
+    "lr": 6e-4, "creg_lr": 6e-4, "threshold": 0.6, "unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20,
+    "supervised_steps": 5, "feedback_weight": -1.0, "warmup_steps": 10, "creg_wait": 2,
+}  # fmt: skip
+FIXMATCH: dict[str, Any] = {"unsup_targets": "hard", "threshold": 0.6}
+OFF: dict[str, Any] = {"unsup_targets": "hard", "threshold": 0.0, "unsup_ramp": 0}
 CONTROLS: list[tuple[str, str, dict[str, Any]]] = [
-    ("(a) FedDure", "feddure", {"variant": "paper", "supervised_steps": None}),
-    ("(b) FedDure, 5 supervised steps", "feddure", {"variant": "paper", "supervised_steps": 5}),
-    ("(c) release", "feddure", {"variant": "release", "supervised_steps": None, "creg_d_clip": None}),
-    ("(d) release, no supervised steps", "feddure", {"variant": "release", "supervised_steps": 0}),
-    ("(e) release, d = 0", "feddure", {"variant": "release", "creg_d_clip": 0.0}),
+    ("(a) FedDure", "feddure", {"supervised_steps": 0, "feedback_weight": 1.0}),
+    ("(b) FedDure, 5 supervised steps", "feddure", {"supervised_steps": 5}),
+    ("(c) release", ABLATIONS + "Released", RELEASE),
+    ("(d) release, no supervised steps", ABLATIONS + "Released", {**RELEASE, "supervised_steps": 0}),
+    ("(e) release, d = 0", ABLATIONS + "Released", {**RELEASE, "feedback_weight": 0.0}),
     (
         "(f) FedAvg+FixMatch, 5 supervised steps, ramp",
         "local_ssl",
-        {"objective": "fixmatch", "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
+        {**FIXMATCH, "supervised_steps": 5, "unsup_weight": 8.0, "unsup_ramp": 20},
     ),
     *(
-        (label, "feddure", {**OFF, "supervised_steps": steps, "unsup_weight": weight})
+        (
+            label,
+            "methods.ablations.local_ssl.WithoutRegulators",
+            {**OFF, "supervised_steps": steps, "unsup_weight": weight},
+        )
         for label, steps, weight in (
-            ("(h) recipe of (a), no regulator", None, None),
-            ("(i) recipe of (b), no regulator", 5, None),
-            ("(j) recipe of (a), weight 0.5, no regulator", None, 0.5),
+            ("(h) recipe of (a), no regulator", 0, 1.0),
+            ("(i) recipe of (b), no regulator", 5, 1.0),
+            ("(j) recipe of (a), weight 0.5, no regulator", 0, 0.5),
             ("(k) recipe of (b), weight 0.5, no regulator", 5, 0.5),
         )
     ),
-    ("(g) FedAvg*, 10 steps", "local_ssl", {"objective": "supervised", "steps_per_visit": 10}),
+    ("(g) FedAvg*, 10 steps", "local_ssl", {"unsup_weight": 0.0, "steps_per_visit": 10}),
 ]
 
 
@@ -110,7 +119,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4
+    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4 + 7
 
 
 def test_fedmatch_has_a_recipe_of_its_own(suite: Suite) -> None:
@@ -138,16 +147,36 @@ def test_bands_are_the_data_sets(suite: Suite) -> None:
 
 def test_the_released_constants_for_cinic10(suite: Suite) -> None:
     args = config(suite, "release", "cinic10_release", "FedDure (release)").method.init_args
-    names = ("lr", "supervised_steps", "steps_per_visit", "warmup_steps", "creg_wait")
-    assert [args[name] for name in names] == [5e-4, 100, 10, 100, 0]
-    cifar = config(suite, "release", "cifar10", "FedDure (release)").method.init_args
-    assert [cifar[name] for name in names] == [None, None, 5, 10, 2]
+    names = ("lr", "creg_lr", "supervised_steps", "steps_per_visit", "warmup_steps", "creg_wait")
+    assert [args[name] for name in names] == [5e-4, 5e-4, 100, 10, 100, 0]
+    for dataset in ("cifar10", "fashion_mnist"):
+        others = config(suite, "release", dataset, "FedDure (release)").method.init_args
+        assert [others[name] for name in names] == [6e-4, 6e-4, 5, 5, 10, 2]
 
 
-def test_the_rate_of_creg(suite: Suite) -> None:
-    """Its own where the suite changes the local model's, too: the digits of ``quick``, and the released CINIC-10."""
-    quick = [run.config.method for run in suite.plan("quick").runs.values() if run.config.method.name == "feddure"]
-    assert {(args["lr"], args["creg_lr"]) for args in (method.init_args for method in quick)} == {(0.003, 0.003)}
-    released = config(suite, "release", "cinic10_release", "FedDure (release)").method.init_args
-    assert (released["lr"], released["creg_lr"]) == (5e-4, 5e-4)
-    assert config(suite, "release", "cifar10", "FedDure (release)").method.init_args["creg_lr"] is None
+def test_the_rate_of_creg_at_scale_quick(suite: Suite) -> None:
+    """It is the local model's there, in every row with a C-reg."""
+    quick = [run.config.method.init_args for run in suite.plan("quick").runs.values()]
+    assert {(args["lr"], args["creg_lr"]) for args in quick if "creg_lr" in args} == {(0.003, 0.003)}
+
+
+UDA: dict[str, Any] = {"unsup_targets": "soft", "threshold": 0.6, "temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("label", "args", "hidden_labels"),
+    [
+        ("FedAvg*", {"unsup_weight": 0.0, "prox_mu": 0.0}, "hidden"),
+        ("FedAvg-SL", {"unsup_weight": 0.0, "prox_mu": 0.0}, "revealed"),
+        ("FedProx-SL", {"unsup_weight": 0.0, "prox_mu": 0.1}, "revealed"),
+        ("FedAvg+UDA", {**UDA, "unsup_weight": 8.0, "unsup_ramp": 20, "prox_mu": 0.0}, "hidden"),
+        ("FedProx+UDA", {**UDA, "unsup_weight": 8.0, "unsup_ramp": 20, "prox_mu": 0.1}, "hidden"),
+        ("FedAvg+FixMatch", {**FIXMATCH, "unsup_weight": 1.0, "unsup_ramp": 0, "prox_mu": 0.0}, "hidden"),
+        ("FedProx+FixMatch", {**FIXMATCH, "unsup_weight": 1.0, "unsup_ramp": 0, "prox_mu": 0.1}, "hidden"),
+    ],
+)
+def test_recipes_of_the_baselines(suite: Suite, label: str, args: dict[str, Any], hidden_labels: str) -> None:
+    run = config(suite, "1", "cifar10", label)
+    assert run.method.name == "local_ssl"
+    assert {name: run.method.init_args[name] for name in args} == args
+    assert run.data.init_args["hidden_labels"] == hidden_labels

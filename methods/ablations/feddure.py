@@ -1,0 +1,129 @@
+"""FedDure without its regulators (Table 2, controls), as the released client has it, and to the letter of its paper.
+
+A regulator that a variant does without rests: it is there, and no step asks it.
+"""
+
+from collections.abc import Mapping
+from math import cos, pi
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from methods.base import Batch
+from methods.feddure import FedDure, is_joint, stateless
+
+
+class WithoutCReg(FedDure):
+    """Table 2, w/o C-reg: F-reg looks ahead with the local model, and there is no feedback.
+
+    The look-ahead has forward passes of its own, which leave the model's running statistics alone.
+    """
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Eqs. 1 and 4 to 7 with the local model in C-reg's place; returns its loss."""
+        optimizers: Any = self.optimizers()
+        local, _, freg = optimizers
+        out = self.outputs(batch)
+        if is_joint(batch):
+            x, y, u_s = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"]["strong"]
+            z, y_hat = stateless(self.model, u_s), out["weak"].detach().argmax(dim=1)
+            self.step_along(freg, self.look_ahead_loss(self.model, u_s, z, y_hat, x, y))
+        loss = self.local_loss(batch, out)
+        return self.local_step(local, loss)
+
+
+class WithoutFReg(FedDure):
+    """Table 2, w/o F-reg: every image weighs alike for C-reg, and a threshold takes the place of the weights m."""
+
+    view_of_creg: ClassVar[str] = "strong"
+    view_of_feedback: ClassVar[str] = "weak"
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Eqs. 1 to 3 and 7 to 10 without weights; returns the local model's loss."""
+        optimizers: Any = self.optimizers()
+        local, creg, _ = optimizers
+        out = self.outputs(batch)
+        loss = self.local_loss(batch, out)
+        if is_joint(batch):
+            x, y, u = batch["labelled"]["x"], batch["labelled"]["y"], batch["unlabelled"][self.view_of_creg]
+            z, y_hat = self.creg(u), out["weak"].detach().argmax(dim=1)
+            before = self.creg_loss(x, y)
+            self.step_along(creg, F.cross_entropy(z, y_hat, reduction="none").mean())
+            d = self.hparams.feedback_weight * (before - self.creg_loss(x, y))
+            target = out[self.view_of_feedback].detach().argmax(dim=1)
+            loss = loss + self.feedback(d, target, out, y)
+        return self.local_step(local, loss)
+
+    def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
+        """As without a regulator."""
+        losses, certain = self.unsupervised(out)
+        return (certain * losses).sum() / len(losses)
+
+
+class Released(WithoutFReg):
+    """The released client, which has no F-reg. C-reg sees weak views, the feedback's labels are the strong views' own,
+    and the rates of the local model and of C-reg follow a schedule over the steps of a visit.
+
+    Its other constants, the sign of d among them, are those of the suite's rows.
+
+    Args:
+        warmup_steps: steps over which the schedule raises a rate.
+        creg_wait: joint steps for which C-reg's rate is 0.
+    """
+
+    view_of_creg = "weak"
+    view_of_feedback = "strong"
+
+    def __init__(
+        self, model: nn.Module, num_classes: int, warmup_steps: int = 10, creg_wait: int = 2, **base: Any
+    ) -> None:
+        super().__init__(model, num_classes, **base)
+        self.require("from 0", creg_wait=creg_wait >= 0)
+        self.require("a number, for the schedule", steps_per_visit=self.hparams.steps_per_visit is not None)
+
+    def configure_optimizers(self) -> Any:
+        """With the schedules of the local model and of C-reg, which ``on_train_batch_start`` moves."""
+        local, creg, freg = super().configure_optimizers()
+        return [local, creg, freg], [self.schedule(local), self.schedule(creg, wait=self.hparams.creg_wait)]
+
+    def schedule(self, optimizer: Optimizer, wait: int = 0) -> LambdaLR:
+        """The schedule over the steps of a visit; the rate is 0 for the first ``wait`` of them."""
+        h = self.hparams
+        steps = h.steps_per_visit * h.local_epochs
+        return LambdaLR(optimizer, lambda step: released_rate(step, h.warmup_steps, steps, wait))
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the rates of this step: the local model's counts all steps of the visit, C-reg's the joint ones."""
+        made: Any = self.lr_schedulers()
+        local, creg = made
+        if self.trainer.global_step > 0:
+            local.step()
+        if is_joint(batch) and self.joint_steps > 0:
+            creg.step()
+        super().on_train_batch_start(batch, batch_idx)
+
+
+class AsWritten(FedDure):
+    """Eqs. 2 and 4 read to the letter: F-reg sees the output vector itself, and C-reg's gradient passes through the
+    weights. Here it sees probabilities, as the released code's unused network does, and weights get no gradient.
+    """
+
+    def image_weights(self, logits: Tensor) -> Tensor:
+        """F-reg's weights ``[N]``, through which the gradient flows to the logits ``[N, C]``."""
+        weights: Tensor = self.freg(logits.to(self.dtype))
+        return weights
+
+
+def released_rate(step: int, warmup: int, steps: int, wait: int = 0) -> float:
+    """Factor on the learning rate after ``step`` scheduler steps (FedDure, released code).
+
+    0 for ``wait`` steps, then linear up to ``warmup + wait``, then a cosine over ``max(1, steps - warmup - wait)``.
+    """
+    if step < wait:
+        return 0.0
+    if step < warmup + wait:
+        return step / (warmup + wait)
+    return 0.5 * (1.0 + cos(pi * (step - warmup - wait) / max(1, steps - warmup - wait)))
