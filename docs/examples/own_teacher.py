@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload
-from methods.parts.aggregation import weighted_mean
 from methods.parts.teacher import ema_update
 
 
@@ -60,7 +59,7 @@ class OwnTeacher(FedMethod):
             return None
         return Upload(client.visit, self.tensors("shared"), float(client.visit.size), {"used": self.used.clone()})
 
-    def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """The mean, weighted by what the clients say they used."""
-        weights = torch.stack([upload.stats["used"] for upload in uploads]).tolist()
-        self.load_tensors(weighted_mean([upload.tensors for upload in uploads], weights))
+    def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
+        """What the clients say they used."""
+        used: list[float] = torch.stack([upload.stats["used"] for upload in uploads]).tolist()
+        return used
