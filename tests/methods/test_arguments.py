@@ -12,7 +12,6 @@ from benchmark.suites import suite
 METHOD = KINDS["method"]
 
 TUNED = {
-    "optimizer": "optimiser",
     "lr": "rate",
     "creg_lr": "rate",
     "freg_lr": "rate",
@@ -47,7 +46,6 @@ TUNED = {
 """What users tune whether or not a suite does, and of what kind it is; everything else needs a row."""
 
 WHAT_IS_TUNED = {
-    "optimiser",
     "rate",
     "weight",
     "threshold",

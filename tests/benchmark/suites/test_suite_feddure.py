@@ -44,7 +44,7 @@ def test_all_rows_run(suite: Suite, scale: str) -> None:
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
     if scale == "paper":
         assert plan.seeds == (0, 1, 2)
-        assert len(plan.runs) == 321 + 3 * (9 + 4 + 7)
+        assert len(plan.runs) == 321 + 3 * (9 + 4 + 8)
 
 
 def test_protocol(suite: Suite) -> None:
@@ -119,7 +119,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4 + 7
+    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4 + 8
 
 
 def test_fedmatch_has_a_recipe_of_its_own(suite: Suite) -> None:
@@ -180,3 +180,26 @@ def test_recipes_of_the_baselines(suite: Suite, label: str, args: dict[str, Any]
     assert run.method.name == "local_ssl"
     assert {name: run.method.init_args[name] for name in args} == args
     assert run.data.init_args["hidden_labels"] == hidden_labels
+
+
+@pytest.mark.parametrize(
+    ("label", "base", "changed"),
+    [
+        ("FedAvg*, statistics of its own", "FedAvg*", {}),
+        ("FedAvg*, SGD", "FedAvg*", {"optimizer": "sgd", "lr": 0.03, "weight_decay": 5e-4, "clip_norm": 5.0}),
+        ("FedAvg-SL, one pass", "FedAvg-SL", {"steps_per_visit": None}),
+        (
+            "FedAvg+UDA, its paper's constants",
+            "FedAvg+UDA",
+            {"threshold": 0.8, "temperature": 0.4, "unsup_weight": 1.0, "unsup_ramp": 0},
+        ),
+        ("FedAvg+FixMatch, its paper's threshold", "FedAvg+FixMatch", {"threshold": 0.95}),
+        ("FedDure, 10 unlabelled images", "FedDure", {"unlabelled_bs": 10}),
+        ("FedDure, F-reg of the code", "FedDure", {"freg_hidden": 100, "freg_lr": 1e-3}),
+        ("FedDure to the letter", "FedDure", {}),
+    ],
+)
+def test_choices_change_one_thing(suite: Suite, label: str, base: str, changed: dict[str, Any]) -> None:
+    ours, theirs = (config(suite, "choices", "cifar10", name).method for name in (label, base))
+    assert {k: v for k, v in ours.init_args.items() if v != theirs.init_args[k]} == changed
+    assert changed or ours.class_path != theirs.class_path
