@@ -112,7 +112,7 @@ def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys)
     assert main(["fit", "--method", "cbafed", "--data", "svhn", "--rounds", "2"]) == 0
     note, *rest = capsys.readouterr().out.splitlines()
     assert note.startswith("note: the constants of a paper's table are others than the defaults; `fit --suite SUITE")
-    assert "(cbafed: 1/SVHN/cbafed and 12 more)" in note
+    assert "(cbafed: 1/SVHN/cbafed and 7 more)" in note
     assert len(rest) == 3 and not any("note" in line for line in rest)
     assert main(["fit", "--method", "cbafed", "--data", "digits", "--rounds", "2"]) == 0
     assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed"]) == 0
