@@ -174,17 +174,19 @@ def test_engines_agree_in_a_run_whose_labels_flow(few_images):
 
 
 def test_host_reads_are_counted_where_they_are(monkeypatch):
-    """None in a step of a plain method; one that a step makes is found in all its steps, and in the visits."""
+    """None in a step of a plain method, two in a visit: whether its streams, and what it reports, are the client's own
+    images. One that a step makes is found in all its steps, and in the visits.
+    """
     from methods.fedavg import FedAvg
 
     def plain():
         return dict(zip(reads.HEADERS, reads.row("fedavg"), strict=True))
 
     quiet = plain()
-    assert quiet["per step"] == 0 and quiet["per visit"] == 0 and quiet["steps"] > quiet["visits"] > 0
+    assert quiet["per step"] == 0 and quiet["per visit"] == 2 and quiet["steps"] > quiet["visits"] > 0
     monkeypatch.setattr(FedAvg, "on_train_batch_end", lambda self, *a: float(self.visit.round + torch.ones(1)))
     loud = plain()
-    assert loud["per step"] == 1 and loud["per visit"] == loud["steps"] / loud["visits"]
+    assert loud["per step"] == 1 and loud["per visit"] == 2 + loud["steps"] / loud["visits"]
     assert loud["per round beside visits"] == quiet["per round beside visits"]
 
 
