@@ -40,5 +40,5 @@ def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
 def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
-    known = {"__init__", "__main__", "api", "cli", "run", "tuning", "config", "registry", "files"}
+    known = {"__init__", "__main__", "api", "cli", "console", "run", "tuning", "config", "registry", "files"}
     assert files <= known
