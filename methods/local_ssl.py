@@ -51,6 +51,7 @@ class LocalSSL(FedMethod):
     steps the unlabelled images come as the stream ``beside``: they share the batch statistics and enter no loss.
 
     Args:
+        unsup_targets: the weak view's class (``hard``), or its probabilities at ``temperature`` (``soft``).
         unsup_weight: of unlabelled images, once the ramp has ended.
         unsup_ramp: steps of a visit over which the weight rises; 0: none.
         unlabelled_bs: unlabelled images per step; default: by the client's sizes (``unlabelled_batch``).

@@ -158,7 +158,7 @@ def test_help_of_a_method_lists_its_options(capsys):
 def test_help_of_a_data_set_says_what_its_options_mean(capsys):
     assert main(["fit", "--data.help", "digits"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--data.partition {dirichlet,iid} (default dirichlet) ``dirichlet`` over clients per class, or" in shown
+    assert "--data.partition {dirichlet,iid} (default dirichlet) ``dirichlet``, or ``iid``." in shown
     assert "--data.mean list[float] or null (default null) per-channel mean" in shown and "data_dir" not in shown
 
 
