@@ -76,6 +76,7 @@ class FedDuresOptimiser(OwnEntriesKept):
     say how it ran FedMatch.
     """
 
+    contract_data = {"pipeline": "randaugment_levels_cutout"}
     views = {**FedMatch.views, "labelled": {"x": "cutout"}}
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

@@ -27,7 +27,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.fedcon.EMAStudent", {}),
     ("methods.ablations.fedcon.ReleasedFedCon", {"momentum": 0.9}),
     ("methods.ablations.fedmatch.FedDuresOptimiser", {}),
-    ("methods.ablations.fedmatch.InertClients", {"clip_norm": 1.0}),
     ("methods.ablations.fedmatch.OwnEntriesKept", {"batches": "in_order"}),
     ("methods.ablations.fedmatch.SemiFLsCopy", {}),
     ("methods.ablations.feddure.AsWritten", {}),
