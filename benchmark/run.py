@@ -23,12 +23,12 @@ from benchmark.launch.environment import check_processes
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.lock import RunLocked
 from benchmark.launch.placement import placed
-from benchmark.launch.signals import STOPPED, Stopped, children, stop, stoppable
+from benchmark.launch.signals import STOPPED, children, stop, stoppable
 from benchmark.launch.worker import is_complete, work
 from benchmark.registry import imported, one_line
 from benchmark.report import loggers
 from benchmark.report.records import RunFolder, state
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
 
 PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes
 

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from datamodules.common.errors import RunError
 from methods.base import Batch, Scope
 from methods.local_ssl import LocalSSL
+from methods.parts.tensors import one_hot
 
 make_dual: Callable[..., Tensor] = forward_ad.make_dual
 unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
@@ -213,8 +214,7 @@ def is_joint(batch: Batch) -> bool:
 def slope(logits: Tensor, labels: Tensor) -> Tensor:
     """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``: how hard the labels ``[N]`` pull."""
     p = logits.softmax(dim=1)
-    target = labels[:, None] == torch.arange(p.shape[1], device=p.device)
-    norm: Tensor = torch.linalg.vector_norm(p - target.to(p.dtype))
+    norm: Tensor = torch.linalg.vector_norm(p - one_hot(labels, p.shape[1]).to(p.dtype))
     return norm / len(logits)
 
 

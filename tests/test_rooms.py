@@ -30,6 +30,14 @@ def test_imports_point_one_way(package: str) -> None:
         assert not imported_packages(file) & forbidden, file
 
 
+def test_the_federation_knows_nothing_of_who_starts_it() -> None:
+    """It imports no room that launches, commands or shows."""
+    above = {"launch", "commands", "suites", "site", "perf"}
+    for file in (ROOT / "benchmark" / "federation").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not [room for room in above if f"benchmark.{room}" in text], file
+
+
 @pytest.mark.parametrize(("slot", "folder"), [("method", "methods"), ("data", "datamodules")])
 def test_a_listing_names_what_can_be_run(slot: str, folder: str) -> None:
     """Beside ``base.py``, every file of the folder is a method, or a data set."""

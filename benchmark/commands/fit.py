@@ -12,11 +12,11 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
 from benchmark.files import read_yaml
-from benchmark.launch.signals import STOPPED, Stopped, check_stopped
+from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.plan import PlannedRun
 from benchmark.suites.suite import load, rows_of_papers
-from datamodules.common.errors import ConfigError, told
+from datamodules.common.errors import ConfigError, Stopped, told
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED}"
 

@@ -19,9 +19,9 @@ from benchmark.commands.common import (
     warn_of_slow_precision,
 )
 from benchmark.config import Runtime, folder
-from benchmark.launch.signals import STOPPED, Stopped
+from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:

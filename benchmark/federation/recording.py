@@ -268,8 +268,8 @@ def _name(func: Any) -> str:
 def _refuse(name: str) -> None:
     raise RunError(
         f"{name} at {_place()}: a step may not read numbers back to the host, nor make shapes that depend on data, for "
-        "a replay would not see them change. Keep the number in a 0-dim tensor; use masks (torch.where, products) in "
-        "place of boolean indexing; or do it in on_train_batch_start"
+        "a replay would not see them change. Keep the number in a StepNumber, or another 0-dim tensor; use masks "
+        "(torch.where, products) in place of boolean indexing; or do it in on_train_batch_start"
     )
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from benchmark.federation import hooks
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from benchmark.federation.holdings import Holdings
-from benchmark.launch.signals import Stopped
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import RunError, words
+from datamodules.common.errors import RunError, Stopped, words
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit

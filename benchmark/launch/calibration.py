@@ -14,8 +14,7 @@ from benchmark.config import RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.launch.environment import IDLE, others
 from benchmark.launch.placement import placed
-from benchmark.launch.signals import Stopped
-from datamodules.common.errors import BenchError
+from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 
 SHORT_S = 5.0  # a round that takes less is run once more: the first time also warms the machine up

@@ -17,11 +17,11 @@ from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.placement import kept_threads
 from benchmark.launch.progress import Display
-from benchmark.launch.signals import STOPPED, Stopped, check_stopped, stop, stoppable
+from benchmark.launch.signals import STOPPED, check_stopped, stop, stoppable
 from benchmark.registry import imported, one_line
 from benchmark.report.records import RunFolder, state
 from benchmark.suites.plan import PlannedRun
-from datamodules.common.errors import BenchError, told
+from datamodules.common.errors import BenchError, Stopped, told
 
 FIT = "benchmark.run.fit_resolved"
 LOG = "output.log"

@@ -15,26 +15,13 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
+from datamodules.common.errors import Stopped
+
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 _watched: tuple[signal.Signals, ...] = ()
 _came: list[signal.Signals] = []
-
-
-class Stopped(BaseException):
-    """The process was asked to stop. Like ``KeyboardInterrupt`` it is no error, so that nobody takes it for one.
-
-    Args:
-        number: the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number)
-
-    def __str__(self) -> str:
-        return f"stopped by {self.signal.name}"
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from benchmark.federation.collectives import from_first
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
-from benchmark.launch.signals import STOPPED, Stopped, check_stopped, stoppable
+from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.report import loggers
 from benchmark.report.facts import facts
 from benchmark.report.loggers import Mirror, mirror_run
 from benchmark.report.records import RunFolder
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, words
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.partition.partition import stored_hash
 
 CHECKPOINT = "checkpoint.pt"

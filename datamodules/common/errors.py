@@ -1,5 +1,7 @@
 """The errors a user can meet: each message says what, where, why, and what to do about it."""
 
+import signal
+
 NOT_FINITE = "is not finite"
 """What the error of a run says whose loss or tensors left the numbers."""
 
@@ -18,6 +20,21 @@ class DataError(BenchError):
 
 class RunError(BenchError):
     """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""
+
+
+class Stopped(BaseException):
+    """The process was asked to stop. Like ``KeyboardInterrupt`` it is no error, so that nobody takes it for one.
+
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+    def __str__(self) -> str:
+        return f"stopped by {self.signal.name}"
 
 
 def words(error: BaseException) -> str:

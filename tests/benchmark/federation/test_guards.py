@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.launch.signals import Stopped
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, Stopped
 from federations import few_data, make_federation, run_rows, site_of
 from methods.base import FedMethod, Pass, Stream
 

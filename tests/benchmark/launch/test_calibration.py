@@ -11,7 +11,7 @@ import torch
 from benchmark.config import Runtime, apply, from_dict, resolve
 from benchmark.launch import calibration
 from benchmark.launch.calibration import Calibration, Unmeasured
-from benchmark.launch.signals import Stopped
+from datamodules.common.errors import Stopped
 
 OPTIONS = {
     "method": "fed_consist",

@@ -317,7 +317,8 @@ def fit(config):
 if __name__ == "__main__":
     from types import SimpleNamespace
     from unittest.mock import MagicMock
-    from benchmark.launch.signals import STOPPED, Stopped, stoppable
+    from benchmark.launch.signals import STOPPED, stoppable
+    from datamodules.common.errors import Stopped
     try:
         with stoppable():
             runs = [SimpleNamespace(config=name) for name in sys.argv[1:]]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.launch import signals
-from benchmark.launch.signals import SIGNALS, STOPPED, Stopped, check_stopped, stoppable
+from benchmark.launch.signals import SIGNALS, STOPPED, check_stopped, stoppable
+from datamodules.common.errors import Stopped
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,7 +70,8 @@ def test_a_signal_that_is_ignored_stays_ignored():
 IN_A_TERMINAL = """
 import sys, time
 from pathlib import Path
-from benchmark.launch.signals import STOPPED, Stopped, stoppable
+from benchmark.launch.signals import STOPPED, stoppable
+from datamodules.common.errors import Stopped
 
 try:
     with stoppable():

@@ -21,11 +21,10 @@ from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
 from benchmark.launch.lock import RunLocked, run_lock
-from benchmark.launch.signals import Stopped
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.report.records import read_record, saved_rounds, state
 from benchmark.run import fit
-from datamodules.common.errors import RunError
+from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
 from methods.fedavg import FedAvg
 from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted
