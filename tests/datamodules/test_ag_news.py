@@ -333,7 +333,7 @@ def test_a_run_learns_and_its_record_says_what_was_used(
     args = {"local_epochs": 2, "server_epochs": 4, "lr": 0.1}
     data = {"scenario": "server", "num_labels": 8, "num_clients": 5, "partition": "iid", "texts_per_class": 50}
     config = RunConfig(
-        ClassSpec(method, args | ({"mix": False} if method == "semifl" else {})),
+        ClassSpec(method, args | ({"mix_weight": 0.0} if method == "semifl" else {})),
         ClassSpec("ag_news", {**data, "min_size": 2}),
         model="linear",
         rounds=4,
