@@ -18,7 +18,7 @@ from benchmark.federation import hooks
 from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
-from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
