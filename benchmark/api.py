@@ -23,10 +23,10 @@ from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
-from benchmark.report.loggers import callbacks
-from benchmark.report.records import read_record, read_rows, readings
 from benchmark.report.tables import collect
 from benchmark.run import fit_resolved
+from benchmark.runs.loggers import callbacks
+from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, RunError

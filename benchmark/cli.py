@@ -13,9 +13,9 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from benchmark.commands import describe, fit, names, plot, site, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
-from benchmark.launch.environment import code_version, package_version
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
+from benchmark.runs.environment import code_version, package_version
 from datamodules.common.errors import BenchError, ConfigError, Stopped
 
 ROOMS: dict[str, Any] = {

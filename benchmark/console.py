@@ -1,4 +1,4 @@
-"""Where commands print tables and progress."""
+"""Where commands print tables and progress, and how they word times and amounts."""
 
 import rich.console
 
@@ -12,3 +12,21 @@ class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Raise what Rich has caught; ``benchmark.cli`` handles it for every command."""
         raise
+
+
+def duration(seconds: float) -> str:
+    """A time for people: ``45 s``, ``12 min``, ``3.5 h`` or ``2.1 days``."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def size(num_bytes: float) -> str:
+    """An amount of memory for people: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, many = next((one for one in units if num_bytes >= 0.1 * one[1]), units[-1])
+    value = num_bytes / many
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

@@ -19,15 +19,15 @@ from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import RunConfig, folder, resolve
 from benchmark.federation.assembly import make_data
-from benchmark.launch.environment import check_processes
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
-from benchmark.launch.lock import RunLocked
 from benchmark.launch.placement import placed
 from benchmark.launch.signals import STOPPED, children, stop, stoppable
 from benchmark.launch.worker import is_complete, work
 from benchmark.registry import imported, one_line
-from benchmark.report import loggers
-from benchmark.report.records import RunFolder, state
+from benchmark.runs import loggers
+from benchmark.runs.environment import check_processes
+from benchmark.runs.lock import RunLocked
+from benchmark.runs.records import RunFolder, state
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
 
 PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes

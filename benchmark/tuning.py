@@ -17,7 +17,7 @@ from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, resol
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.report.records import read_record, state
+from benchmark.runs.records import read_record, state
 from benchmark.suites.plan import PlannedRun, Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError

@@ -8,8 +8,8 @@ import torch
 
 from benchmark.config import apply, folder, from_dict, resolve
 from benchmark.federation.loop import Federation
-from benchmark.report.records import read_record, read_rows, without_clock
 from benchmark.run import fit
+from benchmark.runs.records import read_record, read_rows, without_clock
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 8

@@ -16,9 +16,8 @@ from bad_inputs import Case, cases
 from bad_plugins import MODULES
 from benchmark import cli
 from benchmark.config import from_dict, resolve
-from benchmark.launch import environment
-from benchmark.report import records
-from benchmark.report.records import RunFolder, read_record
+from benchmark.runs import environment, records
+from benchmark.runs.records import RunFolder, read_record
 from benchmark.suites import suite
 from datamodules.io import sources
 from datamodules.partition.partition import Partition

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import RunConfig, from_dict, from_yaml, resolve, run_id, to_yaml
-from benchmark.report.records import RunFolder, read_record, read_rows, state, without_clock
+from benchmark.runs.records import RunFolder, read_record, read_rows, state, without_clock
 from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition import partition as P

@@ -17,7 +17,7 @@ from benchmark.contract import runs
 from benchmark.contract.checks import Check, title
 from benchmark.registry import KINDS, find_class, own_names
 from benchmark.report.excerpt import excerpt
-from benchmark.report.records import read_record
+from benchmark.runs.records import read_record
 from benchmark.suites.suite import load
 from datamodules.io.sources import CLASS_COUNTS
 from federations import make_federation, run_rows

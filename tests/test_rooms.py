@@ -1,6 +1,9 @@
 """The rooms of the code: imports point one way, and a folder's listing answers what it holds."""
 
 import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,66 @@ from benchmark.registry import KINDS, own_names
 
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
+
+BASE = ("files", "registry", "config", "console")
+RUNS = (*BASE, "runs", "federation")
+ROOMS = {
+    "files": (),
+    "registry": ("files",),
+    "config": ("files", "registry"),
+    "console": (),
+    "runs": BASE,
+    "federation": (*BASE, "runs"),
+    "suites": BASE,
+    "contract": RUNS,
+    "launch": (*RUNS, "suites"),
+    "report": (*BASE, "runs", "suites"),
+    "site": (*BASE, "runs", "suites", "report"),
+    "run": (*RUNS, "launch"),
+    "tuning": (*RUNS, "suites", "launch"),
+    "api": (*RUNS, "suites", "report", "run"),
+    "commands": (*RUNS, "suites", "launch", "report", "site", "run", "tuning"),
+    "cli": (*RUNS, "launch", "commands"),
+    "__main__": ("cli",),
+    "perf": (*RUNS, "suites", "contract", "launch", "run", "api"),
+}
+"""Folders and single files of ``benchmark/``, from the bottom to the top, each with what it may import."""
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All of a file but what it does only as a script: nobody who imports it meets that."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
+            continue
+        yield node
+        yield from statements(node)
+
+
+@cache
+def files_of(package: str) -> dict[str, Path]:
+    """The modules of a package, by dotted name."""
+    files = (ROOT / package).rglob("*.py")
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+@cache
+def arrows_of(package: str) -> frozenset[tuple[str, str]]:
+    """Who imports whom within a package, anywhere in a file: at its top, in a function, or for its types alone."""
+    files, found = files_of(package), set()
+    for module, file in files.items():
+        for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{file}: an import that is relative"
+                inside = [f"{node.module}.{name}" for name in names]
+                names = [full if full in files else str(node.module) for full in inside]
+            found |= {(module, name) for name in names if name in files and name != module}
+    return frozenset(found)
+
+
+def room_of(module: str) -> str:
+    """The folder of ``benchmark/`` that a module lies in, or its own name where it lies in none."""
+    return [*module.split("."), "benchmark"][1]
 
 
 def imported_packages(file: Path) -> set[str]:
@@ -30,12 +93,33 @@ def test_imports_point_one_way(package: str) -> None:
         assert not imported_packages(file) & forbidden, file
 
 
-def test_the_federation_knows_nothing_of_who_starts_it() -> None:
-    """It imports no room that launches, commands or shows."""
-    above = {"launch", "commands", "suites", "site", "perf"}
-    for file in (ROOT / "benchmark" / "federation").glob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert not [room for room in above if f"benchmark.{room}" in text], file
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_arrow_back_up_between_rooms(room: str) -> None:
+    """A room of ``benchmark/`` imports the rooms below it alone."""
+    allowed = {"benchmark", room, *ROOMS[room]}
+    arrows = [arrow for arrow in arrows_of("benchmark") if room_of(arrow[0]) == room]
+    assert not [arrow for arrow in arrows if room_of(arrow[1]) not in allowed]
+
+
+def test_every_room_has_its_place() -> None:
+    """All folders and files are listed, and a room stands above all that it may import."""
+    modules = files_of("benchmark")
+    assert {room_of(module) for module in modules} - {"benchmark"} == set(ROOMS)
+    order = list(ROOMS)
+    for room, below in ROOMS.items():
+        assert all(order.index(other) < order.index(room) for other in below), room
+
+
+@pytest.mark.parametrize("package", LOWER)
+def test_no_circle_of_files(package: str) -> None:
+    """No file imports one that imports it, in however many steps."""
+    imports: dict[str, set[str]] = {}
+    for file, other in arrows_of(package):
+        imports.setdefault(file, set()).add(other)
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize(("slot", "folder"), [("method", "methods"), ("data", "datamodules")])

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.config import Runtime
-from benchmark.launch.environment import gpu_name, slow_precision
 from benchmark.registry import KINDS, described, find_class, known_names
+from benchmark.runs.environment import gpu_name, slow_precision
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmark.config import identity
-from benchmark.console import Console
+from benchmark.console import Console, duration, size
 from benchmark.launch.calibration import BUSY, Calibration, Sizes, Unmeasured
-from benchmark.launch.environment import cores, gpu_name, idle_cores
-from benchmark.report.cost import Measured, Part, duration, measured_here, parts, size, summary
+from benchmark.report.cost import Measured, Part, measured_here, parts, summary
+from benchmark.runs.environment import cores, gpu_name, idle_cores
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError
 
@@ -27,7 +27,7 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
 
     Args:
         runs: of one command, at least one.
-        states: by run id, as in ``report.records.state``.
+        states: by run id, as in ``runs.records.state``.
         jobs: runs that would go on at once.
     """
     console = console or Console()

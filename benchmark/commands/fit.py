@@ -64,7 +64,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     warn_of_slow_precision(config.precision, config.runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
-        from benchmark.report.records import state
+        from benchmark.runs.records import state
 
         planned = [_planned(config) for config in configs]
         show(planned, {run.id: state(folder(run.config)) for run in planned}, jobs=1)
@@ -130,8 +130,8 @@ def _one(config: RunConfig, tell: Any) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
-    from benchmark.report.records import read_record, state
     from benchmark.run import fit_resolved
+    from benchmark.runs.records import read_record, state
 
     before, shown = state(folder(config)), _planned(config)
     try:

@@ -97,7 +97,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
     from benchmark.report import excerpt, leaderboard, tables
-    from benchmark.report.loggers import mirror_tables
+    from benchmark.runs.loggers import mirror_tables
 
     plan = planned(suite, options, runtime, options.precision)
     numbers = listed(options.tables, "--tables")

@@ -8,6 +8,7 @@ from lightning import Fabric
 from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig
+from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.registry import KINDS, build, find_class, parameters
 from datamodules.base import FSSLDataModule
@@ -15,7 +16,6 @@ from datamodules.common.errors import ConfigError
 from methods import models
 from methods.base import FedMethod
 from methods.models.norm import static_norms
-from methods.parts.declarations import check_declarations
 
 
 def make_data(config: RunConfig) -> FSSLDataModule:

@@ -16,15 +16,15 @@ from torch.nn.utils import get_total_norm
 
 from benchmark.federation import hooks
 from benchmark.federation.collectives import from_first, moved, together
+from benchmark.federation.declarations import check_declarations
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
-from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit, different_shapes
-from methods.parts.declarations import check_declarations
 
 
 class RoundCallback(Protocol):

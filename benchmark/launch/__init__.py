@@ -1,1 +1,1 @@
-"""Processes, locks and the machine that runs take place on."""
+"""Where and how runs are started: processes, placement, a pool of workers, SLURM."""

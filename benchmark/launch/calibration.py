@@ -12,8 +12,8 @@ from lightning import Fabric
 
 from benchmark.config import RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
-from benchmark.launch.environment import IDLE, others
 from benchmark.launch.placement import placed
+from benchmark.runs.environment import IDLE, others
 from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 

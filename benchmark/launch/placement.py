@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import asked_threads, bearable, cores, idle_cores
 from benchmark.launch.launchers import slurm_tasks
 from benchmark.registry import KINDS, find_class
-from benchmark.report.records import RunFolder, saved_rounds
+from benchmark.runs.environment import asked_threads, bearable, cores, idle_cores
+from benchmark.runs.records import RunFolder, saved_rounds
 from datamodules.common.errors import ConfigError, RunError
 from methods import models
 

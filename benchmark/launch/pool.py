@@ -11,15 +11,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from benchmark.config import RunConfig, Runtime, folder
-from benchmark.launch.environment import asked_threads, bearable, check_processes, cores
 from benchmark.launch.launchers import refuse_torchrun
-from benchmark.launch.lock import RunLocked
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.placement import kept_threads
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED, check_stopped, stop, stoppable
 from benchmark.registry import imported, one_line
-from benchmark.report.records import RunFolder, state
+from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
+from benchmark.runs.lock import RunLocked
+from benchmark.runs.records import RunFolder, state
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError, Stopped, told
 

@@ -9,10 +9,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmark.config import folder
-from benchmark.console import Console
-from benchmark.launch.background import repeatedly
-from benchmark.report.cost import duration
-from benchmark.report.records import last_row, read_record, saved_rounds, state
+from benchmark.console import Console, duration
+from benchmark.runs.background import repeatedly
+from benchmark.runs.records import last_row, read_record, saved_rounds, state
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from lightning import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig, differences, folder
@@ -23,10 +24,10 @@ from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
-from benchmark.report import loggers
-from benchmark.report.facts import facts
-from benchmark.report.loggers import Mirror, mirror_run
-from benchmark.report.records import RunFolder
+from benchmark.runs import loggers
+from benchmark.runs.data_provenance import facts
+from benchmark.runs.loggers import Mirror, mirror_run
+from benchmark.runs.records import RunFolder
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.partition.partition import stored_hash
 
@@ -165,7 +166,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         _first(fabric, lambda: run.rewind(federation.round, rows))
         if recorder:
             run.saved(federation.round)
-            loggers.take_up(federation, run)
+            _log_again(federation, run)
         if recorder and saved is not None:
             print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
             if rows is None:
@@ -187,6 +188,14 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         if told is error:
             raise
         raise told from error
+
+
+def _log_again(federation: Federation, run: RunFolder) -> None:
+    """Give the CSV logger the rounds before a resume: it starts its file over."""
+    csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
+    if csv:
+        for row in run.rows():
+            federation.log(row, csv)
 
 
 def _odd(error: BaseException) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise
 from benchmark.perf.measure import Section, Unit, interleaved, probe, threads
 from benchmark.perf.sharpness import PillowViews
+from benchmark.runs.environment import cores
 
 IMAGES, ONE_BY_ONE = 10_240, 1_024
 NOTE = (

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, arithmetic, federation, launched, synchronize
 from benchmark.perf.measure import Section, interleaved, probe, threads
+from benchmark.runs.environment import cores
 from methods.models.backbone import Backbone
 
 CLIENTS, BATCHES, SLOTS = 4, 6, (1, 4)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from benchmark.launch.environment import cores
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe, threads
+from benchmark.runs.environment import cores
 from methods import models
 
 IMAGES, CLASSES = 5_000, 100

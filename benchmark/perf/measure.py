@@ -14,8 +14,8 @@ import torch
 from tabulate import tabulate
 
 from benchmark.launch.allocator import keep_memory
-from benchmark.launch.environment import code_version, cores, cpu_model
 from benchmark.launch.orphan import die_with_parent
+from benchmark.runs.environment import code_version, cores, cpu_model
 
 Unit = Callable[..., Any]
 REPEATS = 3

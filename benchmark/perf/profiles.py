@@ -9,9 +9,9 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmark.federation.loop import Federation
-from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation, synchronize
 from benchmark.perf.measure import Section, probe, threads
+from benchmark.runs.environment import cores
 from methods.base import Visit
 
 TOP, CLIENTS, LONG = 8, 8, 70

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.launch.allocator import keep_memory
-from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, probe, seconds, threads
+from benchmark.runs.environment import cores
 from datamodules.partition import split
 
 REPEATS = 3

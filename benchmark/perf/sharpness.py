@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmark.launch.environment import cores
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
+from benchmark.runs.environment import cores
 from methods import models
 
 BATCH, STEPS, SERVER_BATCH, SERVER_STEPS, NORM_BATCH, RHO, ETA = 32, 16, 10, 20, 2048, 0.1, 0.01

@@ -1,1 +1,1 @@
-"""Records of runs, and what people read: tables, plots, status."""
+"""What people read of runs: tables, plots, status."""

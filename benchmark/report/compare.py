@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import spelled
-from benchmark.report.records import Record, Row, code_versions, read_record, read_rows, without_clock
+from benchmark.runs.records import Record, Row, code_versions, read_record, read_rows, without_clock
 
 
 @dataclass(frozen=True)

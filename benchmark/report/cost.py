@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config import RunConfig, differences, folder, identity
-from benchmark.launch.environment import machine
-from benchmark.report.records import read_record, saved_rounds
+from benchmark.console import duration
+from benchmark.runs.environment import machine
+from benchmark.runs.records import read_record, saved_rounds
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
@@ -101,7 +102,7 @@ def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Seque
 
     Args:
         runs: of a plan.
-        states: by run id, as in ``report.records.state``, or ``outdated``.
+        states: by run id, as in ``runs.records.state``, or ``outdated``.
         measured: what is known about this machine.
     """
     groups: dict[str, list[PlannedRun]] = {}
@@ -146,21 +147,3 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
     if unknown:
         lines.append(f"how long {sum(len(part.runs) for part in unknown)} of the runs take on this machine is unknown")
     return lines
-
-
-def duration(seconds: float) -> str:
-    """A time for people: ``45 s``, ``12 min``, ``3.5 h`` or ``2.1 days``."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def size(num_bytes: float) -> str:
-    """An amount of memory for people: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    unit, many = next((one for one in units if num_bytes >= 0.1 * one[1]), units[-1])
-    value = num_bytes / many
-    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

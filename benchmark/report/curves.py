@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.report.records import Row, read_rows
+from benchmark.runs.records import Row, read_rows
 
 AXES = ("round", "bytes", "seconds")
 

@@ -10,13 +10,13 @@ import pandas as pd
 
 from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
-from benchmark.launch.environment import hardware
 from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
-from benchmark.report.records import RunFolder, code_versions
 from benchmark.report.statistics import FAILED, SPENT, Ranking, compare, cost, interval, rank, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import RunFolder, code_versions
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 

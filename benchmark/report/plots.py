@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmark.config import RunConfig, Runtime, differences, folder
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.report.records import Record, Row, read_record, state
+from benchmark.runs.records import Record, Row, read_record, state
 from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError

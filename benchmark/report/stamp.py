@@ -15,8 +15,8 @@ from typing import Any
 from benchmark import ROOT
 from benchmark.config import folder
 from benchmark.files import read_bytes, write_atomic
-from benchmark.launch.environment import CODE
 from benchmark.registry import KINDS, find_class
+from benchmark.runs.environment import CODE
 from benchmark.suites.plan import Plan
 
 

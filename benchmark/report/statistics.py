@@ -16,7 +16,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from benchmark.report.curves import with_cost
-from benchmark.report.records import Record, Row
+from benchmark.runs.records import Record, Row
 
 LEVEL = 0.95
 FAILED = -inf

@@ -12,9 +12,9 @@ from scipy.stats import t as student_t
 
 from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
-from benchmark.launch.environment import hardware
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
-from benchmark.report.records import Record, code_versions, look
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import Record, code_versions, look
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
 from benchmark.suites.suite import WIDEST, Suite
 from datamodules.common.errors import ConfigError

@@ -8,7 +8,7 @@ from benchmark.config import SCALES, Runtime
 from benchmark.report import tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
-from benchmark.report.records import Record, read_record
+from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite, available, load
 

@@ -11,11 +11,11 @@ from matplotlib.ticker import EngFormatter
 
 from benchmark.config import folder
 from benchmark.files import dump_yaml
-from benchmark.launch.environment import hardware
 from benchmark.report import leaderboard
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.layout import Line, Rendered, cell_text, touched
-from benchmark.report.records import READINGS, Record
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
 from benchmark.site.gather import Found, View
 

@@ -4,8 +4,8 @@ import pytest
 
 from benchmark import run
 from benchmark.config import folder
-from benchmark.report.records import RunFolder, state
 from benchmark.run import fit
+from benchmark.runs.records import RunFolder, state
 from runs import MIXED, configuration
 from toy_suite import FACTS, SUITE
 

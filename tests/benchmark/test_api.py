@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from benchmark.api import fit, load_rounds, load_run, load_runs
 from benchmark.config import Runtime, folder
 from benchmark.contract.federations import make_method
-from benchmark.report.records import RunFolder, without_clock
+from benchmark.runs.records import RunFolder, without_clock
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits

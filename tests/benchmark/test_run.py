@@ -16,11 +16,11 @@ from benchmark import run
 from benchmark.api import load_run
 from benchmark.config import folder, identity, run_id
 from benchmark.federation.assembly import make
-from benchmark.launch.lock import RunLocked, locked
 from benchmark.launch.pool import attempt
 from benchmark.launch.worker import CHECKPOINT
-from benchmark.report.records import RunFolder, digest, read_record, read_rows, validate
 from benchmark.run import fit
+from benchmark.runs.lock import RunLocked, locked
+from benchmark.runs.records import RunFolder, digest, read_record, read_rows, validate
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
 from runs import MIXED, ROUNDS, SHORT, configuration, interrupted

@@ -9,7 +9,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from benchmark import tuning
 from benchmark.config import Runtime, folder
-from benchmark.report.records import read_record, state
+from benchmark.runs.records import read_record, state
 from benchmark.suites.suite import Suite
 from benchmark.tuning import choice, further, trials, tune
 from datamodules.common.errors import ConfigError, DataError, RunError

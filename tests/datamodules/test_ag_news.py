@@ -11,8 +11,8 @@ from torch import nn
 
 from benchmark.config import RunConfig, Runtime, from_yaml
 from benchmark.registry import ClassSpec
-from benchmark.report.records import RunFolder
 from benchmark.run import fit
+from benchmark.runs.records import RunFolder
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
 from datamodules.common.errors import ConfigError, DataError, RunError

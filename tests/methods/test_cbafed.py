@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmark.federation.loop import Federation
 from benchmark.federation.recording import count_host_reads
 from benchmark.federation.reference import LocalSite, Outcome, Surroundings
-from benchmark.report.records import readings
+from benchmark.runs.records import readings
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits

@@ -1,7 +1,7 @@
 """``status``: what has been run of a suite."""
 
 from benchmark.cli import main
-from benchmark.report.records import read_record
+from benchmark.runs.records import read_record
 from toy_suite import table
 
 

@@ -10,9 +10,9 @@ from benchmark import run
 from benchmark.cli import main
 from benchmark.config import folder
 from benchmark.launch import placement
-from benchmark.launch.environment import ROOT
-from benchmark.report import loggers, records
-from benchmark.report.records import RunFolder, digest, read_record, read_rows
+from benchmark.runs import loggers, records
+from benchmark.runs.environment import ROOT
+from benchmark.runs.records import RunFolder, digest, read_record, read_rows
 from toy_suite import FACTS, HEAVY, SUITE, table
 
 

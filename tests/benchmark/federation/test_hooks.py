@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
 from federations import few_data, make_federation, run_rows, site_of
 from methods.base import FedMethod, Upload
 from methods.parts.columns import FRAMEWORK, own_column
-from methods.parts.declarations import check_declarations
 
 ENGINES = [{}, {"slots": 2}]
 

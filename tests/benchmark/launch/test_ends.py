@@ -16,8 +16,8 @@ from benchmark.config import folder
 from benchmark.federation import checkpoint
 from benchmark.launch.signals import STOPPED
 from benchmark.launch.worker import CHECKPOINT
-from benchmark.report.records import read_record, read_rows, saved_rounds, state
 from benchmark.run import fit
+from benchmark.runs.records import read_record, read_rows, saved_rounds, state
 from runs import MIXED, ROOT, ROUNDS, assert_same_run, configuration
 
 

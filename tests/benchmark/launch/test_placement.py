@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from benchmark.launch import placement
-from benchmark.launch.environment import PROCESS_BYTES
 from benchmark.launch.placement import placed
+from benchmark.runs.environment import PROCESS_BYTES
 from runs import SHORT, configuration, interrupted
 
 

@@ -14,14 +14,14 @@ from rich.console import Console
 from benchmark import ROOT
 from benchmark import registry as classes
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
-from benchmark.launch.environment import cores
-from benchmark.launch.lock import run_lock
 from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
-from benchmark.report import records
-from benchmark.report.records import RunFolder, read_record, state
+from benchmark.runs import records
+from benchmark.runs.environment import cores
+from benchmark.runs.lock import run_lock
+from benchmark.runs.records import RunFolder, read_record, state
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
@@ -29,11 +29,11 @@ FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
 import os, signal, sys, time, types
 from benchmark import registry as classes
-from benchmark.report import records
+from benchmark.runs import records
 from benchmark.registry import Kind
 from benchmark.config import folder
 from datamodules.common.errors import RunError
-from benchmark.report.records import RunFolder
+from benchmark.runs.records import RunFolder
 
 class Base: pass
 class Method(Base): pass

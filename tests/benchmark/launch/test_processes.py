@@ -10,8 +10,8 @@ import pytest
 
 from benchmark.config import folder
 from benchmark.launch.worker import Recorder
-from benchmark.report.records import read_record
 from benchmark.run import fit
+from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
 from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
 

@@ -7,7 +7,7 @@ import pytest
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.launch.progress import Pace, continuation, rounds_done
 from benchmark.registry import ClassSpec
-from benchmark.report.records import RunFolder
+from benchmark.runs.records import RunFolder
 from benchmark.suites.plan import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}

@@ -20,10 +20,10 @@ from benchmark.config import folder, run_id
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
-from benchmark.launch.lock import RunLocked, run_lock
 from benchmark.launch.worker import CHECKPOINT
-from benchmark.report.records import read_record, saved_rounds, state
 from benchmark.run import fit
+from benchmark.runs.lock import RunLocked, run_lock
+from benchmark.runs.records import read_record, saved_rounds, state
 from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
 from methods.fedavg import FedAvg

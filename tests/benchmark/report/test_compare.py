@@ -6,9 +6,9 @@ import pytest
 
 from benchmark.config import RunConfig, Runtime, folder, resolve
 from benchmark.registry import ClassSpec
-from benchmark.report import records
 from benchmark.report.compare import compare
-from benchmark.report.records import RunFolder
+from benchmark.runs import records
+from benchmark.runs.records import RunFolder
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {"x": "1"}, "labelled_histogram": []}

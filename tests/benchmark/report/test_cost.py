@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmark.config import RunConfig, Runtime, folder, identity, resolve, run_id
-from benchmark.launch.environment import machine
 from benchmark.registry import ClassSpec
-from benchmark.report import cost, records
-from benchmark.report.cost import Measured, duration, estimate, measured_here, parts, size, summary
-from benchmark.report.records import RunFolder
+from benchmark.report import cost
+from benchmark.report.cost import Measured, estimate, measured_here, parts, summary
+from benchmark.runs import records
+from benchmark.runs.environment import machine
+from benchmark.runs.records import RunFolder
 from benchmark.suites.plan import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
@@ -81,9 +82,3 @@ def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
     (run.path / "checkpoint.pt").write_bytes(b"")
     run.saved(2)
     assert cost.rounds_left(planned(made), "stale") == 8
-
-
-def test_times_and_sizes_for_people():
-    assert [duration(s) for s in (3.14, 45, 720, 12_600, 181_440)] == ["3.1 s", "45 s", "12 min", "3.5 h", "2.1 days"]
-    assert [size(b) for b in (0, 12_000, 3.4e6, 6e8, 8.7e9)] == ["0 kB", "12 kB", "3.4 MB", "0.6 GB", "8.7 GB"]
-    assert [size(b) for b in (99_600, 99.6e6, 150e9)] == ["100 kB", "100 MB", "150 GB"]

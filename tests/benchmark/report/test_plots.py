@@ -13,9 +13,10 @@ from matplotlib.image import imread
 
 from benchmark.cli import main
 from benchmark.config import Runtime, folder
-from benchmark.report import plots, records
+from benchmark.report import plots
 from benchmark.report.curves import averaged, with_cost
-from benchmark.report.records import RunFolder
+from benchmark.runs import records
+from benchmark.runs.records import RunFolder
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
 from benchmark.registry import ClassSpec
-from benchmark.report.records import RunFolder
 from benchmark.report.status import show
+from benchmark.runs.records import RunFolder
 from benchmark.suites.plan import Plan, PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}

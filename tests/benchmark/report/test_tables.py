@@ -10,7 +10,6 @@ import pytest
 from benchmark.config import RunConfig, Runtime, folder
 from benchmark.registry import ClassSpec
 from benchmark.report import tables
-from benchmark.report.records import RunFolder
 from benchmark.report.tables import (
     Run,
     deviation,
@@ -22,6 +21,7 @@ from benchmark.report.tables import (
     replace_block,
     write,
 )
+from benchmark.runs.records import RunFolder
 from benchmark.suites.suite import Suite
 
 PUBLISHED = {

@@ -16,7 +16,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, folder
 from benchmark.report import tables
-from benchmark.report.records import RunFolder, digest, read_rows
+from benchmark.runs.records import RunFolder, digest, read_rows
 from benchmark.site.build import MARK, render, write
 from benchmark.site.charts import Charts
 from benchmark.site.gather import View, find_runs

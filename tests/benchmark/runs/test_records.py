@@ -17,13 +17,12 @@ import torch
 from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
 from benchmark.federation import checkpoint
 from benchmark.files import write_atomic
-from benchmark.launch import lock
-from benchmark.launch.environment import ROOT, environment
-from benchmark.launch.lock import RunLocked, holder, locked, run_lock
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.registry import ClassSpec
-from benchmark.report import records
-from benchmark.report.records import RunFolder, last_row, read_record, readings, state, validate, without_clock
+from benchmark.runs import lock, records
+from benchmark.runs.environment import ROOT, environment
+from benchmark.runs.lock import RunLocked, holder, locked, run_lock
+from benchmark.runs.records import RunFolder, last_row, read_record, readings, state, validate, without_clock
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
@@ -368,7 +367,7 @@ def test_an_unreadable_record(tmp_path, text):
 
 HOLD = """
 import pathlib, sys, time
-from benchmark.launch.lock import run_lock
+from benchmark.runs.lock import run_lock
 with run_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmark.config import RunConfig, differences, identity, run_id
 from benchmark.files import dump_yaml, finite, problem, read_text, regular, write_atomic
-from benchmark.launch.background import repeatedly
-from benchmark.launch.environment import code_version, environment
-from benchmark.launch.lock import NAME as LOCK
-from benchmark.launch.lock import alive_elsewhere, locked, run_lock
+from benchmark.runs.background import repeatedly
+from benchmark.runs.environment import code_version, environment
+from benchmark.runs.lock import NAME as LOCK
+from benchmark.runs.lock import alive_elsewhere, locked, run_lock
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 

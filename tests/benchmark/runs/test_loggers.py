@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor
 
 from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
-from benchmark.report.loggers import (
+from benchmark.run import fit
+from benchmark.runs.loggers import (
     Mirror,
     callbacks,
     choose_mode,
@@ -20,8 +21,7 @@ from benchmark.report.loggers import (
     mirror_run,
     mirror_tables,
 )
-from benchmark.report.records import RunFolder
-from benchmark.run import fit
+from benchmark.runs.records import RunFolder
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
 

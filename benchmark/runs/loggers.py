@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lightning.fabric.loggers.csv_logs import CSVLogger
@@ -16,12 +16,8 @@ from lightning.pytorch import Callback
 
 from benchmark.config import RunConfig, Runtime, identity, run_id
 from benchmark.registry import one_line, unknown
-from benchmark.report.records import RunFolder
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
-
-if TYPE_CHECKING:
-    from benchmark.federation.loop import Federation
 
 PROJECT = "fssl-bench"
 Mode = Literal["off", "offline", "online"]
@@ -54,14 +50,6 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
         except ModuleNotFoundError as error:
             raise ConfigError(f"--logger {name}: {one_line(error)}") from None
     return made
-
-
-def take_up(federation: "Federation", run: RunFolder) -> None:
-    """Give the CSV logger the rounds before a resume: it starts its file over."""
-    csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
-    if csv:
-        for row in run.rows():
-            federation.log(row, csv)
 
 
 def callbacks(given: str | None) -> list[Callback]:

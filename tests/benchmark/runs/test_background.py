@@ -1,6 +1,6 @@
 import threading
 
-from benchmark.launch.background import repeatedly
+from benchmark.runs.background import repeatedly
 
 
 def test_work_goes_on_for_as_long_as_the_context():

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import lightning as L
 from torch import nn
 
 from datamodules.common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from methods.base import FedMethod
+from methods.base import FedMethod, Scope
 
 STREAMS = ("labelled", "unlabelled")
 ALIKE = 0.88  # how alike a name must be to one of the hooks to count as a misspelling of it
 
 
-def check_declarations(method: "FedMethod") -> None:
+def check_declarations(method: FedMethod) -> None:
     """Look at ``scopes``, ``views`` and the names of the hooks of a method.
 
     Raises:
@@ -29,9 +27,7 @@ def check_declarations(method: "FedMethod") -> None:
     _check_hooks(type(method), name)
 
 
-def _check_scopes(method: "FedMethod", name: str) -> None:
-    from methods.base import Scope
-
+def _check_scopes(method: FedMethod, name: str) -> None:
     known, registered = get_args(Scope), list(method.registered())
     if not isinstance(method.scopes, Mapping):
         raise ConfigError(f"{name}.scopes is {_kind(method.scopes)}; map prefixes of tensor names to scopes")
@@ -47,7 +43,7 @@ def _check_scopes(method: "FedMethod", name: str) -> None:
         )
 
 
-def _is_empty(method: "FedMethod", prefix: str) -> bool:
+def _is_empty(method: FedMethod, prefix: str) -> bool:
     """Whether the method has something of this name that holds no tensors: ``None``, or a module without any."""
     held: Any = method
     for part in prefix.split("."):
@@ -69,8 +65,6 @@ def _check_views(views: Any, name: str) -> None:
 
 def _check_hooks(cls: type, name: str) -> None:
     """Refuse what the class defines under a name that is almost a hook's: nobody would call it."""
-    from methods.base import FedMethod
-
     declared = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
     hooks = [*declared, *(hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_")))]
     own = {one for base in cls.__mro__ if base not in FedMethod.__mro__ for one in vars(base)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
-from benchmark.report.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.common.errors import DataError, RunError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmark.launch import environment
-from benchmark.launch.environment import _busy_and_all, _cpuinfo, asked_threads, hardware, idle_cores, slow_precision
+from benchmark.runs import environment
+from benchmark.runs.environment import _busy_and_all, _cpuinfo, asked_threads, hardware, idle_cores, slow_precision
 
 
 @pytest.mark.parametrize(
