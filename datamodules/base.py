@@ -17,7 +17,7 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, told
 from datamodules.common.memory import available_bytes, in_words
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
-from datamodules.io.sources import Arrays, channel_moments, random_split
+from datamodules.io.sources import Arrays, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import draw_without, labelled_holdout, validation_images
 from datamodules.partition.roster import Roster
@@ -227,11 +227,17 @@ class FSSLDataModule(L.LightningDataModule):
         return pipelines.views(h["pipeline"], look)
 
     def _measure(self, arrays: Arrays) -> None:
-        """Take what the class does not say from the training images, and note it for the record."""
+        """Take what the class does not say from the training images, and note it for the record.
+
+        Raises:
+            DataError: there are feature vectors in place of images.
+        """
+        if arrays.train_images.ndim != 4:
+            raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
         self.image_size = self.hparams["side"] or max(height, width)
-        self.mean, self.std = channel_moments(arrays.train_images)
+        self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {
             "measured": {

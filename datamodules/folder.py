@@ -1,4 +1,4 @@
-"""Images of your own, a folder per class: ``--data folder --data.root pictures``; no class is needed."""
+"""Images of your own, PNG or JPEG files in a folder per class; needs --data.root."""
 
 from typing import Any
 

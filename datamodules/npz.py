@@ -1,4 +1,4 @@
-"""Images of your own in one .npz file (also MedMNIST's): ``--data npz --data.file x.npz``; no class is needed."""
+"""Images of your own in one .npz file, as MedMNIST has them; needs --data.file."""
 
 from typing import Any
 

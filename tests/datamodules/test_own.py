@@ -8,9 +8,11 @@ from sklearn.datasets import load_digits
 
 from benchmark import cli
 from benchmark.report.records import read_record
-from datamodules.common.errors import ConfigError, DataError
+from benchmark.run import fit as run
+from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.folder import Folder
 from datamodules.npz import Npz
+from runs import SHORT, configuration, interrupted
 
 SHAPED = {"num_clients": 3, "min_size": 0}
 NAMES = ("nought", "one", "two")
@@ -101,7 +103,9 @@ def test_given_constants_win(here, digits):
 def test_without_a_test_part_the_same_share_of_each_class_is_held_out(here, digits):
     images, labels = digits
     np.savez("x.npz", train_images=images, train_labels=labels)
-    first, again, other = (Npz(file="x.npz", test_fraction=f, run_seed=s).read() for f, s in ((0.3, 1), (0.3, 2), (0.1, 1)))
+    first, again, other = (
+        Npz(file="x.npz", test_fraction=f, run_seed=s).read() for f, s in ((0.3, 1), (0.3, 2), (0.1, 1))
+    )
     assert np.bincount(first.test_labels).tolist() == [6] * 3 and np.bincount(first.train_labels).tolist() == [14] * 3
     assert (first.test_images == again.test_images).all() and (first.train_labels == again.train_labels).all()
     assert np.bincount(other.test_labels).tolist() == [2] * 3
@@ -113,20 +117,24 @@ def changed(**parts):
     return lambda arrays: {**arrays, **{name: change(arrays) for name, change in parts.items()}}
 
 
+def noughts(*shape):
+    return np.zeros(shape, np.uint8)
+
+
 BAD_ARRAYS = {
     "missing array": (lambda a: {k: v for k, v in a.items() if k != "train_labels"}, "has no train_labels"),
     "half a test part": (lambda a: {k: v for k, v in a.items() if k != "test_images"}, "has no test_images"),
     "dtype": (changed(train_images=lambda a: a["train_images"] / 255), r"train_images are float64 \[30, 8, 8\]"),
-    "channels": (changed(test_images=lambda a: np.zeros((30, 8, 8, 4), np.uint8)), r"test_images are uint8 \[30, 8, 8, 4\]"),
+    "channels": (changed(test_images=lambda a: noughts(30, 8, 8, 4)), r"test_images are uint8 \[30, 8, 8, 4\]"),
     "labels' dtype": (changed(train_labels=lambda a: a["train_labels"] / 2), "train_labels are float64"),
     "several labels": (changed(train_labels=lambda a: np.zeros((30, 2), int)), r"train_labels are int64 \[30, 2\]"),
     "negative": (changed(train_labels=lambda a: a["train_labels"] - 1), r"train_labels lie in -1\.\.1"),
     "unknown": (changed(test_labels=lambda a: a["test_labels"] + 1), r"test_labels lie in 1\.\.3, but there are 3"),
     "gap": (changed(train_labels=lambda a: a["train_labels"] * 2), "class 1 has no training image"),
     "empty class": (changed(class_names=lambda a: [*NAMES, "three"]), "class 3 has no training image"),
-    "one class": (changed(train_labels=lambda a: 0 * a["train_labels"], test_labels=lambda a: 0 * a["test_labels"]), "one"),
+    "one class": (changed(train_labels=lambda a: noughts(30), test_labels=lambda a: noughts(30)), "there is one class only"),
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
-    "sizes": (changed(test_images=lambda a: np.zeros((30, 9, 8), np.uint8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
+    "sizes": (changed(test_images=lambda a: noughts(30, 9, 8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
     "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
     "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read as .npz"),
 }  # fmt: skip
@@ -182,7 +190,9 @@ def test_an_unsplit_folder_of_several_sizes_and_colours(here, digits):
     images, labels = digits
     save_folder(here / "mine", images, labels, "jpg")
     Image.new("RGB", (20, 30), "red").save(here / "mine" / "two" / "large.JPEG")
-    with pytest.raises(DataError, match=r"large\.JPEG has 20 x 30 pixels, the images before it 8 x 8; give --data\.side"):
+    with pytest.raises(
+        DataError, match=r"large\.JPEG has 20 x 30 pixels, the images before it 8 x 8; give --data\.side"
+    ):
         ready(Folder, root="mine")
     data = ready(Folder, root="mine", side=16)
     assert data.provenance["measured"]["image_shape"] == [16, 16, 3] and data.image_size == 16
@@ -255,20 +265,37 @@ def fit(*options):
     return cli.main(["fit", *common, "--data.num_clients", "3", "--data.min_size", "0", *options])
 
 
-@pytest.mark.parametrize("own", [["--data", "npz", "--data.file", "x.npz"], ["--data", "folder", "--data.root", "pictures"]])
-def test_a_round_and_no_resuming_on_other_images(own, pictures, digits, capsys):
-    """The record says what was found; a run does not go on once an image has changed."""
-    images, labels = digits
-    np.savez("x.npz", **halves(images, labels), class_names=NAMES)
-    assert fit(*own, "--rounds", "1") == 0
+@pytest.mark.parametrize("own", [["npz", "--data.file", "x.npz"], ["folder", "--data.root", "pictures"]])
+def test_a_round_by_the_command_line(own, pictures, digits):
+    """The record says what was found in the training images."""
+    np.savez("x.npz", **halves(*digits), class_names=NAMES)
+    assert fit("--data", *own, "--rounds", "1") == 0
     (path,) = pictures.parent.glob("results/runs/*")
-    record = read_record(path)
-    assert len(record["data_sha256"]) == 1 and record["final"]["acc"] >= 0
-    assert record["measured"]["class_names"] == list(NAMES) and record["measured"]["image_shape"] == [8, 8, 1]
-    np.savez("x.npz", **halves(255 - images, labels), class_names=NAMES)
-    save_folder(pictures / "train", 255 - images[::2], labels[::2])
-    capsys.readouterr()
-    assert cli.main(["verify", str(path), "--wandb", "off"]) != 0 or "data_sha256" in capsys.readouterr().out
+    record, measured = read_record(path), read_record(path)["measured"]
+    assert len(record["data_sha256"]) == 1 and record["test_images"] == 30 and record["final"]["acc"] >= 0
+    assert measured["class_names"] == list(NAMES) and measured["image_shape"] == [8, 8, 1]
+    assert measured["mean"] == pytest.approx([digits[0][::2].mean() / 255], abs=1e-6)
+
+
+@pytest.mark.parametrize("own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}])
+def test_a_stopped_run_does_not_go_on_with_other_images(own, pictures, digits):
+    """It names the digests; with the old images back it goes on."""
+    images, labels = digits
+
+    def save(pixels):
+        np.savez("x.npz", **halves(pixels, labels), class_names=NAMES)
+        save_folder(pictures / "train", pixels[::2], labels[::2])
+
+    save(images)
+    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
+    config = configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+    path = interrupted(config, 1)
+    save(255 - images)
+    with pytest.raises(RunError, match="cannot resume, data_sha256 was"):
+        run(config)
+    save(images)
+    run(config)
+    assert read_record(path)["final"]["round"] == 1
 
 
 def test_the_file_must_be_named(here, capsys):
