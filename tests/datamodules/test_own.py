@@ -9,8 +9,10 @@ from sklearn.datasets import load_digits
 from benchmark import cli
 from benchmark.report.records import read_record
 from benchmark.run import fit as run
+from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.folder import Folder
+from datamodules.io.sources import Arrays
 from datamodules.npz import Npz
 from runs import SHORT, configuration, interrupted
 
@@ -132,7 +134,7 @@ BAD_ARRAYS = {
     "unknown": (changed(test_labels=lambda a: a["test_labels"] + 1), r"test_labels lie in 1\.\.3, but there are 3"),
     "gap": (changed(train_labels=lambda a: a["train_labels"] * 2), "class 1 has no training image"),
     "empty class": (changed(class_names=lambda a: [*NAMES, "three"]), "class 3 has no training image"),
-    "one class": (changed(train_labels=lambda a: noughts(30), test_labels=lambda a: noughts(30)), "there is one class only"),
+    "one class": (changed(train_labels=lambda a: noughts(30), test_labels=lambda a: noughts(30)), "is one class only"),
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
     "sizes": (changed(test_images=lambda a: noughts(30, 9, 8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
     "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
@@ -255,6 +257,18 @@ def test_no_folder(here):
     (here / "file").touch()
     with pytest.raises(DataError, match=r"data\.root=file is not a folder"):
         ready(Folder, root="file")
+
+
+def test_feature_vectors_are_not_measured():
+    class Vectors(FSSLDataModule):
+        measured = True
+
+        def read(self):
+            vectors, labels = np.zeros((4, 1, 5), np.float32), np.arange(4) % 2
+            return Arrays(vectors, labels, vectors, labels, ("a", "b"), {})
+
+    with pytest.raises(DataError, match="measured = True is for images"):
+        Vectors().setup()
 
 
 # --- the command line
