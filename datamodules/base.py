@@ -17,7 +17,7 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, told
 from datamodules.common.memory import available_bytes, in_words
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
-from datamodules.io.sources import Arrays, random_split
+from datamodules.io.sources import Arrays, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import draw_without, labelled_holdout, validation_images
 from datamodules.partition.roster import Roster
@@ -79,6 +79,9 @@ class Oracle:
 class FSSLDataModule(L.LightningDataModule):
     """Base of all data sets. A subclass gives class attributes and ``read``; the rest is here.
 
+    Where ``measured`` is true, ``num_classes``, ``image_size``, ``mean``, ``std`` and ``views`` are known once the
+    data have been read: they are those of the training images, and go into the record.
+
     Args:
         data_dir: where data sets are looked for, cached and downloaded to.
         split: training and test set as published (``official``), or 80/20 drawn anew from both (``random80``).
@@ -133,11 +136,12 @@ class FSSLDataModule(L.LightningDataModule):
         ConfigError: contradictory options.
     """
 
-    num_classes: ClassVar[int]
+    measured: ClassVar[bool] = False
+    num_classes: int
     image_size: int = 32
     zoom_size: ClassVar[int | None] = None  # before windows are cut; default: a quarter more than image_size
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     feature_dim: int | None = None  # length of the feature vectors that take the place of images
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
@@ -210,11 +214,40 @@ class FSSLDataModule(L.LightningDataModule):
         self.dtype = torch.float32
         self.processes = 1
         self.image_size = side or self.image_size
-        constants = tuple(mean or self.mean), tuple(std or self.std)
-        look = pipelines.Look(self.image_size, zoom or self._zoom(), flip, *constants, border=border)
-        self.views = pipelines.views(pipeline, look)
+        if not self.measured:
+            self.views = self._views()
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
+
+    def _views(self) -> pipelines.Views:
+        """The pipeline's views with the data set's size and constants, or those given in their place."""
+        h = self.hparams
+        constants = tuple(h["mean"] or self.mean), tuple(h["std"] or self.std)
+        look = pipelines.Look(self.image_size, h["zoom"] or self._zoom(), h["flip"], *constants, border=h["border"])
+        return pipelines.views(h["pipeline"], look)
+
+    def _measure(self, arrays: Arrays) -> None:
+        """Take what the class does not say from the training images, and note it for the record.
+
+        Raises:
+            DataError: there are feature vectors in place of images.
+        """
+        if arrays.train_images.ndim != 4:
+            raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
+        height, width, channels = arrays.train_images.shape[1:]
+        self.num_classes = len(arrays.class_names)
+        self.image_size = self.hparams["side"] or max(height, width)
+        self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
+        self.views = self._views()
+        self.provenance = {
+            "measured": {
+                "class_names": list(arrays.class_names),
+                "train_images": len(arrays.train_images),
+                "image_shape": [height, width, channels],
+                "mean": list(self.mean),
+                "std": list(self.std),
+            }
+        }
 
     def _zoom(self) -> int:
         """Side to enlarge to, as far above the network's input as the data set's own is above its ``image_size``."""
@@ -229,7 +262,7 @@ class FSSLDataModule(L.LightningDataModule):
             ConfigError: names the first of them, its value and its range.
         """
         h = self.hparams
-        for name in ("num_classes", "mean", "std"):
+        for name in () if self.measured else ("num_classes", "mean", "std"):
             if getattr(self, name, None) is None:
                 raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
         least = {"min_size": 0, "border": 0, "validation": 0, "labels_per_class": 0}
@@ -277,6 +310,8 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{name}.read: {told(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
             raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
+        if self.measured:
+            self._measure(arrays)
         for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
             if labels.max() >= self.num_classes:
                 raise DataError(

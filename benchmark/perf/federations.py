@@ -29,7 +29,7 @@ class Noise(FSSLDataModule):
     std = (0.267, 0.256, 0.276)
 
     def __init__(self, images: int, classes: int = 10, pixels: int = 32, **base: Any) -> None:
-        self.num_classes = classes  # type: ignore[misc]
+        self.num_classes = classes
         super().__init__(**base)
         self.images, self.pixels = images, pixels
 

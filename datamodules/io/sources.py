@@ -156,6 +156,40 @@ def load(
     raise DataError(f"{name} is not there: looked for {places}; {failure}. {remedy} to {root.resolve()}")
 
 
+def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
+    """Read ``<data_dir>/<name>.npz``, which is made by ``make`` if it is not there; of several processes by one.
+
+    Raises:
+        DataError: the cache cannot be written, or is damaged; what ``make`` raises.
+    """
+    cache = Path(data_dir) / f"{name}.npz"
+    if not cache.exists():
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"cannot write {cache}: {error}. Make room or take another data_dir") from error
+        with alone(cache):
+            if not cache.exists():
+                _write(cache, make())
+    return _open(name, _CACHE, cache.parent, [cache])
+
+
+def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 images [N, H, W, C], scaled to [0, 1], to six digits.
+
+    A channel that is the same everywhere has deviation 1: it cannot be scaled.
+    """
+    counts = np.zeros((images.shape[3], 256), dtype=np.int64)
+    for start in range(0, len(images), 256):
+        for channel, row in enumerate(counts):
+            row += np.bincount(images[start : start + 256, ..., channel].ravel(), minlength=256)
+    shares, values = counts / counts.sum(axis=1, keepdims=True), np.arange(256) / 255
+    means = shares @ values
+    deviations = np.sqrt((shares * (values - means[:, None]) ** 2).sum(axis=1))
+    rounded = deviations.round(6)
+    return tuple(means.round(6).tolist()), tuple(np.where(rounded > 0, rounded, 1.0).tolist())
+
+
 def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], object]) -> None:
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # otherwise a firewall that swallows packets blocks for ever

@@ -1,0 +1,283 @@
+"""A user's own images: the arrays of one .npz file, or a folder per class."""
+
+import hashlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from datamodules.common.errors import ConfigError, DataError, told
+from datamodules.io import sources
+from datamodules.io.sources import Arrays, Images
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow's modes of 8 bits or fewer per channel."""
+
+Labels = NDArray[np.int64]
+
+
+def check_share(test_fraction: float) -> None:
+    """Refuse a share of test images that leaves one side empty.
+
+    Raises:
+        ConfigError: it does not lie between 0 and 1.
+    """
+    if not 0 < test_fraction < 1:
+        raise ConfigError(f"data.test_fraction is {test_fraction}; it is a share, above 0 and below 1")
+
+
+def located(given: str, data_dir: sources.Folder, option: str) -> Path:
+    """The file or folder that a user means, in the data directory or, if it is not there, in the current folder.
+
+    Raises:
+        DataError: it is in neither; says where it was looked for.
+    """
+    path = Path(given).expanduser()
+    places = list(dict.fromkeys([Path(data_dir) / path, path]))
+    for place in places:
+        if place.exists():
+            return place
+    looked = " and ".join(str(place.absolute()) for place in places)
+    raise DataError(f"data.{option}={given} is not there: looked for {looked}; give the path of an existing one")
+
+
+def npz(file: Path, test_fraction: float) -> Arrays:
+    """Arrays of one .npz file: ``train_images``, ``train_labels``, and perhaps ``test_images`` and ``test_labels``.
+
+    Images are uint8 [N, H, W] or [N, H, W, 1 or 3], labels integers [N] or [N, 1]. ``class_names`` (str [C]) names the
+    classes; without it they are called by their numbers.
+
+    Args:
+        file: the file.
+        test_fraction: share of each class that becomes the test set if the file has none.
+
+    Raises:
+        DataError: the file is damaged, an array is missing or of another kind, a class has no training image, a label
+            lies outside 0..C-1, or training and test images differ in size.
+    """
+    found = _arrays_of(file)
+    parts = ["train", "test"] if {"test_images", "test_labels"} & set(found) else ["train"]
+    needed = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(
+            f"{file} has no {missing[0]}, only {', '.join(found) or 'nothing'}; it needs {', '.join(needed)}"
+        )
+    images = [_pictures(file, f"{part}_images", found[f"{part}_images"]) for part in parts]
+    labels = [_labels(file, f"{part}_labels", found[f"{part}_labels"]) for part in parts]
+    for part, some, own in zip(parts, images, labels, strict=True):
+        if len(some) != len(own):
+            raise DataError(f"{file} has {len(some)} {part}_images and {len(own)} {part}_labels; give one label each")
+    if images[0].shape[1:] != images[-1].shape[1:]:
+        raise DataError(
+            f"{file}: train_images are {_size(images[0])} and test_images {_size(images[-1])}; give them one size"
+        )
+    names = _names(file, found.get("class_names"), labels[0])
+    _check_classes(file, labels, names)
+    digests = {file.name: sources.sha256_of(file)}
+    if len(parts) == 2:
+        return Arrays(images[0], labels[0], images[1], labels[1], names, digests)
+    test = held_out(labels[0], names, test_fraction, file)
+    return Arrays(images[0][~test], labels[0][~test], images[0][test], labels[0][test], names, digests)
+
+
+def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Path) -> NDArray[np.bool_]:
+    """Which images become the test set: the same share of every class, one at least, in every run the same ones.
+
+    Raises:
+        DataError: a class has a single image.
+    """
+    draw, test = np.random.RandomState(0), np.zeros(len(labels), dtype=bool)
+    for label, name in enumerate(names):
+        members = np.flatnonzero(labels == label)
+        if len(members) < 2:
+            raise DataError(
+                f"{where}: class {name!r} has one image, which cannot be in both the training and the test set; "
+                "add images, or a test part"
+            )
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test[draw.permutation(members)[:count]] = True
+    return test
+
+
+def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
+            found = {name: data[name] if name in known else np.empty(0) for name in data.files}
+    except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
+        raise DataError(f"{file} cannot be read as .npz: {told(error)}. Write it anew with numpy.savez") from error
+    return found
+
+
+def _pictures(file: Path, name: str, images: NDArray[Any]) -> Images:
+    """Images with an axis of channels."""
+    whole = images[..., None] if images.ndim == 3 else images
+    if images.dtype != np.uint8 or whole.ndim != 4 or whole.shape[3] not in (1, 3) or not whole.size:
+        raise DataError(
+            f"{file}: {name} are {images.dtype} {list(images.shape)}; give uint8 [N, H, W] or [N, H, W, 1 or 3] with "
+            "values 0 to 255"
+        )
+    return whole
+
+
+def _labels(file: Path, name: str, labels: NDArray[Any]) -> Labels:
+    """Labels without the second axis of length 1 that MedMNIST's files have."""
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.ndim != 1 or flat.dtype.kind not in "iu":
+        raise DataError(f"{file}: {name} are {labels.dtype} {list(labels.shape)}; give one integer per image, [N]")
+    return flat.astype(np.int64)
+
+
+def _names(file: Path, given: NDArray[Any] | None, labels: Labels) -> tuple[str, ...]:
+    if given is None:
+        return tuple(map(str, range(int(labels.max()) + 1)))
+    if given.ndim != 1 or given.dtype.kind not in "US":
+        raise DataError(f"{file}: class_names are {given.dtype} {list(given.shape)}; give texts, [C]")
+    return tuple(given.astype(str).tolist())
+
+
+def _check_classes(file: Path, labels: list[Labels], names: tuple[str, ...]) -> None:
+    for part, own in zip(("train", "test"), labels, strict=False):
+        if own.min() < 0 or own.max() >= len(names):
+            raise DataError(
+                f"{file}: {part}_labels lie in {own.min()}..{own.max()}, but there are {len(names)} classes; labels "
+                f"must lie in 0..{len(names) - 1}"
+            )
+    counts = np.bincount(labels[0], minlength=len(names))
+    if len(counts) < 2 or not counts.all():
+        empty = np.flatnonzero(counts == 0)
+        fault = f"class {empty[0]} has no training image" if len(empty) else "there is one class only"
+        raise DataError(f"{file}: {fault}; number the classes 0..C-1 without a gap, two at least")
+
+
+def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction: float) -> Arrays:
+    """PNG and JPEG files in ``root/train/<class>`` and ``root/test/<class>``, or in ``root/<class>``.
+
+    Classes are numbered in the order of their names; images are in the order of their paths. They are decoded once and
+    kept as ``<data_dir>/folder-<digest>.npz``; the digest is that of all files' paths and bytes, ``side`` and
+    ``test_fraction``. ``sha256`` holds the digest of the files under the name of ``root``.
+
+    Args:
+        root: the folder.
+        data_dir: where decoded images are kept.
+        side: side of the squares that images become (Pillow, bilinear); None: they must have one size.
+        test_fraction: share of each class that becomes the test set if there is no ``test``.
+
+    Raises:
+        DataError: a class is empty or is in one part only, an image cannot be read, or sizes differ.
+    """
+    parts = _parts(root)
+    content = _digest(root, parts)
+    text = f"{content} {side} {test_fraction if len(parts) == 1 else None}"
+    name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    arrays = sources.cached(name, data_dir, partial(_decoded, root, parts, side, test_fraction))
+    return replace(arrays, sha256={root.resolve().name: content})
+
+
+def _parts(root: Path) -> dict[str, dict[str, list[Path]]]:
+    """The images of each class, for ``train`` and ``test``, or for ``""`` if the folder is not split.
+
+    Raises:
+        DataError: see ``folder``.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"data.root={root} is not a folder; give one with train/<class>/ and test/<class>/, or <class>/"
+        )
+    names = [name for name in ("train", "test") if (root / name).is_dir()]
+    if names == ["test"]:
+        raise DataError(f"{root} has test but no train; give train/<class>/ too, or <class>/ alone")
+    found = {name: _classes(root / name) for name in names or [""]}
+    if len(names) == 2 and set(found["train"]) != set(found["test"]):
+        alone = sorted(set(found["train"]) ^ set(found["test"]))[0]
+        here, other = ("train", "test") if alone in found["train"] else ("test", "train")
+        raise DataError(f"{root}: class {alone!r} is in {here} but not in {other}; both need the same classes")
+    return found
+
+
+def _classes(place: Path) -> dict[str, list[Path]]:
+    names = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(names) < 2:
+        raise DataError(f"{place} has {len(names)} folders of classes; give a folder of images for each, two at least")
+    found = {}
+    for name in names:
+        files = (place / name).rglob("*")
+        found[name] = sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+        if not found[name]:
+            raise DataError(f"{place / name} has no image ({', '.join(SUFFIXES)}); add some, or remove the folder")
+    return found
+
+
+def _digest(root: Path, parts: dict[str, dict[str, list[Path]]]) -> str:
+    """SHA-256 of the paths and bytes of all images."""
+    digest = hashlib.sha256()
+    for classes in parts.values():
+        for files in classes.values():
+            for file in files:
+                digest.update(f"{file.relative_to(root).as_posix()}\0{sources.sha256_of(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | None, test_fraction: float) -> Arrays:
+    names = tuple(next(iter(parts.values())))
+    files = {part: [file for some in classes.values() for file in some] for part, classes in parts.items()}
+    grey = all(_looked_at(file) for some in files.values() for file in some)
+    images, labels, size = [], [], None
+    for part, some in files.items():
+        decoded = [_image(file, side, grey) for file in some]
+        for file, image in zip(some, decoded, strict=True):
+            size = size or image.shape
+            if image.shape != size:
+                raise DataError(
+                    f"{file} has {image.shape[1]} x {image.shape[0]} pixels, the images before it {size[1]} x "
+                    f"{size[0]}; give --data.side to bring all to one size"
+                )
+        images.append(np.stack(decoded))
+        labels.append(np.repeat(np.arange(len(names)), [len(own) for own in parts[part].values()]))
+    if len(images) == 2:
+        return Arrays(images[0], labels[0], images[1], labels[1], names, {})
+    test = held_out(labels[0], names, test_fraction, root)
+    return Arrays(images[0][~test], labels[0][~test], images[0][test], labels[0][test], names, {})
+
+
+def _looked_at(file: Path) -> bool:
+    """Whether an image is grey, by its header.
+
+    Raises:
+        DataError: it is no image, or has more than 8 bits per channel.
+    """
+    try:
+        with Image.open(file) as image:
+            mode = image.mode
+    except Exception as error:
+        raise _unreadable(file, error) from error
+    if mode not in MODES:
+        raise DataError(f"{file} has Pillow's mode {mode}, more than 8 bits per channel; convert it to 8 bits")
+    return mode in ("1", "L", "LA")
+
+
+def _image(file: Path, side: int | None, grey: bool) -> Images:
+    """One image, uint8 [H, W, 1 or 3]."""
+    try:
+        with Image.open(file) as image:
+            plain = image.convert("L" if grey else "RGB")
+    except Exception as error:
+        raise _unreadable(file, error) from error
+    if side is not None:
+        plain = plain.resize((side, side), Image.Resampling.BILINEAR)
+    pixels = np.asarray(plain)
+    return pixels[..., None] if grey else pixels
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} cannot be read as an image: {told(error)}. Replace or remove it")
+
+
+def _size(images: Images) -> str:
+    height, width, channels = images.shape[1:]
+    return f"{width} x {height} x {channels}"

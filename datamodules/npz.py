@@ -1,0 +1,35 @@
+"""Images of your own in one .npz file, as MedMNIST has them; needs --data.file."""
+
+from typing import Any
+
+from datamodules.base import FSSLDataModule
+from datamodules.io import own
+from datamodules.io.sources import Arrays
+
+
+class Npz(FSSLDataModule):
+    """Arrays of one file; classes, side, channels, mean and deviation are found in the training images.
+
+    Args:
+        file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3]), ``train_labels`` (integers [N],
+            0 to C - 1), and perhaps ``test_images``, ``test_labels`` and ``class_names``; a relative path is looked
+            for in the data directory, then in the current folder.
+        test_fraction: share of each class's images that becomes the test set, the same ones in every run, if the file
+            has no test images.
+        **base: see ``FSSLDataModule``.
+
+    Raises:
+        ConfigError: ``test_fraction`` is no share.
+        DataError: the file is missing or damaged, or its arrays do not fit together (in ``read`` and ``setup``).
+    """
+
+    measured = True
+
+    def __init__(self, file: str, test_fraction: float = 0.2, **base: Any) -> None:
+        super().__init__(**base)
+        own.check_share(test_fraction)
+
+    def read(self) -> Arrays:
+        """See ``own.npz``."""
+        h = self.hparams
+        return own.npz(own.located(h["file"], h["data_dir"], "file"), h["test_fraction"])

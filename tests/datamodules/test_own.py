@@ -1,0 +1,317 @@
+"""Images of a user: one .npz file, or a folder per class, made of scikit-learn's digits."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from benchmark import cli
+from benchmark.report.records import read_record
+from benchmark.run import fit as run
+from datamodules.base import FSSLDataModule
+from datamodules.common.errors import ConfigError, DataError, RunError
+from datamodules.folder import Folder
+from datamodules.io.sources import Arrays
+from datamodules.npz import Npz
+from runs import SHORT, configuration, interrupted
+
+SHAPED = {"num_clients": 3, "min_size": 0}
+NAMES = ("nought", "one", "two")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """20 images of each of three digits, 8 x 8, by class."""
+    found = load_digits()
+    keep = np.concatenate([np.flatnonzero(found.target == c)[:20] for c in range(3)])
+    return (found.images[keep] * 15).astype(np.uint8), found.target[keep]
+
+
+def halves(images, labels):
+    return {
+        "train_images": images[::2],
+        "train_labels": labels[::2],
+        "test_images": images[1::2],
+        "test_labels": labels[1::2],
+    }
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save_folder(root, images, labels, suffix="png"):
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = root / NAMES[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i:03}.{suffix}")
+
+
+@pytest.fixture
+def pictures(here, digits):
+    """``pictures/train`` and ``pictures/test``."""
+    images, labels = digits
+    for start, part in enumerate(("train", "test")):
+        save_folder(here / "pictures" / part, images[start::2], labels[start::2])
+    return here / "pictures"
+
+
+def ready(kind, **options):
+    data = kind(data_dir="data", **SHAPED, **options)
+    data.setup()
+    return data
+
+
+# --- npz
+
+
+def test_arrays_are_read_and_measured(here, digits):
+    """Classes, side, channels, mean and deviation are those of the training images."""
+    np.savez("x.npz", **halves(*digits), class_names=NAMES)
+    data, train = ready(Npz, file="x.npz"), digits[0][::2]
+    assert (data.num_classes, data.image_size, data.class_names) == (3, 8, NAMES)
+    assert data.mean == pytest.approx((train.mean() / 255,), abs=1e-6)
+    assert data.std == pytest.approx((train.std() / 255,), abs=1e-6)
+    assert data.provenance["measured"]["image_shape"] == [8, 8, 1] and data.provenance["measured"]["train_images"] == 30
+    _, block = next(data.test_blocks(30))
+    seen = (torch.from_numpy(digits[0][1::2]) / 255 - data.mean[0]) / data.std[0]
+    assert torch.allclose(block(), seen[:, None].expand(-1, 3, -1, -1), atol=1e-4)
+    assert data.test_labels.tolist() == digits[1][1::2].tolist()
+
+
+def test_colours_columns_of_labels_and_the_data_directory(here, digits):
+    """As MedMNIST's files: colour, labels [N, 1]; the file in the data directory comes first."""
+    images, labels = digits
+    colour = np.stack([images, images // 2, np.full_like(images, 9)], axis=-1)
+    np.savez("x.npz", wrong=1)
+    (here / "data").mkdir()
+    np.savez("data/x.npz", **halves(colour, labels[:, None].astype(np.uint8)))
+    data = ready(Npz, file="x.npz", side=16)
+    assert (data.num_classes, data.image_size, len(data.mean), data.class_names) == (3, 16, 3, ("0", "1", "2"))
+    assert data.std[2] == 1.0  # one value everywhere
+    assert data.take("weak", torch.arange(4), torch.Generator().manual_seed(0)).shape == (4, 3, 16, 16)
+
+
+def test_given_constants_win(here, digits):
+    np.savez("x.npz", **halves(*digits))
+    data = ready(Npz, file="x.npz", mean=[0.5], std=[0.25], channels=1)
+    _, block = next(data.test_blocks(30))
+    assert torch.allclose(block(), ((torch.from_numpy(digits[0][1::2]) / 255 - 0.5) / 0.25)[:, None], atol=1e-4)
+
+
+def test_without_a_test_part_the_same_share_of_each_class_is_held_out(here, digits):
+    images, labels = digits
+    np.savez("x.npz", train_images=images, train_labels=labels)
+    first, again, other = (
+        Npz(file="x.npz", test_fraction=f, run_seed=s).read() for f, s in ((0.3, 1), (0.3, 2), (0.1, 1))
+    )
+    assert np.bincount(first.test_labels).tolist() == [6] * 3 and np.bincount(first.train_labels).tolist() == [14] * 3
+    assert (first.test_images == again.test_images).all() and (first.train_labels == again.train_labels).all()
+    assert np.bincount(other.test_labels).tolist() == [2] * 3
+    together = np.concatenate([first.train_images, first.test_images])[..., 0]
+    assert sorted(map(bytes, together)) == sorted(map(bytes, images))
+
+
+def changed(**parts):
+    return lambda arrays: {**arrays, **{name: change(arrays) for name, change in parts.items()}}
+
+
+def noughts(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+BAD_ARRAYS = {
+    "missing array": (lambda a: {k: v for k, v in a.items() if k != "train_labels"}, "has no train_labels"),
+    "half a test part": (lambda a: {k: v for k, v in a.items() if k != "test_images"}, "has no test_images"),
+    "dtype": (changed(train_images=lambda a: a["train_images"] / 255), r"train_images are float64 \[30, 8, 8\]"),
+    "channels": (changed(test_images=lambda a: noughts(30, 8, 8, 4)), r"test_images are uint8 \[30, 8, 8, 4\]"),
+    "labels' dtype": (changed(train_labels=lambda a: a["train_labels"] / 2), "train_labels are float64"),
+    "several labels": (changed(train_labels=lambda a: np.zeros((30, 2), int)), r"train_labels are int64 \[30, 2\]"),
+    "negative": (changed(train_labels=lambda a: a["train_labels"] - 1), r"train_labels lie in -1\.\.1"),
+    "unknown": (changed(test_labels=lambda a: a["test_labels"] + 1), r"test_labels lie in 1\.\.3, but there are 3"),
+    "gap": (changed(train_labels=lambda a: a["train_labels"] * 2), "class 1 has no training image"),
+    "empty class": (changed(class_names=lambda a: [*NAMES, "three"]), "class 3 has no training image"),
+    "one class": (changed(train_labels=lambda a: noughts(30), test_labels=lambda a: noughts(30)), "is one class only"),
+    "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
+    "sizes": (changed(test_images=lambda a: noughts(30, 9, 8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
+    "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
+    "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read as .npz"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_bad_arrays_are_refused(name, here, digits):
+    """One message that names the file and what is wrong with it."""
+    spoil, message = BAD_ARRAYS[name]
+    np.savez("x.npz", **spoil(halves(*digits)))
+    with pytest.raises(DataError, match=rf"^x\.npz.*{message}"):
+        ready(Npz, file="x.npz")
+
+
+def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
+    with pytest.raises(DataError, match=r"data\.file=x\.npz is not there: looked for .*data/x\.npz and .*x\.npz"):
+        ready(Npz, file="x.npz")
+    (here / "x.npz").write_text("no archive")
+    with pytest.raises(DataError, match=r"^x\.npz cannot be read as \.npz"):
+        ready(Npz, file="x.npz")
+    for kind, place in ((Npz, {"file": "x.npz"}), (Folder, {"root": "x"})):
+        with pytest.raises(ConfigError, match="test_fraction is 1"):
+            kind(test_fraction=1.0, **place)
+
+
+# --- folder
+
+
+def test_a_folder_is_read_as_the_same_arrays_in_a_file(pictures, digits):
+    """Grey PNG files give the pixels and constants that the arrays give, and are decoded once."""
+    np.savez("x.npz", **halves(*digits), class_names=NAMES)
+    data, same = ready(Folder, root="pictures"), ready(Npz, file="x.npz")
+    assert (data.class_names, data.mean, data.std, data.image_size) == (same.class_names, same.mean, same.std, 8)
+    assert data.partition.hash == same.partition.hash
+    assert (data._train == same._train).all() and (data._test == same._test).all()
+    (cache,) = pictures.parent.glob("data/folder-*.npz")
+    before = cache.stat().st_mtime_ns
+    again = ready(Folder, root="pictures")
+    assert again.sha256 == data.sha256 and list(data.sha256) == ["pictures"]
+    assert cache.stat().st_mtime_ns == before and (again._train == data._train).all()
+
+
+def test_a_changed_image_is_another_data_set(pictures, digits):
+    before = ready(Folder, root="pictures")
+    file = pictures / "train" / "one" / "010.png"
+    Image.fromarray(255 - digits[0][20]).save(file)
+    after = ready(Folder, root="pictures")
+    assert after.sha256 != before.sha256 and (after._train != before._train).any()
+
+
+def test_an_unsplit_folder_of_several_sizes_and_colours(here, digits):
+    """``side`` brings JPEG files of all sizes to one; a fifth of each class is held out."""
+    images, labels = digits
+    save_folder(here / "mine", images, labels, "jpg")
+    Image.new("RGB", (20, 30), "red").save(here / "mine" / "two" / "large.JPEG")
+    with pytest.raises(
+        DataError, match=r"large\.JPEG has 20 x 30 pixels, the images before it 8 x 8; give --data\.side"
+    ):
+        ready(Folder, root="mine")
+    data = ready(Folder, root="mine", side=16)
+    assert data.provenance["measured"]["image_shape"] == [16, 16, 3] and data.image_size == 16
+    assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
+
+
+def unreadable(root):
+    (root / "train" / "one" / "zzz.png").write_text("no image")
+
+
+def truncated(root):
+    file = root / "test" / "one" / "010.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def deep(root):
+    Image.fromarray(np.zeros((8, 8), np.uint16)).save(root / "train" / "two" / "deep.png")
+
+
+def empty(root):
+    (root / "train" / "three").mkdir()
+
+
+def other(root):
+    (root / "test" / "one").rename(root / "test" / "eins")
+
+
+def untrained(root):
+    (root / "train").rename(root / "elsewhere")
+
+
+def flat(root):
+    for part in ("train", "test"):
+        (root / part).rename(root.parent / part)
+
+
+BAD_FOLDERS = [
+    (unreadable, r"train/one/zzz\.png cannot be read as an image"),
+    (truncated, r"test/one/010\.png cannot be read as an image"),
+    (deep, r"deep\.png has .*more than 8 bits"),
+    (empty, r"train/three has no image"),
+    (other, r"class 'eins' is in test but not in train"),
+    (untrained, "has test but no train"),
+    (flat, "has 0 folders of classes"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_FOLDERS)
+def test_bad_folders_are_refused(spoil, message, pictures):
+    """One message that names the file or folder; no cache is left."""
+    spoil(pictures)
+    with pytest.raises(DataError, match=rf"^\S*pictures.*{message}|^pictures {message}"):
+        ready(Folder, root="pictures")
+    assert not list(pictures.parent.glob("data/folder-*"))
+
+
+def test_no_folder(here):
+    with pytest.raises(DataError, match=r"data\.root=nowhere is not there"):
+        ready(Folder, root="nowhere")
+    (here / "file").touch()
+    with pytest.raises(DataError, match=r"data\.root=file is not a folder"):
+        ready(Folder, root="file")
+
+
+def test_feature_vectors_are_not_measured():
+    class Vectors(FSSLDataModule):
+        measured = True
+
+        def read(self):
+            vectors, labels = np.zeros((4, 1, 5), np.float32), np.arange(4) % 2
+            return Arrays(vectors, labels, vectors, labels, ("a", "b"), {})
+
+    with pytest.raises(DataError, match="measured = True is for images"):
+        Vectors().setup()
+
+
+# --- the command line
+
+
+def fit(*options):
+    common = ["--method", "fedavg", "--model", "mlp", "--devices", "1", "--wandb", "off"]
+    return cli.main(["fit", *common, "--data.num_clients", "3", "--data.min_size", "0", *options])
+
+
+@pytest.mark.parametrize("own", [["npz", "--data.file", "x.npz"], ["folder", "--data.root", "pictures"]])
+def test_a_round_by_the_command_line(own, pictures, digits):
+    """The record says what was found in the training images."""
+    np.savez("x.npz", **halves(*digits), class_names=NAMES)
+    assert fit("--data", *own, "--rounds", "1") == 0
+    (path,) = pictures.parent.glob("results/runs/*")
+    record, measured = read_record(path), read_record(path)["measured"]
+    assert len(record["data_sha256"]) == 1 and record["test_images"] == 30 and record["final"]["acc"] >= 0
+    assert measured["class_names"] == list(NAMES) and measured["image_shape"] == [8, 8, 1]
+    assert measured["mean"] == pytest.approx([digits[0][::2].mean() / 255], abs=1e-6)
+
+
+@pytest.mark.parametrize("own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}])
+def test_a_stopped_run_does_not_go_on_with_other_images(own, pictures, digits):
+    """It names the digests; with the old images back it goes on."""
+    images, labels = digits
+
+    def save(pixels):
+        np.savez("x.npz", **halves(pixels, labels), class_names=NAMES)
+        save_folder(pictures / "train", pixels[::2], labels[::2])
+
+    save(images)
+    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
+    config = configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+    path = interrupted(config, 1)
+    save(255 - images)
+    with pytest.raises(RunError, match="cannot resume, data_sha256 was"):
+        run(config)
+    save(images)
+    run(config)
+    assert read_record(path)["final"]["round"] == 1
+
+
+def test_the_file_must_be_named(here, capsys):
+    assert fit("--data", "npz", "--rounds", "1") != 0
+    assert "--data.file" in capsys.readouterr().err
