@@ -279,7 +279,6 @@ SUITE: dict[str, object] = {
     "title": "Toy",
     "published": None,
     "report": "last",
-    "bands": {"acc": 2.0},
     "base": {"set": {"rounds": 1, "data": "federations.FewDigits"}},
     "datasets": {"A": {}},
     "labels": {"low": {"method": "fedavg"}},
@@ -293,7 +292,10 @@ SUITES: dict[str, dict[str, object]] = {
     "toy.yaml: title: input should be a valid string (it is 3)": {"title": 3},
     "toy.yaml: paper: string should match pattern": {"paper": "a/b"},
     "unknown report 'first'": {"report": "first"},
-    "toy.yaml: bands.acc: input should be greater than or equal to 0 (it is -1)": {"bands": {"acc": -1}},
+    "toy.yaml: tables.1.published_runs: input should be greater than or equal to 1 (it is 0)": {
+        "tables": {"1": {**ROW, "published_runs": 0}}
+    },
+    "unknown row that others are compared with 'lo'": {"tables": {"1": {**ROW, "control": "lo"}}},
     "toy.yaml: base: input should be a valid mapping (it is None)": {"base": None},
     "toy.yaml: base.sett is unknown; did you mean 'set'?": {"base": {"sett": {}}},
     "toy.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'?": {
@@ -301,7 +303,7 @@ SUITES: dict[str, dict[str, object]] = {
     },
     "toy.yaml, 1/A/low: rounds is 0; it must be at least 1": {"base": {"set": {"rounds": 0, "data": "digits"}}},
     "unknown method 'fedavgg'; did you mean 'fedavg'?": {"labels": {"low": {"method": "fedavgg"}}},
-    "toy.yaml: labels.low needs a method, or minus, or pending": {"labels": {"low": {"band": "none"}}},
+    "toy.yaml: labels.low needs a method, or minus, or pending": {"labels": {"low": {"data.beta": 1.0}}},
     "unknown method label 'lo'; did you mean 'low'?": {
         "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low", "lo"]}}
     },

@@ -67,7 +67,7 @@ def test_configurations(place: tuple[str, ...], value: Any) -> None:
 
 
 @quick
-@given(st.sampled_from(["tables", "scales", "labels", "datasets", "base", "bands", "paper", "report"]), plain)
+@given(st.sampled_from(["tables", "scales", "labels", "datasets", "base", "paper", "report"]), plain)
 def test_suites(key: str, value: Any) -> None:
     row = {"title": "One", "datasets": ["A"], "metrics": ["acc"], "rows": [{"method": "low"}]}
     suite = {"paper": "toy", "title": "Toy", "published": None, "report": "last", "base": {}, "datasets": {"A": {}}}

@@ -15,7 +15,7 @@ from benchmark.suites.plan import Plan
 
 
 def excerpt(frame: pd.DataFrame, dataset: str) -> str:
-    """Methods as rows: ours, published, difference, verdict and number of seeds of the first metric, in Markdown.
+    """Methods as rows: of the first metric ours, published, difference, effect and verdict, in Markdown.
 
     Args:
         frame: one table in its long form, as in its CSV.
@@ -29,14 +29,22 @@ def excerpt(frame: pd.DataFrame, dataset: str) -> str:
             f"{line['ours']:.2f}" + (f" ± {line['ci95']:.2f}" if pd.notna(line["ci95"]) else ""),
             str(line["n"]),
             "" if pd.isna(line.get("published")) else line["published"],
-            f"{line['delta']:+.2f}" if pd.notna(line.get("delta")) else "",
+            _signed(line.get("delta"), line.get("prediction")),
+            _signed(line.get("effect"), line.get("effect_ci95")),
+            _signed(line.get("effect_published")),
             "" if pd.isna(line["status"]) else line["status"],
         ]
         for line in lines.to_dict("records")
     ]
     metric = lines["metric"].iloc[0] if len(lines) else "metric"
-    head = ["method", f"{metric}, ours", "seeds", "published", "Δ", "status"]
+    head = ["method", f"{metric}, ours", "seeds", "published", "Δ", "effect, ours", "published effect", "status"]
     return pipe_table(head, body)
+
+
+def _signed(value: float | None, half: float | None = None) -> str:
+    """A difference with its sign and, where it is known, the half-width of its interval."""
+    told = f"{value:+.2f}" if pd.notna(value) else ""
+    return f"{told} ± {half:.2f}" if told and pd.notna(half) else told
 
 
 def update(

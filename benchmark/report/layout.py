@@ -9,6 +9,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype, is_scalar
 from tabulate import tabulate
 
+from benchmark.report.verdicts import Effect, Level, places
 from benchmark.suites.plan import Row, Table
 
 UNTOUCHED = ("not run", "pending")  # what a cell lacks that need not be shown
@@ -56,8 +57,11 @@ class Line:
         published: value as printed, or ``None``.
         spread: printed spread over seeds, or ``None``.
         delta: ours, rounded as printed, minus published, at a scale that compares.
+        level: the printed value against our prediction interval, at such a scale.
+        effect: the row minus the table's control, at such a scale.
         lacks: what keeps seeds from having a value, e.g. ``failed (1)``, ``not run`` or ``pending``.
-        verdict: on ``delta``, or why there is no published value.
+        verdict: the word on level and effect, or why there is no published value; see ``verdicts.judge``.
+        note: why there is no word.
         runs: run ids, each once, in the order of the seeds.
     """
 
@@ -74,8 +78,11 @@ class Line:
     published: str | None
     spread: str | None
     delta: float | None
+    level: Level | None
+    effect: Effect | None
     lacks: str
     verdict: str
+    note: str
     runs: tuple[str, ...]
 
     @property
@@ -90,14 +97,14 @@ class Line:
 
     @property
     def status(self) -> str:
-        """What is missing, and the verdict: ``1 of 3; failed (1); close``."""
+        """What is missing, and the verdict: ``4 of 5; running (1); level only``."""
         seeds = self.count if 0 < self.n < self.planned else ""
         return "; ".join(filter(None, (seeds, self.lacks, self.verdict)))
 
     @property
     def judgement(self) -> str:
-        """What is missing beside the count of seeds, and the verdict on ``delta`` if there is a band."""
-        verdict = "" if self.delta is None or self.verdict == "no band" else self.verdict
+        """What is missing beside the count of seeds, and the verdict if the cell is held against a printed value."""
+        verdict = "" if self.delta is None else self.verdict
         return "; ".join(filter(None, (self.lacks, verdict)))
 
     @property
@@ -116,8 +123,18 @@ class Line:
     @property
     def delta_text(self) -> str:
         """The difference with its sign and as many decimals as the printed value has."""
-        places = len((self.published or "").partition(".")[2])
-        return "" if self.delta is None else f"{self.delta:+.{places}f}"
+        return "" if self.delta is None else f"{self.delta:+.{places(self.published or '')}f}"
+
+    @property
+    def level_text(self) -> str:
+        """The difference and, behind it, the half-width of the prediction interval that it is held against."""
+        return f"{self.delta_text}, ± {self.level.half:.2f}" if self.level and self.delta_text else self.delta_text
+
+    @property
+    def effect_text(self) -> str:
+        """The effect with its half-width, and the printed one in brackets; empty where there is none."""
+        of = self.effect
+        return "" if of is None else f"{of.ours:+.2f} ± {of.half:.2f} ({of.printed:+.{of.places}f})"
 
 
 @dataclass(frozen=True)
@@ -250,6 +267,18 @@ class Rendered:
         return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
 
     @property
+    def unjudged(self) -> str:
+        """A sentence on the cells that have no word, by reason; empty where there is none."""
+        layout, cells_of = self.layout, dict[str, list[str]]()
+        several = len({metric for _, metric in layout.columns}) > 1
+        for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
+            for (dataset, metric), line in zip(layout.columns, cells, strict=True):
+                if line is not None and line.note:
+                    cells_of.setdefault(line.note, []).append(f"{label} {dataset}{f' {metric}' if several else ''}")
+        told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
+        return f"No word: {'; '.join(told)}." if told else ""
+
+    @property
     def markdown(self) -> str:
         """Heading, table, what is not shown, facts and legend."""
         whole = self.layout
@@ -261,7 +290,7 @@ class Rendered:
             several = len({metric for _, metric in shown.columns}) > 1
             names = [f"{self.data_label(d)}{f' {metric}' if several else ''}" for d, metric in shown.columns]
             body = [[*keys, *(self._markdown_cell(line) for line in cells)] for keys, cells in shown.rows]
-            parts += [pipe_table([*shown.heads, *names], body), whole.untouched()]
+            parts += [pipe_table([*shown.heads, *names], body), whole.untouched(), self.unjudged]
         else:
             parts += ["Nothing of this table has been run."]
             if self.printed and not any(line.published for line in self.lines):
@@ -321,8 +350,10 @@ class Rendered:
         parts = [line.ours_text]
         if self.printed:
             told = line.published_text or self.unpublished
-            shown = f"{told} ({line.delta_text})" if line.delta_text else told
+            shown = f"{told} ({line.level_text})" if line.level_text else told
             parts += [shown if self.compare else f"<sub>{shown}</sub>"]
+        if line.effect:
+            parts += [f"effect {line.effect_text}"]
         if line.n:
             parts += [line.judgement]
         return "<br>".join(filter(None, parts))
@@ -336,12 +367,14 @@ class Rendered:
         return f"{line.ours:.1f}{half}{printed}{missing}"
 
     def _latex_parts(self) -> list[str]:
-        return ["ours", *["published"] * self.printed, *["Δ"] * self.compare]
+        effects = any(line.effect for line in self.lines)
+        return ["ours", *["published"] * self.printed, *["Δ"] * self.compare, *["effect"] * effects]
 
     def _latex_cell(self, line: Line | None) -> list[str]:
         if line is None:
             return [""] * len(self._latex_parts())
-        values = {"ours": line.ours_text, "published": line.published_text or self.unpublished, "Δ": line.delta_text}
+        values = {"ours": line.ours_text, "published": line.published_text or self.unpublished, "Δ": line.level_text}
+        values["effect"] = line.effect_text
         return [values[part] for part in self._latex_parts()]
 
 

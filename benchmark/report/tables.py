@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from scipy.stats import t as student_t
 
 from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
+from benchmark.report.statistics import interval
+from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import Record, code_versions, look
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
-from benchmark.suites.suite import WIDEST, Suite
+from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
@@ -25,9 +26,24 @@ SAY = {
     "last": "the last round",
     "last_k_mean": "the mean of the last {last}",
 }
-NUMBERS = ("ours", "std", "ci95", "delta", *READING)
+VERDICT = ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")  # at a scale that compares
+NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
-RIGHT = ("metric", "ours", "std", "ci95", "n", "published", "spread", "delta", "status", *READING, "runs")
+RIGHT = (
+    "metric",
+    "ours",
+    "std",
+    "ci95",
+    "n",
+    "published",
+    "spread",
+    "delta",
+    *VERDICT,
+    "status",
+    "note",
+    *READING,
+    "runs",
+)
 LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a seed's runs, the first that holds
 BROKEN = LACKS[:3]  # a row with such a seed is not judged
 
@@ -68,8 +84,9 @@ def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping
 
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
-        a value is published and, at the paper's scale, the verdict on the seeds that are complete. A row with a failed
-        run has no verdict, nor one with other seeds than the suite's as long as these are not complete. At other
+        a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
+        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, a failed
+        run of the row or of its control, or other seeds than the suite's as long as these are not complete. At other
         scales the published value stands beside ours for orientation only.
     """
     return [_render(suite, plan, runs, published, table) for table in suite.tables]
@@ -117,12 +134,6 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def interval(values: Sequence[float]) -> float | None:
-    """Half-width of the 95 % t interval of the mean; ``None`` for fewer than two values."""
-    n, spread = len(values), deviation(values)
-    return None if spread is None else float(student_t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
-
-
 def network(config: RunConfig) -> str:
     """The network that was trained: its name, and the arguments it was given, e.g. ``resnet9 (width=4)``."""
     args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
@@ -135,20 +146,6 @@ def last_rounds(config: RunConfig) -> str:
     evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
     told = f"{len(last)} round{'s' if len(last) > 1 else ''}"
     return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
-
-
-def difference(ours: float, printed: str) -> float:
-    """Ours minus the printed value, ours rounded as the printed one is."""
-    places = len(printed.partition(".")[2])
-    return round(round(ours, places) - float(printed), places)
-
-
-def judge(delta: float, band: float | None) -> str:
-    """``reproduced`` within the band, ``close`` within twice the band, else ``not reproduced``."""
-    if band is None:
-        return "no band"
-    size = abs(delta) - 1e-9
-    return "reproduced" if size <= band else "close" if size <= 2 * band else "not reproduced"
 
 
 def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
@@ -200,20 +197,11 @@ def _line(
     values = _values(found, suite.report, metric)
     ours = _mean(values)
     printed, spread = published.get(row.key(metric)), published.get(row.key(f"{metric} std"))
-    judged, judged_spread, where = printed, spread, ""
-    if row.judged_by:
-        other = replace(row, table=row.judged_by)
-        judged, judged_spread = published.get(other.key(metric)), published.get(other.key(f"{metric} std"))
-        if judged is None:
-            raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {other.name}")
-        where = f", by table {row.judged_by}: {judged}{f' ± {judged_spread}' if judged_spread else ''}"
-    delta, verdict = None, "" if printed or not published else f"published: {table.unpublished}"
-    if suite.compares(plan.scale) and judged and ours is not None:
-        delta = difference(ours, printed) if printed else None
-        if not any(run.state in BROKEN for group in found for run in group):
-            band = suite.band(row, metric, judged_spread)
-            known = _of_the_suite(plan, found, set(suite.scale(plan.scale)["seeds"]))
-            verdict = judge(difference(ours, judged), band) + where if known else "other seeds"
+    judged = _Judged()
+    if suite.compares(plan.scale):
+        judged = _judged(suite, plan, runs, published, table, row, metric, found)
+    elif not printed and published:
+        judged = _Judged(verdict=f"published: {table.unpublished}")
     return Line(
         row=row,
         metric=metric,
@@ -227,11 +215,72 @@ def _line(
         readings={name: _mean(_values(found, name, metric)) if metric == "acc" else None for name in READING},
         published=printed,
         spread=spread,
-        delta=delta,
+        delta=judged.delta,
+        level=judged.level,
+        effect=judged.effect,
         lacks="pending" if row.pending else _lacks(found, len(values)),
-        verdict=verdict,
+        verdict=judged.verdict,
+        note=judged.note,
         runs=tuple(dict.fromkeys(run.id for group in groups for run in group)),
     )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What is held against the paper: see ``Line``."""
+
+    delta: float | None = None
+    level: Level | None = None
+    effect: Effect | None = None
+    verdict: str = ""
+    note: str = ""
+
+
+def _judged(
+    suite: Suite,
+    plan: Plan,
+    runs: Mapping[str, Run],
+    published: Mapping[Any, str],
+    table: Table,
+    row: Row,
+    metric: str,
+    found: Sequence[Sequence[Run]],
+) -> _Judged:
+    """A cell of a scale that compares; ``found`` are its runs by seed."""
+    own = published.get(row.key(metric))
+    printed, printed_runs, where = own, table.published_runs, ""
+    if row.judged_by:
+        elsewhere = replace(row, table=row.judged_by)
+        printed, spread = published.get(elsewhere.key(metric)), published.get(elsewhere.key(f"{metric} std"))
+        if printed is None:
+            raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {elsewhere.name}")
+        printed_runs = next(one.published_runs for one in suite.tables if one.number == row.judged_by)
+        where = f", by table {row.judged_by}: {printed}{f' ± {spread}' if spread else ''}"
+    values = _values(found, suite.report, metric)
+    missing = "" if own or not published else f"published: {table.unpublished}"
+    if printed is None or not values:
+        return _Judged(verdict=missing)
+    delta = difference(sum(values) / len(values), own) if own else None
+    control = control_of(row, table.rows, table.control)
+    its_printed = published.get(control.key(metric)) if control else None
+    beside = _found(plan, runs, control) if control and own and its_printed else []
+    if any(run.state in BROKEN for group in found for run in group):
+        return _Judged(delta, note="a failed run")
+    if any(run.state in BROKEN for group in beside for run in group):
+        return _Judged(delta, note="a failed run of the control")
+    if not _of_the_suite(plan, found, set(suite.scale(plan.scale)["seeds"])):
+        return _Judged(delta, note="other seeds than the suite's")
+    of_level, of_effect = level(values, printed, printed_runs), None
+    if own and its_printed:
+        method, control_values = (_by_seed(plan, groups, suite.report, metric) for groups in (found, beside))
+        of_effect = effect(method, control_values, own, its_printed)
+    verdict, note = judge(len(values), of_level, of_effect, bool(own and its_printed))
+    return _Judged(delta, of_level, of_effect, verdict + where if verdict else missing, note)
+
+
+def _found(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[list[Run]]:
+    """The runs of a row by seed; none of a pending one."""
+    return [] if row.pending else [[runs[plan.run(row, seed).id]] for seed in plan.seeds]
 
 
 def _of_the_suite(plan: Plan, groups: Sequence[Sequence[Run]], own: set[int]) -> bool:
@@ -251,14 +300,22 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
         row |= {c: line.row.columns[c] for c in columns if c in line.row.columns}
         row |= {"ours": line.ours, "std": line.std, "ci95": line.ci95, "n": line.n, **line.readings}
         row |= {"published": line.published, "spread": line.spread, "delta": line.delta}
-        row |= {"status": line.status, "runs": " ".join(line.runs)}
+        row |= dict(zip(VERDICT, _verdict_numbers(line), strict=True))
+        row |= {"status": line.status, "note": line.note, "runs": " ".join(line.runs)}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=None if rows else [*LEFT, *RIGHT])
     frame = frame.astype({name: "float64" for name in NUMBERS})
-    left_out = {"data", "network"} if compare else {"delta"}
+    left_out = {"data", "network"} if compare else {"delta", "note", *VERDICT}
     left_out |= set() if printed else {"published"}
     left_out |= set() if any(line.spread for line in lines) else {"spread"}
     return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame and c not in left_out]]
+
+
+def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
+    """What stands under ``VERDICT``."""
+    half = line.level.half if line.level else None
+    of = line.effect
+    return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
 
 
 def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
@@ -279,6 +336,12 @@ def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[
         if len(got) == len(group) and None not in got:
             values.append(got[0] - sum(got[1:]))
     return values
+
+
+def _by_seed(plan: Plan, groups: Sequence[Sequence[Run]], reading: str, metric: str) -> dict[int, float]:
+    """The values of ``_values`` by seed."""
+    found = {seed: _values([group], reading, metric) for seed, group in zip(plan.seeds, groups, strict=False)}
+    return {seed: values[0] for seed, values in found.items() if values}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -379,16 +442,23 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
     if table.bounds:
         text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
     if compare:
-        bands = ", ".join(f"{metric} {band}" for metric, band in suite.bands.items())
-        if suite.band_spreads:
-            bands += f", or {suite.band_spreads} published standard deviations if that is more; "
-            bands += f"none where these are more than {WIDEST:g} points"
-        note = f" ({suite.spec['band_note']})" if "band_note" in suite.spec else ""
+        runs = "one further run" if table.published_runs == 1 else f"the mean of {table.published_runs} further runs"
         text += [
-            "Below it the published value, in brackets Δ: ours, rounded as printed, minus published.",
-            "Below that the status: reproduced if |Δ| is at most the band, close if at most twice the band, else not "
-            f"reproduced; there is none without a band; bands: {bands}{note}.",
+            "Below it the published value and, in brackets, Δ: ours, rounded as printed, minus published, with the",
+            f"half-width of our 95 % prediction interval for {runs}; the level holds if Δ is inside.",
         ]
+        if table.control:
+            text += [
+                f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
+                "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
+                "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
+                "neither. No word stands where that half-width is above half the printed difference, or with fewer",
+                "than three seeds. A row without an effect has a level or is off level.",
+            ]
+        else:
+            text += [
+                "The table has no control: a row has a level or is off level; with fewer than three seeds no word."
+            ]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

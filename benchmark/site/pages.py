@@ -51,7 +51,7 @@ SPENT = {
     "seconds": "seconds",
     "client_state_bytes": "bytes of client state, at most",
 }
-VERDICTS = ("reproduced", "close", "not reproduced")
+VERDICTS = ("reproduced", "level only", "effect only", "not reproduced", "level", "off level")
 
 Page = dict[str, Any]
 

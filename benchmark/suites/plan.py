@@ -19,9 +19,9 @@ class Row:
         columns: further columns that tell the row apart, as published.
         options: what the row changes in the configuration.
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
-        band: whether the acceptance band applies.
         pending: why the row cannot be run yet; empty where it can.
-        judged_by: table whose published value the verdict rests on, where a paper prints a cell twice; empty: its own.
+        judged_by: table whose published value the level is held against, where a paper prints a cell twice; empty: its
+            own.
     """
 
     table: str
@@ -30,7 +30,6 @@ class Row:
     columns: dict[str, str]
     options: dict[str, Any]
     minus: tuple[str, str] | None = None
-    band: bool = True
     pending: str = ""
     judged_by: str = ""
 
@@ -68,6 +67,8 @@ class Table:
         unpublished: what stands where a value is not in the published file.
         reference: label that the others are compared with, in a suite that ranks methods.
         bounds: labels that know more than a method may, and are not ranked.
+        control: label of the row above which the others' effects are; empty where the table has none.
+        published_runs: runs behind a printed value.
     """
 
     number: str
@@ -77,6 +78,8 @@ class Table:
     unpublished: str = "none"
     reference: str = ""
     bounds: tuple[str, ...] = ()
+    control: str = ""
+    published_runs: int = 1
 
 
 @dataclass
@@ -119,3 +122,17 @@ def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
         raise ConfigError(f"{row.name}: the table has no row {missing[0]} with the columns {row.columns}")
     first, second = row.minus
     return same[first], same[second]
+
+
+def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:
+    """The row of the control ``label`` that belongs to a row: same data set, and the columns that tell controls apart.
+
+    ``None`` where there is not exactly one, and for the control itself and a difference of two rows.
+    """
+    if row.method == label or row.minus:
+        return None
+    controls = [one for one in rows if (one.dataset, one.method) == (row.dataset, label)]
+    names = {name for one in controls for name in one.columns}
+    telling = [name for name in names if len({one.columns.get(name) for one in controls}) > 1]
+    found = [one for one in controls if all(one.columns.get(name) == row.columns.get(name) for name in telling)]
+    return found[0] if len(found) == 1 else None

@@ -16,7 +16,6 @@ METRICS = ("acc", "auc", "precision", "recall", "loss")
 TOLD = 3  # problems that one message names
 
 SCALARS = (str, int, float, bool, type(None))
-Band = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -36,7 +35,6 @@ class _Layer(_Part):
 
 
 class _Dataset(_Layer):
-    bands: dict[str, Band] = {}
     pending: str = ""
 
 
@@ -44,7 +42,6 @@ class _Label(_Part):
     model_config = ConfigDict(extra="allow")
     method: str = ""
     minus: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
-    band: str | None = None
     pending: str = ""
 
 
@@ -65,6 +62,8 @@ class _Table(_Part):
     unpublished: str = "none"
     reference: str = ""
     bounds: list[str] = []
+    control: str = ""
+    published_runs: Annotated[int, Field(ge=1)] = 1
 
 
 class _PerDataset(_Layer):
@@ -99,9 +98,6 @@ class _Suite(_Part):
     labels: dict[str, _Label | None]
     tables: Annotated[dict[str | int, _Table], Field(min_length=1)]
     scales: Annotated[dict[str, _Scale], Field(min_length=1)]
-    bands: dict[str, Band] = {}
-    band_note: str = ""
-    band_spreads: Band = 0.0
     ranked: bool = False
     replaced: list[str] = []
 

@@ -22,8 +22,6 @@ from datamodules.common.errors import BenchError, ConfigError
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
-WIDEST = 10.0
-"""The widest band, in points, within which a value counts as reproduced."""
 ID_LETTERS = 4
 """Characters of a run id that tell it from the number of a table."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
@@ -57,9 +55,7 @@ class Suite:
             raise ConfigError(f"{where}: {', '.join(missing)} is missing")
         check(spec, where)
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
-        self.bands: dict[str, float] = dict(spec.get("bands", {}))
         self.ranked = bool(spec.get("ranked", False))
-        self.band_spreads = float(spec.get("band_spreads", 0.0))
         self._tuned: dict[str, dict[str, Any]] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
@@ -79,17 +75,6 @@ class Suite:
             raise unknown("scale", name, self.spec["scales"], f" ({self.where})")
         entry = self.spec["scales"][name]
         return {**entry, "tables": {str(number): layer for number, layer in entry.get("tables", {}).items()}}
-
-    def band(self, row: Row, metric: str, spread: str | None) -> float | None:
-        """Acceptance band of a cell: the data set's or the suite's, or ``band_spreads`` published spreads if more.
-
-        There is none where that is more than ``WIDEST``: chance would be called reproduced.
-        """
-        bands: dict[str, float] = {**self.bands, **self.spec["datasets"][row.dataset].get("bands", {})}
-        if not row.band or metric not in bands:
-            return None
-        band = max(bands[metric], self.band_spreads * float(spread or 0.0))
-        return band if band <= WIDEST else None
 
     def compares(self, scale: str) -> bool:
         """Whether the scale is the paper's protocol: only then numbers are held against the published."""
@@ -389,9 +374,11 @@ class Suite:
             str(spec.get("unpublished", "none")),
             str(spec.get("reference", "")),
             tuple(spec.get("bounds", ())),
+            str(spec.get("control", "")),
+            int(spec.get("published_runs", 1)),
         )
         labels = [row.method for row in rows]
-        for label in (*made.bounds, *filter(None, [made.reference])):
+        for label in (*made.bounds, *filter(None, [made.reference, made.control])):
             if label not in labels:
                 raise unknown("row that others are compared with", label, labels, f" ({self.where}, table {number})")
         return made
@@ -411,7 +398,7 @@ class Suite:
         columns = {name: str(value) for name, value in spec.items()}
         involved = [self.spec["datasets"][dataset], *(self.spec["labels"][m] for m in minus or (method,))]
         pending = next((str(entry["pending"]) for entry in involved if "pending" in (entry or {})), "")
-        return Row(number, dataset, method, columns, options, minus, label.get("band") != "none", pending, judged_by)
+        return Row(number, dataset, method, columns, options, minus, pending, judged_by)
 
 
 def available() -> list[str]:

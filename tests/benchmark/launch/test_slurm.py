@@ -27,7 +27,6 @@ paper: tiny
 title: One row on digits
 published: null
 report: last
-bands: {}
 base: {set: {data: digits, model: small_cnn, data.num_clients: 4, data.labelled_clients: 1, rounds: ROUNDS}}
 datasets: {digits: {set: {}}}
 labels: {FedAvg: {method: fedavg}}

@@ -21,7 +21,6 @@ def suite() -> Suite:
             "title": "A toy",
             "published": "toy.csv",
             "report": "best",
-            "bands": {"acc": 2.0},
             "base": {"set": {"data": "digits", "rounds": 5}},
             "datasets": {"A": {}, "B": {"set": {"data.num_clients": 7}}},
             "labels": {"mine": {"method": "fedavg"}, "other": {"method": "rscfed"}, HOSTILE: {"method": "fedirm"}},
@@ -83,7 +82,8 @@ def test_what_was_not_run_is_one_sentence() -> None:
     assert shown.columns == (("A", "acc"), ("A", "auc")) and [keys[0] for keys, _ in shown.rows] == ["mine", "other"]
     assert table.layout.untouched() == f"Not run: all of B; the rows mine l, {HOSTILE}."
     text = table.markdown
-    assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0)<br>reproduced " in text and "<br>50.0 (-10.0)<br>not reproduced" in text
+    assert "| 51.00 ± 0.00 (2)<br>50.0 (+1.0, ± 0.00) " in text and "<br>50.0 (-10.0, ± 0.00) " in text
+    assert "No word: fewer than 3 seeds (mine s A acc, other A acc)." in text
     both = rendered({("A", "mine", "s"): 51.0, ("B", "other", "s"): 40.0})
     assert "| –<br>50.0 " in both.markdown and "not available" not in both.markdown
     full = {(d, m, s): 50.0 for d in "AB" for m, s in (("mine", "s"), ("mine", "l"), ("other", "s"), (HOSTILE, "s"))}

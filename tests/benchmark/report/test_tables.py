@@ -13,9 +13,6 @@ from benchmark.report import tables
 from benchmark.report.tables import (
     Run,
     deviation,
-    difference,
-    interval,
-    judge,
     last_rounds,
     render,
     replace_block,
@@ -38,20 +35,19 @@ def toy():
             "title": "A toy paper",
             "published": "toy.csv",
             "report": "best",
-            "bands": {"acc": 2.0},
-            "band_note": "a guess",
             "base": {"set": {"rounds": 5, "last_k": 2, "data": "digits"}},
             "datasets": {"SVHN": {}},
             "labels": {
-                "low": {"method": "fedavg", "band": "none"},
+                "low": {"method": "fedavg"},
                 "high": {"method": "rscfed"},
-                "gain": {"minus": ["high", "low"], "band": "none"},
+                "gain": {"minus": ["high", "low"]},
             },
             "tables": {
                 4: {
                     "title": "Four",
                     "datasets": ["SVHN"],
                     "metrics": ["acc", "auc"],
+                    "control": "low",
                     "rows": [
                         {"method": "low", "M": 1},
                         {"method": "high", "M": 1},
@@ -119,52 +115,97 @@ def test_means_intervals_and_the_three_readings():
     assert (low["best"], low["last"], low["last_k_mean"]) == ("61.0000", "60.0000", "60.5000")
     assert lines(table)["low", "auc"]["last"] == ""
     assert len(low["runs"].split()) == 3
-    assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0) " in table.markdown
+    assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0, ± 4.97)<br>level " in table.markdown
 
 
 def test_a_difference_is_taken_seed_by_seed():
     *_, table = rendered("paper", FULL | {("low", 2): None})
     gain = lines(table)["gain", "acc"]
     assert (gain["ours"], gain["n"]) == ("8.0000", "2")
-    assert gain["published"] == "10.26" and gain["delta"] == "-2.2600" and gain["status"] == "2 of 3; no band"
+    assert (
+        gain["published"] == "10.26"
+        and gain["delta"] == "-2.2600"
+        and (gain["status"], gain["note"]) == ("2 of 3", "fewer than 3 seeds")
+    )
     assert len(gain["runs"].split()) == 6
 
 
 @pytest.mark.parametrize(
-    ("acc", "status"),
+    ("high", "status", "note"),
     [
-        (71.5, "reproduced"),
-        (72.26, "reproduced"),
-        (72.27, "close"),
-        (66.26, "close"),
-        (66.25, "not reproduced"),
+        ((70.0, 71.0, 72.0), "reproduced", ""),  # 71 ± 4.97 has 70.26 in it; each seed is 10 above
+        ((80.0, 81.0, 82.0), "effect only", ""),  # 81 ± 4.97 has not
+        ((59.5, 60.5, 61.5), "not reproduced", ""),  # half a point below the control, and too low
+        ((66.0, 71.0, 70.0), "reproduced", ""),  # 6, 10 and 8: 8 ± 4.97, and half of what is claimed is 5.13
+        ((62.0, 71.0, 72.0), "", "the effect's interval is too wide"),
     ],
 )
-def test_status_follows_the_band(acc, status):
-    accuracies = {("high", seed): acc for seed in (1, 2, 3)}
-    assert lines(rendered("paper", accuracies)[2])["high", "acc"]["status"] == status
+def test_the_status_follows_level_and_effect(high, status, note):
+    """The control has 60, 61 and 62; the paper prints 70.26 and 60.0."""
+    values = {("high", seed): value for seed, value in enumerate(high, 1)}
+    table = rendered("paper", FULL | values)[2]
+    line = lines(table)["high", "acc"]
+    assert (line["status"], line["note"]) == (status, note)
+    assert ("No word:" in table.markdown) == bool(note)
+    if note:
+        assert f"No word: {note} (high)." in table.markdown or f"{note} (high SVHN acc)" in table.markdown
+
+
+def test_the_intervals_stand_beside_the_printed_values():
+    """Effects 8, 7.5 and 7, by hand: 7.5 ± 4.303 x 0.5 / sqrt(3); the prediction has 0.5 sqrt(4/3)."""
+    table = rendered("paper", FULL)[2]
+    high = lines(table)["high", "acc"]
+    assert [float(high[name]) for name in ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")] == (
+        pytest.approx([4.3027 * 0.5 * math.sqrt(4 / 3), 8.0, 4.3027 * 0.5 / math.sqrt(3), 3, 10.26], abs=1e-4)
+    )
+    assert "69.00 ± 1.24 (3)<br>70.26 (-1.26, ± 2.48)<br>effect +8.00 ± 1.24 (+10.26)<br>reproduced" in table.markdown
+    assert r"+8.00 $\pm$ 1.24 (+10.26)" in table.latex
+    low = lines(table)["low", "acc"]
+    assert (low["status"], low["effect"]) == ("level", "")  # nothing is above the control of itself
+
+
+def test_a_table_without_a_control_never_says_reproduced():
+    suite = toy()
+    del suite.spec["tables"][4]["control"]
+    suite = Suite(suite.spec)
+    plan = suite.plan("paper")
+    at = {seed: 70.0 + 0.1 * seed for seed in (1, 2, 3)}
+    runs = {key: Run("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
+    table = render(suite, plan, runs, published(suite))[0]
+    assert {lines(table)[name, "acc"]["status"] for name in ("low", "high")} == {"level", "off level"}
+    assert "eproduced" not in table.markdown and "The table has no control" in table.markdown
+
+
+def test_a_failed_control_leaves_no_word():
+    table = rendered("paper", FULL | {("low", 2): None}, {("low", 2): "failed"})[2]
+    high = lines(table)["high", "acc"]
+    assert (high["status"], high["note"]) == ("", "a failed run of the control")
+    waiting = lines(rendered("paper", FULL | {("low", 2): None})[2])["high", "acc"]
+    assert (waiting["status"], waiting["note"]) == ("", "fewer than 3 seeds in common with the control")
 
 
 @pytest.mark.parametrize(
     ("accuracies", "states", "status", "cell"),
     [
         ([], ["missing"] * 3, "not run", None),
-        ([70.0], ["missing", "missing"], "1 of 3; reproduced", "70.00 (1 of 3)"),
+        ([70.0], ["missing", "missing"], "1 of 3", "70.00 (1 of 3)"),
         ([70.0, 70.0], ["failed"], "2 of 3; failed (1)", "70.00 ± 0.00 (2 of 3)"),
         ([70.0], ["outdated", "failed"], "1 of 3; failed (1); outdated (1)", "70.00 (1 of 3)"),
         ([], ["failed", "failed", "missing"], "failed (2)", "failed (2)"),
         ([], ["outdated", "missing", "missing"], "outdated (1)", "outdated (1)"),
-        ([70.0], ["running", "stale"], "1 of 3; running (1); stale (1); reproduced", "70.00 (1 of 3)"),
+        ([70.0], ["running", "stale"], "1 of 3; running (1); stale (1)", "70.00 (1 of 3)"),
     ],
 )
 def test_a_row_says_what_it_lacks_and_is_not_judged_with_a_failed_seed(accuracies, states, status, cell):
-    """A verdict says how many seeds it rests on; at other scales there is none."""
     values = {("high", seed): acc for seed, acc in enumerate(accuracies, 1)}
     found = {("high", seed): state for seed, state in enumerate(states, 1 + len(accuracies))}
     for scale in ("paper", "quick"):
         table = rendered(scale, values, found)[2]
-        expected = status if scale == "paper" else status.removesuffix("; reproduced")
-        assert lines(table)["high", "acc"]["status"] == expected
+        line = lines(table)["high", "acc"]
+        assert line["status"] == status
+        if scale == "paper":
+            bad = {"failed", "outdated"} & set(states)
+            assert line["note"] == ("" if not accuracies else "a failed run" if bad else "fewer than 3 seeds")
         if cell is None:
             assert "Nothing of this table has been run." in table.markdown
         else:
@@ -184,22 +225,32 @@ def test_a_metric_without_a_value_is_not_called_not_run():
     plan = suite.plan("paper")
     runs = {key: Run("complete", record(70.0, auc=None)) for key in plan.runs}
     table = lines(render(suite, plan, runs, published(suite))[0])
-    assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "reproduced"
+    assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "not reproduced"
 
 
-def test_only_the_seeds_of_the_suite_are_judged():
+@pytest.mark.parametrize(
+    ("seeds", "done", "note"),
+    [
+        ([7, 8, 9], [7, 8, 9], "other seeds than the suite's"),
+        ([1, 2], [1, 2], "other seeds than the suite's"),
+        ([1, 2, 3, 4], [1, 2, 3, 4], ""),
+        ([1, 2, 3, 7], [1, 7], "other seeds than the suite's"),
+        ([1, 2, 3, 7], [1], "fewer than 3 seeds"),
+        ([1, 2, 3, 7], [1, 2, 3], ""),
+    ],
+)
+def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     suite = toy()
-    for seeds, status in (([7], "other seeds"), ([1, 2], "other seeds"), ([1, 2, 3, 4], "reproduced")):
-        plan = suite.plan("paper", seeds)
-        runs = {key: Run("complete", record(70.0)) for key in plan.runs}
-        assert lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]["status"] == status
-    plan = suite.plan("paper", [1, 2, 3, 7])
-    for done, status in (([7], "1 of 4; other seeds"), ([1, 7], "2 of 4; other seeds"), ([1], "1 of 4; reproduced")):
-        runs = {
-            key: Run("complete", record(70.0)) if run.config.seed in done else Run("missing", None)
-            for key, run in plan.runs.items()
-        }
-        assert lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]["status"] == status
+    plan = suite.plan("paper", seeds)
+    at = {("low", 60.0), ("high", 70.2)}
+    values = {
+        plan.run(row, seed).id: value for row in suite.rows[:2] for n, value in at if n == row.method for seed in done
+    }
+    runs = {key: Run("complete", record(values[key])) if key in values else Run("missing", None) for key in plan.runs}
+    line = lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]
+    count = f"{len(done)} of {len(seeds)}" if len(done) < len(seeds) else ""
+    word = "" if note else "effect only"
+    assert line["note"] == note and line["status"] == "; ".join(filter(None, (count, word)))
 
 
 def test_incomplete_and_failed_runs_are_said_aloud():
@@ -284,14 +335,8 @@ def test_every_table_names_its_provenance_and_rule():
         assert "hardware: Some CPU, 2 of 8 cores per run; code: abc." in text
         assert "mean of the last 2 rounds" in text and "`std` in the CSV (divisor n − 1)" in text
     assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
-    assert "status: reproduced if |Δ| is at most the band" in paper and "bands: acc 2.0 (a guess)" in paper
+    assert "95 % prediction interval for one further run" in paper and "the row minus low, paired by seed" in paper
     assert "**Scale quick: not the paper's protocol.**" in quick and "**Scale" not in paper
-
-
-def test_interval_is_students():
-    assert interval([5.0]) is None and interval([]) is None
-    assert interval([1.0, 1.0]) == 0.0
-    assert interval([1.0, 3.0]) == pytest.approx(12.7062, abs=1e-4)
 
 
 def test_deviation_is_a_samples():
@@ -315,21 +360,6 @@ def test_tables_say_how_many_rounds_the_last_mean_rests_on(rounds, every, k, tol
     """A round counts if it was evaluated: every so many, and the last."""
     config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=rounds, eval_every=every, last_k=k)
     assert last_rounds(config) == told
-
-
-def test_difference_rounds_as_the_paper_prints():
-    assert difference(95.55, "95.5") in (0.0, 0.1)
-    assert difference(95.53, "95.5") == 0.0
-    assert difference(70.264, "70.26") == 0.0
-    assert difference(68.2, "70.26") == -2.06
-
-
-def test_judge():
-    assert [judge(d, 2.0) for d in (2.0, -2.0, 2.01, 4.0, -4.01)] == [
-        "reproduced", "reproduced", "close", "close", "not reproduced"
-    ]  # fmt: skip
-    assert judge(0.1 + 0.2, 0.3) == "reproduced"
-    assert judge(0.0, None) == "no band"
 
 
 def test_replace_block_is_idempotent_and_leaves_the_rest():

@@ -46,7 +46,6 @@ def suite(**more: Any) -> Suite:
             "title": f"Toy {HOSTILE}",
             "published": None,
             "report": "best",
-            "bands": {"acc": 2.0},
             "base": {"set": {"data": "digits", "rounds": 3}},
             "datasets": {"A": {}, "B": {"set": {"data.num_clients": 7}}},
             "labels": {

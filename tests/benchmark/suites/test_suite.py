@@ -10,7 +10,7 @@ from benchmark.files import dump_yaml
 from benchmark.registry import build
 from benchmark.report.tables import collect
 from benchmark.suites import suite
-from benchmark.suites.plan import operands
+from benchmark.suites.plan import control_of, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -26,13 +26,12 @@ def spec(**changes):
         "title": "Toy",
         "published": "toy.csv",
         "report": "last",
-        "bands": {"acc": 2.0},
         "base": {"set": {"rounds": 9, "data": "digits", "method.lr": 0.5, "data.beta": 1.0}},
         "datasets": {"A": {"set": {"data.beta": 2.0}, "methods": {"rscfed": {"method.subsets": 2}}}, "B": {}},
         "labels": {
-            "low": {"method": "fedavg", "band": "none"},
+            "low": {"method": "fedavg"},
             "high": {"method": "rscfed", "method.subset_size": 4},
-            "gain": {"minus": ["high", "low"], "band": "none"},
+            "gain": {"minus": ["high", "low"]},
         },
         "tables": {
             1: {
@@ -319,11 +318,36 @@ def test_published_spreads(tmp_path):
     values = read_published(path)
     assert (values[*where, "acc"], values[*where, "acc std"]) == ("50.1", "2.0")
     assert len(values) == 3
-    toy = Suite(spec(band_spreads=1.5))
-    low, high = toy.tables[0].rows[:2]
-    assert [toy.band(high, "acc", s) for s in (None, "1.0", "4.0", "40.0")] == [2.0, 2.0, 6.0, None]
-    assert toy.band(low, "acc", "4.0") is None
-    assert toy.band(high, "auc", "4.0") is None
+
+
+def test_a_control_is_the_row_that_the_columns_mean():
+    """Where several rows have its label, those columns decide in which they differ; else other columns do not count."""
+    tables = {
+        "1": {
+            "title": "One",
+            "datasets": ["A", "B"],
+            "metrics": ["acc"],
+            "control": "low",
+            "published_runs": 3,
+            "rows": [
+                {"method": "low", "M": 1, "note": "x"},
+                {"method": "low", "M": 2, "note": "x"},
+                {"method": "high", "M": 1},
+                {"method": "high", "M": 2, "note": "y"},
+                {"method": "high", "M": 3},
+                {"method": "gain", "M": 1},
+            ],
+        }
+    }
+    (table,) = Suite(spec(tables=tables)).tables
+    found = [control_of(row, table.rows, table.control) for row in table.rows[6:]]
+    assert table.published_runs == 3
+    assert [one and one.full_name for one in found] == [
+        None, None, "1/B/low/M=1/note=x", "1/B/low/M=2/note=x", None, None
+    ]  # fmt: skip
+    tables["1"]["control"] = "lo"
+    with pytest.raises(ConfigError, match="unknown row that others are compared with 'lo'; did you mean 'low'"):
+        Suite(spec(tables=tables))
 
 
 def test_load():

@@ -25,10 +25,6 @@ def arguments(config: RunConfig, *names: str) -> dict[str, Any]:
     return {name: config.method.init_args[name] for name in names}
 
 
-def test_a_row_whose_code_was_not_published_gets_no_verdict(cbafed: Suite) -> None:
-    assert {row.method for row in cbafed.rows if not row.band} == {"fedirm"}
-
-
 def test_a_row_for_every_published_value_and_no_other(cbafed: Suite) -> None:
     tables = [table for table in cbafed.tables if table.number not in ("tail", "figure3", "presets")]
     keys = [row.key(metric) for table in tables for row in table.rows for metric in table.metrics]

@@ -36,9 +36,10 @@ def test_every_published_value_has_a_row(fl2: Suite) -> None:
     assert ours == {"ablation", "fig4", "presets", "labels", "inert"}
 
 
-def test_rows_whose_code_was_not_published_get_no_verdict(fl2: Suite) -> None:
-    judged = {row.method: row.band for row in fl2.rows if row.table == "1"}
-    assert judged == {"fedmatch": False, "fedcon": False, "semifl": True, "fl2": True}
+def test_controls_and_printed_runs(fl2: Suite) -> None:
+    """The paper has no lower bound: SemiFL, which (FL)2 builds on, is the control, and in Table 2 FixMatch."""
+    told = {table.number: (table.control, table.published_runs) for table in fl2.tables if table.number in "123"}
+    assert told == {"1": ("semifl", 3), "2": ("fixmatch", 1), "3": ("semifl", 3)}
 
 
 def test_published_values(fl2: Suite) -> None:
@@ -81,16 +82,23 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     plan = fl2.plan("paper")
     other = next(r for r in fl2.rows if r.name == "1/SVHN-40/fl2" and r.columns == row.columns)
     assert plan.of_row[id(row)] == plan.of_row[id(other)]
-    reading = {"acc": 76.9}
-    record = {name: reading for name in ("best", "final", "last_k_mean")}
-    record |= {"environment": {"cpu": "x", "cores": 1, "threads": 1}, "code_version": "0"}
-    runs = {key: Run("complete", record) for key in plan.runs}
+    environment = {"cpu": "x", "cores": 1, "threads": 1}
+    runs = {}
+    for key, run in plan.runs.items():
+        value = (55.0 if run.config.method.name == "fixmatch" else 76.9) + run.config.seed - 1
+        record = {name: {"acc": value} for name in ("best", "final", "last_k_mean")}
+        runs[key] = Run("complete", record | {"environment": environment, "code_version": "0"})
     frames = {table.number: table.frame for table in render(fl2, plan, runs, fl2.published())}
     first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
     second = frames["2"].query("method == 'fl2'").iloc[0]
-    assert (first["published"], first["delta"], first["status"]) == ("75.3", 1.6, "reproduced")
+    assert (first["published"], first["delta"], first["status"]) == (
+        "75.3",
+        1.6,
+        "level only",
+    )  # all are alike, SemiFL too
     assert (second["published"], second["delta"]) == ("73.2", 3.7)  # to what stands beside it; judged by the other
     assert second["status"] == "reproduced, by table 1: 75.3 ± 2.4"
+    assert first["prediction"] == second["prediction"] == pytest.approx(4.3027 * (2 / 3) ** 0.5, abs=1e-4)
     without = {key: value for key, value in fl2.published().items() if key[0] != "1"}
     with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
         render(fl2, plan, runs, without)
