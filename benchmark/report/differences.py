@@ -1,4 +1,4 @@
-"""The leaderboard at a glance: how far every row is from its reference, beside what noise explains."""
+"""The leaderboard at a glance: how far every row is from its reference, beside what the setting resolves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Panel:
     Args:
         title: of the setting.
         reference: label of the row that the others are compared with.
-        lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``difference_ci95`` (points),
-            ``bound``, and ``clear``, whether the difference is more than noise explains.
+        lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
+            (points), ``bound``, and ``clear``, whether the row may be called better or worse than the reference.
     """
 
     title: str
@@ -32,10 +32,10 @@ class Panel:
 
 
 def draw_differences(panels: Sequence[Panel]) -> Figure:
-    """A panel per setting, a line per row, a point with its 95 % interval per data set.
+    """A panel per setting, a line per row, a point with its interval per data set.
 
-    Filled points differ from the reference by more than noise explains, hollow ones do not. Rows stand in the order of
-    their mean difference over the data sets.
+    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not tested.
+    Rows stand in the order of their mean difference over the data sets.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]
@@ -46,8 +46,11 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
             _draw_panel(axes, panel, datasets)
         entry = partial(Line2D, [], [], marker="o")
         points = [entry(color=f"C{number}", label=name) for number, name in enumerate(datasets)]
-        hollow = entry(color=INK, markerfacecolor="white", label="noise can explain it")
-        figure.legend(handles=[*points, hollow], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+        hollow = entry(color=INK, markerfacecolor="white", label="not told apart")
+        untested = entry(color=INK, markerfacecolor=GRID, label="bound, not tested")
+        figure.legend(
+            handles=[*points, hollow, untested], loc="outside lower center", ncols=4, fontsize="small", frameon=False
+        )
     return figure
 
 
@@ -62,7 +65,8 @@ def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
         y = np.arange(len(order)) + SPREAD * ((len(shown) - 1) / 2 - place)
         colour = f"C{datasets.index(dataset)}"
         fill = [colour if clear else "white" for clear in own["clear"].eq(True)]
-        axes.errorbar(own["difference"], y, xerr=own["difference_ci95"], fmt="none", ecolor=colour, elinewidth=1.2)
+        fill = [GRID if method in bounds else own_fill for method, own_fill in zip(order, fill, strict=True)]
+        axes.errorbar(own["difference"], y, xerr=own["half_width"], fmt="none", ecolor=colour, elinewidth=1.2)
         axes.scatter(own["difference"], y, s=22, color=fill, edgecolors=colour, linewidths=1.2, zorder=3)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(order)), [f"{name} (bound)" if name in bounds else name for name in order])

@@ -1,9 +1,10 @@
-"""The leaderboard of a ranked suite: per setting how far rows are apart, how they rank, and what they cost."""
+"""The leaderboard of a ranked suite: per setting how far rows are apart, how fine it resolves, and what rows cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -13,16 +14,16 @@ from benchmark.files import write_changed
 from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
-from benchmark.report.statistics import FAILED, SPENT, Ranking, compare, cost, interval, rank, superiority
+from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import RunFolder, code_versions
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
-SIGNIFICANT = 0.05
 ENOUGH = 3  # seeds that a row needs (RULES.md)
 METRIC = "acc"
+RISING = 1.0  # points over the last quarter of the rounds; a row that rises by more has not converged
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class Setting:
         scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
             is NaN, a failed one ``FAILED``.
         reference: the label that the others are compared with.
-        bounds: labels that know more than a method may; they are not ranked.
+        bounds: labels that know more than a method may; they are neither tested nor ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
-            the last rounds), ``rank`` (mean over the seeds that all methods have), the costs to reach the reference's
-            mean accuracy and the tuned options.
+            the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested by
+            it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point), the
+            ``resolution`` of the setting, the costs to reach the reference's mean accuracy and the tuned options.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
     """
 
@@ -51,6 +53,11 @@ class Setting:
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
+
+    @property
+    def resolution(self) -> float:
+        """Median half-width of the simultaneous intervals, in points: what the setting resolves; NaN if it has none."""
+        return float(self.lines["simultaneous_ci95"].median())
 
 
 def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
@@ -107,30 +114,42 @@ def panels(suite: Suite, found: Sequence[Setting]) -> list[Panel]:
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         if own:
-            parts = [
-                one.lines.assign(dataset=one.dataset, clear=[told_apart(one, method) for method in one.lines.index])
-                for one in own
-            ]
-            lines = pd.concat(parts).rename_axis("method").reset_index()
+            lines = pd.concat([_drawn(one) for one in own]).rename_axis("method").reset_index()
             made.append(Panel(table.title, own[0].reference, lines))
     return made
 
 
+def _drawn(one: Setting) -> pd.DataFrame:
+    """Lines with what decides, the simultaneous interval; a row that is not tested keeps that of its difference."""
+    half = one.lines["simultaneous_ci95"].fillna(one.lines["difference_ci95"])
+    clear = [told_apart(one, method) for method in one.lines.index]
+    return one.lines.assign(dataset=one.dataset, half_width=half, clear=clear)
+
+
 def told_apart(one: Setting, method: str) -> bool:
-    """Whether a row differs from its reference by more than noise explains (see ``READ``)."""
+    """Whether a row may be called better or worse than its reference (see ``READ``).
+
+    Its simultaneous interval leaves out zero, it has seeds enough, no run has failed, and the lower of the two has
+    converged. Never for bounds, which are not tested.
+    """
     line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
-    apart = abs(line["difference"]) > line["difference_ci95"] and line["p_holm"] < SIGNIFICANT
-    return bool(apart and line["pairs"] >= ENOUGH and not failed.any())
+    apart = abs(line["difference"]) > line["simultaneous_ci95"]
+    lower = method if line["difference"] < 0 else one.reference
+    return bool(apart and line["pairs"] >= ENOUGH and not failed.any() and one.lines.loc[lower, "converged"])
 
 
-def ranking(found: Sequence[Setting], table: Table) -> Ranking | None:
-    """How the methods of a table rank over all its data sets and seeds; ``None`` where there is too little."""
-    parts = [one.scores.drop(columns=list(one.bounds)) for one in found if one.table is table]
-    return rank(pd.concat(parts, ignore_index=True)) if parts else None
+def resolved(one: Setting) -> str:
+    """What differences a setting can tell from none, in a sentence."""
+    if pd.isna(one.resolution):
+        return "Too few runs to say which differences are resolved."
+    return (
+        f"Resolution: {one.resolution:.2f} points, the median half-width of the simultaneous intervals. "
+        "Smaller differences are not resolved, which does not mean that rows are equal."
+    )
 
 
 def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
-    """The page: for every table the comparison on each of its data sets, the ranking, and the costs."""
+    """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
     parts = [f"# {suite.title}", _provenance(suite, plan, runs), read]
@@ -138,11 +157,11 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
         if own or absent:
-            parts += [f"## {table.title}", *(_comparison([one]) for one in own)]
+            parts += [f"## {table.title}", *(text for one in own for text in (_comparison([one]), resolved(one)))]
         if absent:
             parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
         if own:
-            parts += [_ranking(ranking(found, table)), "What it costs", _costs(own, GOAL[suite.report])]
+            parts += ["What it costs", _costs(own, GOAL[suite.report])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -193,24 +212,29 @@ GOAL = {
     "last": "mean final accuracy",
     "last_k_mean": "mean accuracy of the last rounds",
 }
-BESIDE = (
-    "The mean of the last rounds stands beside it because single rounds swing; nothing is compared or ranked by it. "
-)
+RISES = ", not converged"
+BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
-    "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to "
-    "the reference row, paired by seed, with its interval; **bold** where this interval leaves out zero and the "
-    "p-value of the paired t-test is below 0.05 after Holm's correction over the rows of the setting, from three "
-    "seeds on and where no run has failed. A failed run has no accuracy, and ranks last. {beside}Above: seeds in "
-    "which the row is above the reference. Rank: mean over the seeds, bounds left out. With five seeds Wilcoxon's "
-    "signed-rank test cannot reach 0.05 (its least p-value is 0.0625), hence the t-test. Bounds know more labels than "
-    "methods may. The learning rates are those of the papers or were tuned, by one rule for every row, on held-out "
-    "labelled images; `tuned` says which rate was chosen."
+    "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, paired "
+    "by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting that hold "
+    "together with 95 % (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, from three seeds on "
+    "and where no run has failed. p: of the paired t-test after Holm's correction over the rows of the setting, which "
+    "can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip test, not corrected, "
+    "which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they are in none of these "
+    "tests. Not converged: a row that rises by more than one point over the last quarter of its rounds (its median "
+    "slope there, averaged over the seeds). It may need more rounds and is not called worse. A failed run has no accuracy, "
+    "and ranks last. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data "
+    "set, bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
+    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
 )
 
 
 def _section(found: Sequence[Setting], table: Table) -> str:
     own = [one for one in found if one.table is table]
-    return f"**{table.title}**\n\n{_comparison(own, brief=True)}" if own else ""
+    if not own:
+        return ""
+    told = "\n\n".join(f"{one.dataset}: {resolved(one)}" for one in own)
+    return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
 def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
@@ -234,7 +258,7 @@ def _setting(
     scores: pd.DataFrame,
 ) -> Setting:
     reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
-    lines = compare(scores, reference)
+    lines = compare(scores, reference, bounds)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
     goal = lines.loc[reference, "mean"]
@@ -243,12 +267,15 @@ def _setting(
             "bound": row.method in bounds,
             "goal": goal,
             **_smooth(plan, runs, row),
+            "rise": _rise(plan, runs, row),
             **_spent(plan, runs, row, goal),
             "tuned": _tuned(suite, plan, row),
         }
         for row in rows
     }
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
+    lines["converged"] = ~(lines["rise"] > RISING)
+    lines["resolution"] = lines["simultaneous_ci95"].median()
     averaged = " or ".join(sorted({last_rounds(config) for row in rows for config in _configs(plan, row)}))
     return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged)
 
@@ -262,6 +289,15 @@ def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | 
     values = _scores(plan, runs, row, "last_k_mean")
     values = values[values != FAILED]
     return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
+
+
+def _rise(plan: Plan, runs: Mapping[str, Run], row: Row) -> float:
+    """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
+    keys = [key for key in plan.of_row[id(row)].values() if runs[key].record is not None]
+    curves = [RunFolder(folder(plan.runs[key].config)).rows() for key in keys]
+    rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for curve in curves]
+    told = [rise for rise in rises if not isnan(rise)]
+    return fmean(told) if told else nan
 
 
 def _spent(plan: Plan, runs: Mapping[str, Run], row: Row, goal: float) -> dict[str, Any]:
@@ -301,16 +337,19 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
     delta, half = _number(line["difference"], "+.2f"), _number(line["difference_ci95"])
     told = f"{delta} ± {half}" if half else delta
     cells = {
-        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})",
+        one.dataset: f"{line['mean']:.2f}{_half(line['ci95'])} ({_seeds(line)})" + ("" if line["converged"] else RISES),
         f"mean of the last {one.averaged}": f"{line['last_k_mean']:.2f}{_half(line['last_k_ci95'])}",
         f"Δ to {one.reference}": f"**{told}**" if told_apart(one, method) else told,
-        "p (Holm)": "< 0.001" if line["p_holm"] < 0.001 else _number(line["p_holm"], ".3f"),
+        "simultaneous": _half(line["simultaneous_ci95"]).strip(),
+        "p (Holm)": _p(line["p_holm"]),
+        "p (sign flips)": _p(line["p_flip"]),
         "above": _number(100 * line["above"], ".0f %"),
+        "rise": _number(line["rise"], "+.1f"),
         "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
         "tuned": line["tuned"],
     }
     if brief:
-        cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "rank")}
+        cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}
     if not line["n"]:
         nothing = {one.dataset: _seeds(line) or "not run", "rank": cells["rank"] if line["failed"] else ""}
         return {title: nothing.get(title, "") for title in cells}
@@ -322,18 +361,6 @@ def _seeds(line: pd.Series) -> str:
     scored = f"{line['n']:.0f}" if line["n"] else ""
     failed = f"{line['failed']:.0f} failed" if line["failed"] else ""
     return ", ".join(filter(None, (scored, failed)))
-
-
-def _ranking(found: Ranking | None) -> str:
-    if found is None:
-        return "Too few runs to rank."
-    ranks = ", ".join(f"{name} {value:.2f}" for name, value in found.mean_ranks.items())
-    return (
-        f"Mean ranks over {found.blocks} blocks (data sets × seeds): {ranks}. Friedman's test that all are alike: "
-        f"p = {found.p:.2g}; ranks that differ by less than {found.critical_difference:.2f} (Nemenyi's critical "
-        "difference) are not told apart. Seeds of one data set are not independent data sets: this ranks methods on "
-        "these data, not in general."
-    )
 
 
 def _costs(own: Sequence[Setting], goal_name: str) -> str:
@@ -391,6 +418,10 @@ def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], brief: bool =
         "code": f"{len(versions)} versions" if brief and len(versions) > 1 else ", ".join(versions),
     }
     return "; ".join(f"{name}: {text}" for name, text in parts.items()) + "."
+
+
+def _p(value: Any) -> str:
+    return "< 0.001" if value < 0.001 else _number(value, ".3f")
 
 
 def _half(value: Any) -> str:

@@ -1,17 +1,15 @@
-"""What the seeds of a setting support: intervals, paired differences, ranks, and what an accuracy costs.
+"""What the seeds of a setting support: intervals, paired differences, what still rises, and what an accuracy costs.
 
 Rows of a setting meet the same partition, clients and initial weights under a seed, so that they are compared within
 seeds. All tests are two-sided.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Collection, Mapping, Sequence
+from math import inf, nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import scikit_posthocs
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
@@ -23,48 +21,43 @@ FAILED = -inf
 """The score of a run that has failed: below all others."""
 DIGITS = 6  # of a difference; what is behind them is rounding noise
 SPENT = ("bytes_up", "bytes_down", "steps")
+MOST_FLIPPED = 20  # pairs; they have 2 ** 20 patterns of signs
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """How rows rank over blocks (the seeds of all data sets), and which of them the blocks tell apart.
-
-    Args:
-        mean_ranks: by row; 1 is the best of every block.
-        blocks: number of blocks.
-        p: of Friedman's test that all rows rank alike.
-        pairs: p-values of Nemenyi's test for every pair of rows.
-        critical_difference: least difference of two mean ranks that is significant (Nemenyi; Demšar, JMLR 2006).
-    """
-
-    mean_ranks: pd.Series
-    blocks: int
-    p: float
-    pairs: pd.DataFrame
-    critical_difference: float
-
-
-def interval(values: Sequence[float] | pd.Series) -> float | None:
-    """Half-width of the 95 % t interval of the mean; ``None`` for fewer than two values."""
+def interval(values: Sequence[float] | pd.Series, level: float = LEVEL) -> float | None:
+    """Half-width of the t interval of the mean, of 95 % by default; ``None`` for fewer than two values."""
     n = len(values)
     if n < 2:
         return None
-    return float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(values))
+    return float(stats.t.ppf((1 + level) / 2, n - 1) * stats.sem(values))
 
 
-def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
+def compare(scores: pd.DataFrame, reference: str, bounds: Collection[str] = ()) -> pd.DataFrame:
     """Every row's mean and its difference to the reference row, paired by seed.
+
+    All rows but the reference and the bounds are one family, whether they have been run or not, so that a setting that
+    is half run promises no more than a whole one. Bounds know more than a method may: nothing is claimed of them, and
+    they are not tested.
+
+    The simultaneous intervals are Bonferroni's: t intervals of level 1 - 0.05 / m in a family of m rows. They hold
+    together with 95 % however the differences depend on each other (all share the reference), and whatever variance and
+    number of pairs each has. Dunnett's and Tukey's methods need one common variance, and Šidák's, narrower by less than
+    one percent, needs an inequality that is not proven for variances estimated row by row. An interval that leaves out
+    zero has p_holm < 0.05; Holm's steps can reject a little more.
 
     Args:
         scores: one line per seed, one column per row of the table; a missing run is NaN, a failed one ``FAILED``.
         reference: the column that the others are held against.
+        bounds: columns outside the family.
 
     Returns:
         By row, in the order of the columns: ``mean``, ``ci95`` (half-width), ``n`` (runs with a score), ``failed``
-        (runs); over the ``pairs`` of scores that row and reference have ``difference``, ``difference_ci95``, ``p``
-        (paired t-test), ``p_holm`` (Holm's correction over the rows); and ``above``: the share of seeds in which the
-        row is above the reference (a tie counts half, and a failed run is below any other).
+        (runs); over the ``pairs`` of scores that row and reference have ``difference``, ``difference_ci95``; for the
+        family ``simultaneous_ci95`` (half-width), ``p`` (paired t-test), ``p_holm`` (Holm's correction of it) and
+        ``p_flip`` (``sign_flip``), which are empty where all pairs differ by the same; and ``above``: the share of
+        seeds in which the row is above the reference (a tie counts half, and a failed run is below any other).
     """
+    family = [name for name in scores if name != reference and name not in bounds]
     lines: dict[str, dict[str, Any]] = {}
     for name in scores:
         own, difference = _finite(scores[name]), (scores[name] - scores[reference]).round(DIGITS)
@@ -73,15 +66,54 @@ def compare(scores: pd.DataFrame, reference: str) -> pd.DataFrame:
         line["failed"] = (scores[name] == FAILED).sum()
         if name != reference and len(difference.dropna()):
             line |= {"difference": paired.mean(), "difference_ci95": interval(paired), "above": above(difference)}
-            if paired.nunique() > 1:
+            if name in family and paired.nunique() > 1:
+                line["simultaneous_ci95"] = interval(paired, 1 - (1 - LEVEL) / len(family))
                 line["p"] = stats.ttest_1samp(paired, 0.0).pvalue
+                line["p_flip"] = sign_flip(paired)
         lines[str(name)] = line
-    columns = ["mean", "ci95", "n", "failed", "pairs", "difference", "difference_ci95", "p", "p_holm", "above"]
+    columns = ["mean", "ci95", "n", "failed", "pairs", "difference", "difference_ci95", "simultaneous_ci95"]
+    columns += ["p", "p_holm", "p_flip", "above"]
     frame = pd.DataFrame.from_dict(lines, orient="index").reindex(columns=columns).astype("float64")
-    tested = frame["p"].notna()
-    if tested.any():
-        frame.loc[tested, "p_holm"] = multipletests(frame.loc[tested, "p"], method="holm")[1]
+    if family:
+        corrected = multipletests(frame.loc[family, "p"].fillna(1.0), method="holm")[1]
+        frame.loc[family, "p_holm"] = np.where(frame.loc[family, "p"].notna(), corrected, nan)
     return frame
+
+
+def sign_flip(differences: Sequence[float] | pd.Series) -> float | None:
+    """Exact two-sided p-value of the paired sign-flip test of the mean (Fisher's randomisation test).
+
+    If neither row is better, each of the ``2 ** n`` patterns of signs of the differences is as likely as the one that
+    was seen. The p-value is the share of patterns whose sum is as far from zero as the sum that was seen; it cannot be
+    below ``2 ** (1 - n)``. ``None`` for no differences, and for more than 20.
+    """
+    sizes = np.abs(np.asarray(differences, dtype="float64"))
+    if not 0 < len(sizes) <= MOST_FLIPPED:
+        return None
+    sums = sizes[:1]  # its sign may stay: patterns that mirror each other have sums of the same size
+    for size in sizes[1:]:
+        sums = np.concatenate([sums + size, sums - size])
+    seen = abs(np.sum(np.asarray(differences, dtype="float64")))
+    return float((np.abs(sums) >= seen - 10.0**-DIGITS / 2).mean())
+
+
+def late_rise(rounds: Sequence[int], accuracies: Sequence[float]) -> float:
+    """How much a run's accuracy rises over the last quarter of its rounds, in points; NaN if fewer than two tell.
+
+    The slope is that of Theil and Sen, the median of the slopes between all pairs of evaluated rounds from 75 % of the
+    rounds on, so that a single round that swings or collapses moves it little. The rise is that of a line with
+    this slope over a quarter of the rounds.
+
+    Args:
+        rounds: numbers of the evaluated rounds, from 0 and ascending; the last one ends the run.
+        accuracies: in percent, one per round.
+    """
+    done = np.asarray(rounds) + 1
+    late = done >= 0.75 * done[-1] if len(done) else np.zeros(0, dtype=bool)
+    if late.sum() < 2:
+        return nan
+    slope = stats.theilslopes(np.asarray(accuracies, dtype="float64")[late], done[late]).slope
+    return float(slope * done[-1] / 4)
 
 
 def _finite(values: pd.Series) -> pd.Series:
@@ -99,28 +131,6 @@ def superiority(scores: pd.DataFrame) -> pd.DataFrame:
     names = list(scores)
     values = {b: {a: above(scores[a] - scores[b]) for a in names if a != b} for b in names}
     return pd.DataFrame(values).reindex(index=names, columns=names)
-
-
-def rank(scores: pd.DataFrame) -> Ranking | None:
-    """Mean ranks over the blocks (lines) that all rows (columns) have; ``None`` for fewer than three rows or blocks.
-
-    A failed run ranks last in its block.
-    """
-    whole = scores.dropna()
-    blocks, rows = whole.shape
-    if rows < 3 or blocks < 3:
-        return None
-    alike = (whole.nunique(axis=1) == 1).all()  # then Friedman's statistic is 0 / 0
-    range_ = stats.studentized_range.ppf(LEVEL, rows, float("inf"))
-    pairs = scikit_posthocs.posthoc_nemenyi_friedman(whole.to_numpy())
-    pairs.index = pairs.columns = whole.columns
-    return Ranking(
-        whole.rank(axis=1, ascending=False).mean().sort_values(),
-        blocks,
-        1.0 if alike else float(stats.friedmanchisquare(*(whole[name] for name in whole)).pvalue),
-        pairs,
-        float(range_ * (rows * (rows + 1) / (12 * blocks)) ** 0.5),
-    )
 
 
 def cost(record: Record, rows: Sequence[Row], accuracy: float) -> Mapping[str, float] | None:

@@ -36,8 +36,11 @@ COMPARED = {
     "last_k_mean": "mean of last rounds, %",
     "difference": "Δ",
     "difference_ci95": "± 95 % of Δ",
+    "simultaneous_ci95": "± 95 %, simultaneous",
     "p": "p",
     "p_holm": "p (Holm)",
+    "p_flip": "p (sign flips)",
+    "rise": "rise, last quarter",
     "above": "share above",
     "rank": "rank",
     "tuned": "tuned",
@@ -159,32 +162,36 @@ def _board(view: View, charts: Charts) -> Page:
     parts = []
     for one in settings:
         lines = one.lines.sort_values("mean", ascending=False)
-        lines.index = pd.Index(
-            [f"{method} (bound)" if bound else method for method, bound in lines["bound"].items()], name="method"
-        )
+        lines.index = pd.Index([_marked(str(method), line) for method, line in lines.iterrows()], name="method")
         whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
         means = charts.intervals(_points(lines, "mean", "ci95"), "Accuracy", "accuracy (%)")
-        apart = _points(lines, "difference", "difference_ci95")
+        decides = lines.assign(half=lines["simultaneous_ci95"].fillna(lines["difference_ci95"]))
+        apart = _points(decides, "difference", "half")
         title = f"Difference to {one.reference}, paired by seed"
         parts.append(
             {
                 "title": f"{one.table.title}: {one.dataset}",
                 "reference": one.reference,
                 "charts": [means, charts.intervals(apart, title, "points")] if apart else [means],
+                "resolved": leaderboard.resolved(one),
                 "compared": _columns_of(whole, COMPARED),
                 "goal": _given(one.lines["goal"].iloc[0]),
                 "spent": _columns_of(whole, SPENT),
             }
         )
     absent = {table: names for table in view.suite.tables if (names := leaderboard.not_compared(view.plan, table))}
-    rankings = {one.table.title: leaderboard.ranking(settings, one.table) for one in settings}
     return {
         "view": view,
         "accuracy": leaderboard.ACCURACY[view.suite.report],
         "settings": parts,
         "not_compared": [(table, names) for table, names in absent.items()],
-        "rankings": {title: found for title, found in rankings.items() if found},
     }
+
+
+def _marked(method: str, line: pd.Series) -> str:
+    """The name of a row, with what a reader must know before comparing it."""
+    marks = (["bound"] if line["bound"] else []) + ([] if line["converged"] else ["not converged"])
+    return f"{method} ({', '.join(marks)})" if marks else method
 
 
 def _points(lines: pd.DataFrame, mean: str, half: str) -> list[tuple[str, float, float | None]]:

@@ -7,8 +7,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from benchmark import cli
-from benchmark.report.records import read_record
 from benchmark.run import fit as run
+from benchmark.runs.records import read_record
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.folder import Folder

@@ -1,21 +1,22 @@
-"""The picture of a leaderboard: its points lie where the lines say, and are filled where noise explains nothing."""
+"""The picture of a leaderboard: its points lie where the lines say, and are filled where rows are told apart."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgba
 
-from benchmark.report.differences import Panel, draw_differences
+from benchmark.report.differences import GRID, Panel, draw_differences
 from benchmark.report.plots import svg_text
 
-COLUMNS = ["dataset", "method", "difference", "difference_ci95", "bound", "clear"]
+FILLS = {to_rgba("white"): "hollow", to_rgba(GRID): "grey"}
+COLUMNS = ["dataset", "method", "difference", "half_width", "bound", "clear"]
 ROWS = [
     ("A", "base", np.nan, np.nan, False, False),
     ("A", "good", 5.0, 1.0, False, True),
     ("A", "bad", -2.0, 3.0, False, False),
-    ("A", "all labels", 9.0, 2.0, True, True),
+    ("A", "all labels", 9.0, 2.0, True, False),
     ("B", "base", np.nan, np.nan, False, False),
     ("B", "good", 1.0, 2.0, False, False),
-    ("B", "all labels", 7.0, 1.0, True, True),
+    ("B", "all labels", 7.0, 1.0, True, False),
 ]
 
 
@@ -24,11 +25,11 @@ def panel(rows=ROWS, title="Labels somewhere"):
 
 
 def points(axes):
-    """By data set, from the top of the legend: name of the row, difference, and whether its point is filled."""
+    """By data set, from the top of the legend: name of the row, difference, and how its point is filled."""
     names = [tick.get_text() for tick in axes.get_yticklabels()]
     return [
         {
-            names[round(y)]: (x, to_rgba("white") != tuple(colour))
+            names[round(y)]: (x, FILLS.get(tuple(colour), "filled"))
             for (x, y), colour in zip(drawn.get_offsets().data, drawn.get_facecolors(), strict=True)
             if np.isfinite(x)
         }
@@ -38,12 +39,12 @@ def points(axes):
 
 
 def test_points_stand_at_their_rows_and_clear_ones_are_filled():
-    """The reference has none; a row that a data set lacks has none there."""
+    """Bounds are grey. The reference has none; a row that a data set lacks has none there."""
     (axes,) = draw_differences([panel()]).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["bad", "good", "all labels (bound)"]
     first, second = points(axes)
-    assert first == {"bad": (-2.0, False), "good": (5.0, True), "all labels (bound)": (9.0, True)}
-    assert second == {"good": (1.0, False), "all labels (bound)": (7.0, True)}
+    assert first == {"bad": (-2.0, "hollow"), "good": (5.0, "filled"), "all labels (bound)": (9.0, "grey")}
+    assert second == {"good": (1.0, "hollow"), "all labels (bound)": (7.0, "grey")}
 
 
 def test_intervals_reach_as_far_as_the_half_width():

@@ -100,19 +100,81 @@ def test_costs_are_those_of_reaching_the_references_accuracy(made):
     assert (good["bytes_up"], good["seconds"], good["client_state_bytes"]) == (10_000_000, 100.0, 2_000_000)
 
 
-def test_ranks_leave_bounds_and_broken_blocks_out(made):
-    suite, _, _, found = made
-    ranks = leaderboard.ranking(found, suite.tables[0])
-    assert ranks.blocks == 7
-    assert ranks.mean_ranks.idxmin() == "good"
-    assert "bound" not in ranks.mean_ranks
+def test_ranks_are_of_one_data_set_and_leave_bounds_and_broken_seeds_out(made):
+    """On B, three seeds have all methods; ``good`` is the best of the three that are no bounds."""
+    *_, (_, second) = made
+    assert second.lines.loc["good", "rank"] == 1.0
+    assert second.lines["rank"].drop(index="bound").sum() == 1 + 2 + 3
+
+
+def test_bounds_are_shown_but_not_tested(made):
+    *_, (first, _) = made
+    bound = first.lines.loc["bound"]
+    assert bound["difference"] > bound["difference_ci95"]
+    assert bound[["p", "p_holm", "p_flip", "simultaneous_ci95"]].isna().all()
+    assert not leaderboard.told_apart(first, "bound")
+
+
+def test_a_setting_says_what_it_resolves(made):
+    """The median of two half-widths is their mean; bounds, which swing less, are not among them."""
+    suite, plan, runs, found = made
+    half = found[0].lines.loc[["good", "bad"], "simultaneous_ci95"]
+    assert found[0].resolution == pytest.approx(half.mean())
+    assert (found[0].lines["resolution"] == found[0].resolution).all()
+    page = leaderboard.markdown(suite, plan, runs, found)
+    assert page.count("Resolution: ") == 2 and f"Resolution: {half.mean():.2f} points" in page
+    assert "not resolved, which does not mean that rows are equal" in page
+
+
+@pytest.fixture
+def rising(made, monkeypatch):
+    """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
+    suite, plan, runs, _ = made
+    methods = {key: row.method for row in suite.rows for key in plan.of_row[id(row)].values()}
+    for row in suite.rows:
+        if row.method == "bad":
+            for seed, key in plan.of_row[id(row)].items():
+                runs[key] = Run("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
+    gains = {}
+
+    class Folder:
+        def __init__(self, path):
+            self.gain = gains.get(methods[path.name.rpartition("-")[2]], 0.0)
+
+        def rows(self):
+            return [{"round": number, "acc": 40 + self.gain * number / 25} for number in range(4, 100, 5)]
+
+    monkeypatch.setattr(leaderboard, "RunFolder", Folder)
+    return suite, plan, runs, gains
+
+
+def test_a_row_that_still_rises_is_not_called_worse(rising):
+    """Nor is the reference; but a row that rises may be called better."""
+    suite, plan, runs, gains = rising
+    gains |= {"good": 1.5, "bad": 0.9}
+    first, _ = found = leaderboard.settings(suite, plan, runs)
+    assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
+    assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
+    page = leaderboard.markdown(suite, plan, runs, found)
+    assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
+    gains |= {"bad": 1.1}
+    first, _ = leaderboard.settings(suite, plan, runs)
+    assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
+    gains |= {"bad": 0.0, "base": 1.1}
+    first, _ = leaderboard.settings(suite, plan, runs)
+    assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
+
+
+def test_without_evaluations_in_the_last_quarter_nothing_is_said_of_it(made):
+    *_, (first, _) = made
+    assert first.lines["rise"].isna().all() and first.lines["converged"].all()
 
 
 def test_the_page_makes_nothing_bold_that_noise_explains(made):
     suite, plan, runs, found = made
     page = leaderboard.markdown(suite, plan, runs, found)
     bold = [line for line in page.splitlines() if "| **" in line]
-    assert [line.split("|")[1].strip() for line in bold] == ["bound", "good", "bound", "good"]
+    assert [line.split("|")[1].strip() for line in bold] == ["good", "good"]
     heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
     assert heads == ["A", "B"]
     assert "31 of 32 complete" in page
@@ -121,8 +183,8 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
     assert "| < 0.001 " in page and "| 0.000 " not in page
 
 
-def test_what_holms_correction_takes_back_is_not_bold(made):
-    """Alone the difference would be clear: its interval leaves out zero, and p is 0.04."""
+def test_what_the_other_rows_take_back_is_not_bold(made):
+    """Alone the difference would be clear: its own interval leaves out zero, and p is 0.04."""
     suite, plan, runs, _ = made
     above = {"bad": (3, 3, 1, 1), "good": (3, -3, 3, -3)}
     for row in suite.rows:
@@ -131,11 +193,13 @@ def test_what_holms_correction_takes_back_is_not_bold(made):
                 runs[key] = Run("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
     found = leaderboard.settings(suite, plan, runs)
     line = found[0].lines.loc["bad"]
-    assert line["difference"] > line["difference_ci95"] and line["p"] < 0.05 < line["p_holm"]
+    assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
+    assert line["p"] < 0.05 < line["p_holm"]
     assert not leaderboard.told_apart(found[0], "bad")
     page = leaderboard.markdown(suite, plan, runs, found)
-    cells = next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")
-    assert cells[4].strip().startswith("+2.00") and cells[5].strip() == f"{line['p_holm']:.3f}"
+    cells = [cell.strip() for cell in next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")]
+    assert cells[4].startswith("+2.00") and cells[5] == f"± {line['simultaneous_ci95']:.2f}"
+    assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
 
 
 def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
@@ -180,8 +244,6 @@ def broken(made):
 def test_failed_seeds_stay_in(broken):
     """The page says how many there are; they rank last, and nothing is bold beside one."""
     suite, plan, runs, found = broken
-    ranks = leaderboard.ranking(found, suite.tables[0])
-    assert ranks.blocks == 7
     page = leaderboard.markdown(suite, plan, runs, found)
     cells = {line.split("|")[1].strip(): line for line in page.partition("| method ")[2].splitlines()[2:6]}
     assert "(3, 1 failed)" in cells["good"] and "**" not in cells["good"]
@@ -198,9 +260,10 @@ def test_a_difference_needs_pairs(made):
             if row.method == "base" and seed > 1:
                 runs[key] = Run("missing", None)
     found = leaderboard.settings(suite, plan, runs)[0]
-    line = found.lines.loc["bound"]
-    assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["difference_ci95"]
-    assert not leaderboard.told_apart(found, "bound")
+    found.lines.loc["good", "simultaneous_ci95"] = 1.0
+    line = found.lines.loc["good"]
+    assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["simultaneous_ci95"]
+    assert not leaderboard.told_apart(found, "good")
 
 
 def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
@@ -210,7 +273,7 @@ def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
     runs[plan.of_row[id(row)][0]] = Run("failed", None)
     first, second = leaderboard.settings(suite, plan, runs)
     line = first.lines.loc["good"]
-    assert line["pairs"] == 3 and line["p_holm"] < 0.05 and line["difference"] > line["difference_ci95"]
+    assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
 
 
@@ -225,17 +288,18 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
 
 
 def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
-    """A panel with both data sets; a difference is clear where it is bold. Settings with too few seeds are left out."""
+    """A panel with both data sets and the intervals that decide; a difference is clear where it is bold. Settings with too few seeds are left out."""
     *run, found = made
     suite = run[0]
     (panel,) = leaderboard.panels(suite, found)
     assert (panel.title, panel.reference) == ("Labels at some clients", "base")
     assert panel.lines.loc[panel.lines["clear"], ["dataset", "method"]].to_numpy().tolist() == [
-        ["A", "bound"],
         ["A", "good"],
-        ["B", "bound"],
         ["B", "good"],
     ]
+    shown = panel.lines.set_index(["dataset", "method"])["half_width"]
+    assert shown["A", "good"] == found[0].lines.loc["good", "simultaneous_ci95"]
+    assert shown["A", "bound"] == found[0].lines.loc["bound", "difference_ci95"]
     (drawn,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick", None) if path.suffix == ".svg"]
     assert drawn == tmp_path / "tables" / "toy-quick-leaderboard.svg"
     monkeypatch.setattr(leaderboard, "ENOUGH", 5)
@@ -276,7 +340,7 @@ def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
     suite.report = report
     page = leaderboard.markdown(suite, plan, runs, found)
     assert read in page and goal in page
-    assert ("nothing is compared or ranked by it" in page) == (report != "last_k_mean")
+    assert ("nothing is compared by it" in page) == (report != "last_k_mean")
 
 
 def test_as_data(made):

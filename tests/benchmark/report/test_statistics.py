@@ -3,8 +3,18 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from benchmark.report.statistics import FAILED, above, compare, cost, interval, rank, superiority
+from benchmark.report.statistics import (
+    FAILED,
+    above,
+    compare,
+    cost,
+    interval,
+    late_rise,
+    sign_flip,
+    superiority,
+)
 
 SCORES = pd.DataFrame(
     {
@@ -44,11 +54,85 @@ def test_holms_correction():
     np.testing.assert_allclose(found["p_holm"][order.index], expected)
 
 
+def test_bounds_are_outside_the_family():
+    """They have a difference and an interval; nothing is tested, and the others are corrected as if they were absent."""
+    found, without = compare(SCORES, "base", bounds=["worst"]), compare(SCORES.drop(columns="worst"), "base")
+    pd.testing.assert_frame_equal(found.drop(index="worst"), without)
+    assert found.loc["worst", ["difference", "difference_ci95"]].notna().all()
+    assert found.loc["worst", ["p", "p_holm", "p_flip", "simultaneous_ci95"]].isna().all()
+    assert found.loc["better", "p_holm"] == pytest.approx(2 * found.loc["better", "p"])
+
+
+def test_simultaneous_intervals_are_bonferronis():
+    """Each of two is of 97.5 %: t(0.9875, 4) is 3.495406 (Bonferroni's table of t)."""
+    found = compare(SCORES, "base", bounds=["worst"])
+    assert found.loc["better", "simultaneous_ci95"] == pytest.approx(3.495406 * 0.5**0.5)
+    assert found.loc["mixed", "simultaneous_ci95"] == pytest.approx(3.495406 * (1 / 5) ** 0.5)  # of variance 1
+    alone = compare(SCORES[["base", "better"]], "base").loc["better"]
+    assert alone["simultaneous_ci95"] == alone["difference_ci95"]
+
+
+def test_a_simultaneous_interval_without_zero_is_significant_after_holm():
+    draws = np.random.default_rng(0)
+    clear = 0
+    for _ in range(50):
+        scores = pd.DataFrame({name: draws.normal(0.7 * number, 1, 8) for number, name in enumerate("abcd")})
+        found = compare(scores, "a").drop(index="a")
+        apart = found["difference"].abs() > found["simultaneous_ci95"]
+        assert (found.loc[apart, "p_holm"] < 0.05).all()
+        assert (apart == (3 * found["p"] < 0.05)).all()
+        clear += apart.sum()
+    assert 0 < clear < 150
+
+
+def test_rows_that_wait_for_their_runs_are_in_the_family():
+    """Otherwise a difference could lose its clearness when another row comes in."""
+    waiting = compare(SCORES.assign(worst=np.nan), "base")
+    whole = compare(SCORES, "base")
+    assert waiting.loc["better", "simultaneous_ci95"] == whole.loc["better", "simultaneous_ci95"]
+    assert waiting.loc["better", "p_holm"] == pytest.approx(3 * waiting.loc["better", "p"])
+    assert np.isnan(waiting.loc["worst", "p_holm"])
+
+
+def test_sign_flips_by_hand():
+    """Of 1, 2 and 3, the sums of the patterns are 6, 4, 2, 0, 0, -2, -4 and -6."""
+    assert sign_flip([1.0, 2.0, 3.0]) == 2 / 8
+    assert sign_flip([-1.0, 2.0, 3.0]) == sign_flip([1.0, -2.0, -3.0]) == 4 / 8
+    assert sign_flip([1.0, -2.0, 3.0]) == 6 / 8
+    assert sign_flip([1.0, 2.0, -3.0]) == sign_flip([0.0, 0.0]) == 1.0
+    assert sign_flip([0.1, 0.2, -0.3]) == 1.0  # whose sum is not zero in floating point
+    assert compare(SCORES, "base").loc["better", "p_flip"] == 2 / 32  # five seeds cannot say more
+
+
+def test_sign_flips_are_those_of_scipy():
+    draws = np.random.default_rng(1)
+    for n in (4, 8, 11):
+        values = draws.normal(0.4, 1, n)
+        oracle = stats.permutation_test((values,), np.sum, permutation_type="samples", n_resamples=np.inf)
+        assert sign_flip(values) == pytest.approx(oracle.pvalue)
+
+
+def test_sign_flips_are_exact_up_to_twenty_pairs():
+    assert sign_flip(np.arange(1.0, 21.0)) == 2**-19
+    assert sign_flip(np.ones(21)) is sign_flip([]) is None
+
+
+def test_the_rise_over_the_last_quarter():
+    """A line that gains 0.1 a round gains 10 in 100 of 400 rounds; what came before does not count."""
+    rounds = list(range(9, 400, 10))
+    line = [50 + 0.1 * number if number >= 299 else 0.0 for number in rounds]
+    assert late_rise(rounds, line) == pytest.approx(10.0)
+    assert late_rise(rounds, [number**0.5 for number in range(20)] + [4.5] * 20) == 0.0
+    assert late_rise(rounds, [-value for value in line]) == pytest.approx(-10.0)
+    collapsed = [*line[:-1], 10.0]
+    assert 6 < late_rise(rounds, collapsed) <= 10.0  # least squares would say that it falls
+    assert np.polyfit(rounds[29:], collapsed[29:], 1)[0] < 0
+    assert np.isnan(late_rise([1, 4], [40.0, 60.0])) and np.isnan(late_rise([], []))
+
+
 def test_the_order_of_seeds_and_rows_changes_nothing():
     mixed = SCORES.sample(frac=1, random_state=0)[["mixed", "worst", "base", "better"]]
     pd.testing.assert_frame_equal(compare(SCORES, "base"), compare(mixed, "base").loc[list(SCORES)])
-    ranks = rank(mixed).mean_ranks[rank(SCORES).mean_ranks.index]
-    pd.testing.assert_series_equal(rank(SCORES).mean_ranks, ranks)
 
 
 def test_seeds_that_one_of_two_rows_lacks_are_in_no_difference():
@@ -73,9 +157,6 @@ def test_a_failed_run_has_no_accuracy_and_is_below_all_others():
     assert line["above"] == pytest.approx(4 / 5)  # below in seed 2, above where the reference has failed
     assert found.loc["worst", "above"] == 0.0  # in the four seeds in which one of the two has not failed
     assert superiority(broken).loc["worst", "better"] == pytest.approx(1 / 5)
-    ranks = rank(broken)
-    assert ranks.blocks == 5
-    assert ranks.mean_ranks["worst"] == pytest.approx((4 + 4 + 3 + 4 + 3.5) / 5)
 
 
 def test_differences_that_are_all_equal_have_no_test():
@@ -89,11 +170,6 @@ def test_differences_that_are_all_equal_have_no_test():
     assert (line["difference"], line["difference_ci95"]) == (-1.1, 0) and np.isnan(line["p"])
 
 
-def test_where_all_rows_tie_nothing_is_told_apart():
-    found = rank(pd.DataFrame({name: [50.0] * 4 for name in "abc"}))
-    assert found.p == 1.0 and set(found.mean_ranks) == {2.0}
-
-
 def test_superiority_and_ties():
     assert above(pd.Series([1.0, -1.0, 0.0, 0.0])) == 0.5
     found = superiority(SCORES)
@@ -101,23 +177,6 @@ def test_superiority_and_ties():
     assert found.loc["mixed", "base"] == found.loc["base", "mixed"] == 0.5
     off = ~np.eye(4, dtype=bool)
     np.testing.assert_allclose((found + found.T).to_numpy()[off], 1.0)
-
-
-def test_ranks_and_their_critical_difference():
-    found = rank(SCORES)
-    assert found.blocks == 5
-    assert list(found.mean_ranks.index[[0, -1]]) == ["better", "worst"]
-    assert found.mean_ranks["better"] == 1.0
-    assert found.mean_ranks["mixed"] + found.mean_ranks["base"] == 5.0
-    assert found.critical_difference == pytest.approx(2.569 * (4 * 5 / (6 * 5)) ** 0.5, abs=1e-3)  # Demsar, Table 5
-    assert found.p < 0.05
-    far = found.mean_ranks["worst"] - found.mean_ranks["better"] > found.critical_difference
-    assert (found.pairs.loc["worst", "better"] < 0.05) == far
-
-
-def test_too_little_is_not_ranked():
-    assert rank(SCORES[["base", "better"]]) is None
-    assert rank(SCORES.head(2)) is None
 
 
 def test_the_cost_of_an_accuracy():
