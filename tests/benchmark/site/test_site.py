@@ -220,8 +220,8 @@ def test_what_was_not_run_is_hidden_until_it_is_asked_for(site: Path, page: Any)
 def test_a_cell_says_ours_published_difference_and_status_and_links_to_its_runs(site: Path, page: Any) -> None:
     page.goto((site / "papers/toy.html").as_uri())
     low, high = (page.locator("#toy-paper-1 .cell").nth(number) for number in (0, 4))
-    assert " ".join(low.inner_text().split()) == "50.00 ± 25.41 (2) paper 50.0 Δ +0.0 reproduced runs 1 2"
-    assert " ".join(high.inner_text().split()) == "9.50 (1 of 2) paper 50.0 Δ -40.5 not reproduced"
+    assert " ".join(low.inner_text().split()) == "50.00 ± 25.41 (2) paper 50.0 Δ +0.0, ± 44.01 runs 1 2"
+    assert " ".join(high.inner_text().split()) == "9.50 (1 of 2) paper 50.0 Δ -40.5"
     high.get_by_role("link").click()
     assert page.locator("h1").inner_text() == "rscfed on digits, seed 1"
     assert page.get_by_text("toy, table 1").is_visible()
