@@ -34,8 +34,8 @@ class Panel:
 def draw_differences(panels: Sequence[Panel]) -> Figure:
     """A panel per setting, a line per row, a point with its interval per data set.
 
-    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not tested.
-    Rows stand in the order of their mean difference over the data sets.
+    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
+    tested. Rows stand in the order of their mean difference over the data sets.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]

@@ -39,9 +39,10 @@ class Setting:
         reference: the label that the others are compared with.
         bounds: labels that know more than a method may; they are neither tested nor ranked.
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
-            the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested by
-            it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point), the
-            ``resolution`` of the setting, the costs to reach the reference's mean accuracy and the tuned options.
+            the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is
+            tested by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1
+            point), the ``resolution`` of the setting, the costs to reach the reference's mean accuracy and the tuned
+            options.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
     """
 
@@ -215,17 +216,18 @@ GOAL = {
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
-    "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, paired "
-    "by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting that hold "
-    "together with 95 % (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, from three seeds on "
-    "and where no run has failed. p: of the paired t-test after Holm's correction over the rows of the setting, which "
-    "can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip test, not corrected, "
-    "which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they are in none of these "
-    "tests. Not converged: a row that rises by more than one point over the last quarter of its rounds (its median "
-    "slope there, averaged over the seeds). It may need more rounds and is not called worse. A failed run has no accuracy, "
-    "and ranks last. {beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data "
-    "set, bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
-    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "{accuracy} in percent, mean ± half-width of the 95 % t interval (seeds). Δ: difference to the reference row, "
+    "paired by seed, with its own interval. Simultaneous: half-width of the intervals of all rows of the setting that "
+    "hold together with 95 % (Bonferroni). Δ is **bold** where its simultaneous interval leaves out zero, from three "
+    "seeds on and where no run has failed. p: of the paired t-test after Holm's correction over the rows of the "
+    "setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip test, "
+    "not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they are in "
+    "none of these tests. Not converged: a row that rises by more than one point over the last quarter of its rounds "
+    "(its median slope there, averaged over the seeds). It may need more rounds and is not called worse. A failed run "
+    "has no accuracy, and ranks last. {beside}Above: seeds in which the row is above the reference. Rank: mean over "
+    "the seeds of this data set, bounds left out; it describes, and nothing is tested by it. The learning rates are "
+    "those of the papers or were tuned, by one rule for every row, on held-out labelled images; `tuned` says which "
+    "rate was chosen."
 )
 
 

@@ -288,7 +288,10 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
 
 
 def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
-    """A panel with both data sets and the intervals that decide; a difference is clear where it is bold. Settings with too few seeds are left out."""
+    """A panel with both data sets and the intervals that decide; a difference is clear where it is bold.
+
+    Settings with too few seeds are left out.
+    """
     *run, found = made
     suite = run[0]
     (panel,) = leaderboard.panels(suite, found)

@@ -55,7 +55,7 @@ def test_holms_correction():
 
 
 def test_bounds_are_outside_the_family():
-    """They have a difference and an interval; nothing is tested, and the others are corrected as if they were absent."""
+    """They have a difference and an interval; nothing is tested, and the others are corrected without them."""
     found, without = compare(SCORES, "base", bounds=["worst"]), compare(SCORES.drop(columns="worst"), "base")
     pd.testing.assert_frame_equal(found.drop(index="worst"), without)
     assert found.loc["worst", ["difference", "difference_ci95"]].notna().all()
