@@ -40,7 +40,7 @@ def test_distinct_runs(cbafed: Suite, scale: str, runs: int) -> None:
     for run in plan.runs.values():
         assert from_yaml(to_yaml(run.config)) == run.config
         assert run.config.data.name == "digits" or scale != "quick"
-        assert run.config.model == "small_cnn" or scale != "quick"
+        assert run.config.model == "mlp" or scale != "quick"
 
 
 def test_constants_by_data_set(paper: dict[str, RunConfig]) -> None:
@@ -164,7 +164,7 @@ def test_conflicts_of_paper_and_code_have_control_rows(cbafed: Suite, paper: dic
     written = {"res_client_reference": "initial", "tail_rule": "paper_scaled"}
     assert runs["as_written"].method.init_args == plain.method.init_args | written
     assert runs["plain_images"].method.init_args == plain.method.init_args
-    for scale, rounds, epochs in (("paper", 2002, 1001), ("lite", 302, 231), ("small", 302, 231), ("quick", 42, 66)):
+    for scale, rounds, epochs in (("paper", 2002, 1001), ("lite", 302, 231), ("small", 302, 231), ("quick", 22, 66)):
         plan = cbafed.plan(scale, seeds=[1])
         found = {row.method: plan.run(row, 1).config for row in cbafed.rows if row.table == "presets"}
         local, args = found["warm_up_at_clients"], found["warm_up_at_clients"].method.init_args
