@@ -60,8 +60,8 @@ class Line:
         level: the printed value against our prediction interval, at such a scale.
         effect: the row minus the table's control, at such a scale.
         lacks: what keeps seeds from having a value, e.g. ``failed (1)``, ``not run`` or ``pending``.
-        verdict: the word on level and effect, or why there is no published value; see ``verdicts.judge``.
-        note: why there is no word.
+        verdict: on level and effect, or why there is no published value; see ``verdicts.judge``.
+        note: why there is no verdict.
         runs: run ids, each once, in the order of the seeds.
     """
 
@@ -268,7 +268,7 @@ class Rendered:
 
     @property
     def unjudged(self) -> str:
-        """A sentence on the cells that have no word, by reason; empty where there is none."""
+        """A sentence on the cells without a verdict, by reason; empty where there is none."""
         layout, cells_of = self.layout, dict[str, list[str]]()
         several = len({metric for _, metric in layout.columns}) > 1
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
@@ -276,7 +276,7 @@ class Rendered:
                 if line is not None and line.note:
                     cells_of.setdefault(line.note, []).append(f"{label} {dataset}{f' {metric}' if several else ''}")
         told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
-        return f"No word: {'; '.join(told)}." if told else ""
+        return f"No verdict: {'; '.join(told)}." if told else ""
 
     @property
     def markdown(self) -> str:

@@ -17,7 +17,8 @@ from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
 from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import RunFolder, code_versions
+from benchmark.runs.records import Record, RunFolder, code_versions
+from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 
@@ -57,7 +58,7 @@ class Setting:
     @property
     def resolution(self) -> float:
         """Median half-width of the simultaneous intervals, in points: what the setting resolves; NaN if it has none."""
-        return float(self.lines["simultaneous_ci95"].median())
+        return float(self.lines["resolution"].iloc[0])
 
 
 def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
@@ -222,11 +223,11 @@ READ = (
     "the setting, which can be below 0.05 where nothing is bold; sign flips: exact p-value of the paired sign-flip "
     "test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they "
     "are in none of these tests. Not converged: a row that rises by more than one point over the last quarter of "
-    "its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not called worse. "
-    "A failed run has no accuracy, and ranks last. {beside}Above: seeds in which the row is above the reference. "
-    "Rank: mean over the seeds of this data set, bounds left out; it describes, and nothing is tested by it. The "
-    "learning rates are those of the papers or were tuned, by one rule for every row, on held-out labelled images; "
-    "`tuned` says which rate was chosen."
+    "its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not called worse, "
+    "nor is a row called better than a reference that still rises. A failed run has no accuracy, and ranks last. "
+    "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
+    "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
+    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
 )
 
 
@@ -263,17 +264,17 @@ def _setting(
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
     goal = lines.loc[reference, "mean"]
-    more = {
-        row.method: {
+    more = {}
+    for row in rows:
+        done = _done(plan, runs, row)
+        more[row.method] = {
             "bound": row.method in bounds,
             "goal": goal,
             **_smooth(plan, runs, row),
-            "rise": _rise(plan, runs, row),
-            **_spent(plan, runs, row, goal),
+            "rise": _rise(done),
+            **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
         }
-        for row in rows
-    }
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
@@ -292,25 +293,30 @@ def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | 
     return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
 
 
-def _rise(plan: Plan, runs: Mapping[str, Run], row: Row) -> float:
+def _done(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[tuple[Record, list[Evaluated]]]:
+    """Record and evaluated rounds of a row's complete runs."""
+    found = []
+    for key in plan.of_row[id(row)].values():
+        record = runs[key].record
+        if record is not None:
+            found.append((record, RunFolder(folder(plan.runs[key].config)).rows()))
+    return found
+
+
+def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
     """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
-    keys = [key for key in plan.of_row[id(row)].values() if runs[key].record is not None]
-    curves = [RunFolder(folder(plan.runs[key].config)).rows() for key in keys]
-    rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for curve in curves]
+    rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for _, curve in done]
     told = [rise for rise in rises if not isnan(rise)]
     return fmean(told) if told else nan
 
 
-def _spent(plan: Plan, runs: Mapping[str, Run], row: Row, goal: float) -> dict[str, Any]:
+def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> dict[str, Any]:
     """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
     costs, kept = [], []
-    for key in plan.of_row[id(row)].values():
-        record = runs[key].record
-        if record is None:
-            continue
+    for record, curve in done:
         if "client_state_bytes" in record:
             kept.append(record["client_state_bytes"])
-        found = cost(record, RunFolder(folder(plan.runs[key].config)).rows(), goal)
+        found = cost(record, curve, goal)
         if found is not None:
             costs.append(found)
     spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])

@@ -452,13 +452,11 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
                 f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
                 "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
                 "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
-                "neither. No word stands where that half-width is above half the printed difference, or with fewer",
-                "than three seeds. A row without an effect has a level or is off level.",
+                "neither. There is no verdict where that half-width is above half the printed difference, or with",
+                "fewer than three seeds. A row without an effect has a level or is off level.",
             ]
         else:
-            text += [
-                "The table has no control: a row has a level or is off level; with fewer than three seeds no word."
-            ]
+            text += ["The table has no control: a row has a level or is off level, with three seeds at least."]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

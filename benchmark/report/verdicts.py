@@ -113,7 +113,7 @@ def effect(
 
 
 def judge(seeds: int, of_level: Level | None, of_effect: Effect | None, has_control: bool) -> tuple[str, str]:
-    """The word on a cell, and why there is none.
+    """The verdict on a cell, and why there is none.
 
     Args:
         seeds: seeds that have a value.
@@ -123,8 +123,8 @@ def judge(seeds: int, of_level: Level | None, of_effect: Effect | None, has_cont
 
     Returns:
         ``reproduced`` where level and effect hold, ``level only`` or ``effect only`` where one does, ``not reproduced``
-        where neither does. A cell without a control has ``level`` or ``off level``. The word is empty where the seeds
-        cannot tell; the reason comes second.
+        where neither does. A cell without a control has ``level`` or ``off level``. The verdict is empty
+        where the seeds cannot tell; the reason comes second.
     """
     if seeds < LEAST or of_level is None:
         return "", f"fewer than {LEAST} seeds"

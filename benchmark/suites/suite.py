@@ -182,7 +182,7 @@ class Suite:
         layers: list[Mapping[str, Any]] = [
             self.spec["base"],
             self.spec["datasets"][row.dataset],
-            {"set": {k: v for k, v in label.items() if k != "band"}},
+            {"set": label},
             {"set": row.options},
             at,
             at_table,

@@ -146,9 +146,9 @@ def test_the_status_follows_level_and_effect(high, status, note):
     table = rendered("paper", FULL | values)[2]
     line = lines(table)["high", "acc"]
     assert (line["status"], line["note"]) == (status, note)
-    assert ("No word:" in table.markdown) == bool(note)
+    assert ("No verdict:" in table.markdown) == bool(note)
     if note:
-        assert f"No word: {note} (high)." in table.markdown or f"{note} (high SVHN acc)" in table.markdown
+        assert f"No verdict: {note} (high)." in table.markdown or f"{note} (high SVHN acc)" in table.markdown
 
 
 def test_the_intervals_stand_beside_the_printed_values():
