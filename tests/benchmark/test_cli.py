@@ -198,10 +198,10 @@ def test_options_are_frozen():
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--results_dir", "--nonfinite", "--dry_run"}
+        | {"--results_dir", "--nonfinite", "--dry_run", "--overwrite"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
-        | {"--dry_run"}
+        | {"--dry_run", "--overwrite"}
         | suite
         | where,
         "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
