@@ -207,11 +207,13 @@ ACCURACY = {
     "best": "Accuracy of the best round",
     "last": "Accuracy of the last round",
     "last_k_mean": "Accuracy, mean of the last rounds,",
+    "averaged": "Accuracy of the averaged model of the last rounds",
 }
 GOAL = {
     "best": "mean best accuracy",
     "last": "mean final accuracy",
     "last_k_mean": "mean accuracy of the last rounds",
+    "averaged": "mean accuracy of the last rounds",  # no round has the averaged model
 }
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
@@ -263,8 +265,9 @@ def _setting(
     lines = compare(scores, reference, bounds)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
-    goal = lines.loc[reference, "mean"]
-    more = {}
+    goal, more = lines.loc[reference, "mean"], {}
+    if suite.report == "averaged":
+        goal = next(_smooth(plan, runs, row)["last_k_mean"] for row in rows if row.method == reference)
     for row in rows:
         done = _done(plan, runs, row)
         more[row.method] = {

@@ -159,8 +159,11 @@ def _progress(run: PlannedRun, state: str) -> Progress:
         return Progress(state, "?", problem=str(damage))
     if not rows:
         return Progress(state, "0")
+    done = str(rows[-1]["round"] + 1)
+    if run.config.report == "averaged":  # no row tells it, and there is none before the end
+        return Progress(state, done, read_record(path)["averaged"]["acc"] if state == "complete" else None)
     scores = readings(rows, run.config.last_k)[READING[run.config.report]]
-    return Progress(state, str(rows[-1]["round"] + 1), scores.get("acc"))
+    return Progress(state, done, scores.get("acc"))
 
 
 def _options(plan: Plan) -> dict[str, str]:
