@@ -15,9 +15,9 @@ from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
-from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
+from benchmark.report.tables import Run, last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, RunFolder, code_versions
+from benchmark.runs.records import READING, Record, RunFolder, code_versions
 from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite

@@ -11,9 +11,9 @@ from rich.table import Table
 from benchmark.config import folder, identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
-from benchmark.report.tables import READING, collect
+from benchmark.report.tables import collect
 from benchmark.runs.environment import gpu_name
-from benchmark.runs.records import read_record, read_rows, readings
+from benchmark.runs.records import READING, read_record, read_rows, readings
 from benchmark.suites.plan import Plan, PlannedRun
 from datamodules.common.errors import BenchError
 

@@ -15,12 +15,11 @@ from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, var
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, code_versions, look
+from benchmark.runs.records import READING, Record, code_versions, look
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": "averaged"}
 SAY = {
     "best": "the round of best test accuracy",
     "last": "the last round",

@@ -36,6 +36,7 @@ SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 AVERAGED = "averaged"  # a further reading, of the runs that have ``average_last``
+READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # ``report``'s words
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what a run resumes from
 RESTORE = "bring the file back as the run wrote it, or delete the folder to start over"
