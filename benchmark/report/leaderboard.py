@@ -229,7 +229,7 @@ READ = (
     "nor is a row called better than a reference that still rises. A failed run has no accuracy, and ranks last. "
     "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
     "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
-    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "tuned, by one rule for every row, on held-out training images; `tuned` says which rate was chosen."
 )
 
 
