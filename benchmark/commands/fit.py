@@ -157,6 +157,8 @@ def _one(config: RunConfig, tell: Any) -> int:
     tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
     if config.report == "last_k_mean":
         tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
+    if config.average_last:
+        tell(f"averaged ({record['averaged']['rounds']} rounds): {_scores(record['averaged'])}")
     return 0
 
 

@@ -183,7 +183,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         if recorder:
             weights = {name: value.cpu() for name, value in federation.server.items()}
             checkpoint.save_plain(path / "weights.pt", weights)
-            recorder.finish()
+            recorder.finish(federation.averaged)
             checkpoint.remove(path / CHECKPOINT)
         fabric.barrier()
     except (KeyboardInterrupt, Stopped):
@@ -254,7 +254,10 @@ def _misfit(saved: Mapping[str, Any], federation: Federation) -> str:
     if saved["round"] > federation.rounds:
         return f"round is {saved['round']}, after the last of {federation.rounds}"
     own = federation.method.tensors("personal")
+    floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
+    begun = saved["round"] > federation.rounds - federation.average_last
     parts = [("server", saved["server"], federation.server)]
+    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
     parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
     for where, found, known in parts:
         shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
@@ -307,7 +310,7 @@ class Recorder:
             self.run.saved(self.state["round"])
             self.state = None
 
-    def finish(self) -> None:
-        """Write the complete record, which makes checkpoints superfluous."""
+    def finish(self, averaged: Mapping[str, Any] | None) -> None:
+        """Write the complete record, which makes checkpoints superfluous; ``averaged`` is a reading of its own."""
         self.state = None
-        self.mirror.record(self.run.finish())
+        self.mirror.record(self.run.finish(averaged))

@@ -15,9 +15,9 @@ from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
-from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
+from benchmark.report.tables import Run, last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, RunFolder, code_versions
+from benchmark.runs.records import READING, Record, RunFolder, code_versions
 from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -226,11 +226,13 @@ ACCURACY = {
     "best": "Accuracy of the best round",
     "last": "Accuracy of the last round",
     "last_k_mean": "Accuracy, mean of the last rounds,",
+    "averaged": "Accuracy of the averaged model of the last rounds",
 }
 GOAL = {
     "best": "mean best accuracy",
     "last": "mean final accuracy",
     "last_k_mean": "mean accuracy of the last rounds",
+    "averaged": "mean accuracy of the last rounds",  # no round has the averaged model
 }
 UNRANKED = (
     "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
@@ -250,7 +252,7 @@ READ = (
     "nor is a row called better than a reference that still rises. A failed run has no accuracy, and ranks last. "
     "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
     "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
-    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "tuned, by one rule for every row, on held-out training images; `tuned` says which rate was chosen."
 )
 
 
@@ -286,8 +288,9 @@ def _setting(
     lines = compare(scores, reference, bounds)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
-    goal = lines.loc[reference, "mean"]
-    more = {}
+    goal, more = lines.loc[reference, "mean"], {}
+    if suite.report == "averaged":
+        goal = next(_smooth(plan, runs, row)["last_k_mean"] for row in rows if row.method == reference)
     for row in rows:
         done = _done(plan, runs, row)
         more[row.method] = {

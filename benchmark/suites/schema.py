@@ -75,6 +75,8 @@ class _Tuning(_PerDataset):
     rates: Annotated[list[str], Field(min_length=1)]
     share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
     beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
+    lengths: list[str] = []
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
 
 
 class _Central(_PerDataset):
@@ -159,8 +161,10 @@ def _check_names(suite: _Suite, where: str) -> None:
             layers |= {f"{place}.datasets.{data}": layer for data, layer in part.datasets.items()}
             _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
         _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
-        if len(set(scale.seeds)) < len(scale.seeds):
-            raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
+        tuned = (scale.tuning and scale.tuning.seeds) or []
+        for key, seeds in ((f"scales.{name}.seeds", scale.seeds), (f"scales.{name}.tuning.seeds", tuned)):
+            if len(set(seeds)) < len(seeds):
+                raise ConfigError(f"{where}: {key} has a seed twice: {seeds}")
     for place, layer in layers.items():
         if suite.labels:
             _known("method", layer.methods, methods, f"{where}, {place}.methods")

@@ -485,7 +485,8 @@ def rows_of_papers(config: RunConfig) -> list[str]:
         changes: dict[str, int] = {}
         for row in rows:
             own = suite.config(row, scales[0])
-            if run_id(replace(own, seed=config.seed, scale=config.scale, report=config.report)) == run_id(config):
+            read = {name: getattr(config, name) for name in ("seed", "scale", "report", "average_last")}
+            if run_id(replace(own, **read)) == run_id(config):
                 return []
             options = {**own.method.init_args, **own.data.init_args}
             changed = sum(value != given.get(name) for name, value in options.items())

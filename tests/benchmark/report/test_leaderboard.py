@@ -352,6 +352,7 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
         ("last", "Accuracy of the last round in percent, mean ±", "the reference's mean final accuracy;"),
         ("best", "Accuracy of the best round in percent, mean ±", "the reference's mean best accuracy;"),
         ("last_k_mean", "Accuracy, mean of the last rounds, in percent", "mean accuracy of the last rounds;"),
+        ("averaged", "Accuracy of the averaged model of the last rounds in percent", "accuracy of the last rounds;"),
     ],
 )
 def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
@@ -360,6 +361,19 @@ def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
     page = leaderboard.markdown(suite, plan, runs, found)
     assert read in page and goal in page
     assert ("nothing is compared by it" in page) == (report != "last_k_mean")
+
+
+def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_reach(made):
+    """Its accuracy is above that of every round, so that no round would reach the reference's."""
+    suite, plan, runs, _ = made
+    suite.report = "averaged"
+    for key, one in runs.items():
+        if one.record is not None:
+            higher = {**one.record, "averaged": {"acc": one.record["final"]["acc"] + 5.0, "rounds": 20}}
+            runs[key] = Run("complete", higher)
+    first, *_ = leaderboard.settings(suite, plan, runs)
+    assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
+    assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
 
 
 def test_as_data(made):
