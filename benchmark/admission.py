@@ -15,9 +15,8 @@ from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.report.statistics import late_rise
-from benchmark.report.tables import READING
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, RunFolder, code_versions, read_record, state
+from benchmark.runs.records import READING, Record, RunFolder, code_versions, read_record, state
 from benchmark.suites.plan import PlannedRun, Row, Table
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError

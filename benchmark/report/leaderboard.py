@@ -159,6 +159,27 @@ def resolved(one: Setting) -> str:
     )
 
 
+def standing(one: Setting, method: str) -> str:
+    """Where a row stands in its setting, in a few sentences."""
+    line, rows = one.lines.loc[method], one.lines[~one.lines["bound"]].sort_values("mean", ascending=False)
+    if not line["n"]:
+        return f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
+    place = list(rows.index).index(method) + 1
+    half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
+    above = "better" if line["difference"] > 0 else "worse"
+    verdict = above if told_apart(one, method) else "not resolved"
+    return (
+        f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
+        f"({_seeds(line)} seeds), {place} of {len(rows)} by the mean. {_number(line['difference'], '+.2f')}{half} "
+        f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {resolved(one)}"
+    )
+
+
+def comparison(one: Setting) -> str:
+    """The rows of a setting in brief, as a table of Markdown."""
+    return _comparison([one], brief=True)
+
+
 def _refused(admission: Mapping[str, Any]) -> str:
     """Why a setting was not admitted: the figures that decided."""
     rises = ", ".join(f"{label} rises by {rise:g}" for label, rise in admission["rise"].items() if rise is not None)
