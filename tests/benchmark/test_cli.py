@@ -197,8 +197,8 @@ def test_options_are_frozen():
     where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
-                "--eval_every", "--last_k", "--average_last", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--results_dir", "--nonfinite", "--dry_run"}
+                "--eval_every", "--last_k", "--average_last", "--report", "--precision", "--devices", "--num_nodes"}
+        | {"--threads", "--results_dir", "--nonfinite", "--dry_run"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
         | {"--dry_run"}
