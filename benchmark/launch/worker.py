@@ -26,8 +26,9 @@ from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.data_provenance import facts
+from benchmark.runs.environment import code_version
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.records import RunFolder
+from benchmark.runs.records import RunFolder, method_source
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.partition.partition import stored_hash
 
@@ -89,6 +90,13 @@ def is_complete(config: RunConfig) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    made, now = record["environment"].get("method_source"), method_source(config)
+    if made and now and made != now:
+        raise ConfigError(
+            f"{path} was made by other code of {config.method.name}: its source was {made} (code "
+            f"{record['code_version']}) and is {now} now (code {code_version()}); give --overwrite to run it again, or "
+            "another --results_dir to keep both"
+        )
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     return True
 

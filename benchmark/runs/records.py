@@ -11,6 +11,7 @@ slips; whoever wants to forge a record can compute a digest, too.
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 import traceback
@@ -25,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmark.config import RunConfig, differences, identity, run_id
 from benchmark.files import dump_yaml, finite, problem, read_text, regular, write_atomic
+from benchmark.registry import KINDS, find_class, imported
 from benchmark.runs.background import repeatedly
-from benchmark.runs.environment import code_version, environment
+from benchmark.runs.environment import code_version, environment, source_digest
 from benchmark.runs.lock import NAME as LOCK
 from benchmark.runs.lock import alive_elsewhere, locked, run_lock
 from datamodules.common.errors import RunError
@@ -132,6 +134,19 @@ class RunFolder:
         """Whether the run has begun: its record is kept by ``open``."""
         return bool(self._record)
 
+    def discard(self) -> None:
+        """Delete what a run has left, so that it starts over; nothing happens where there is no run.
+
+        Raises:
+            RunLocked: a process works on it.
+        """
+        if not self.path.is_dir():
+            return
+        with run_lock(self.path):
+            for left in self.path.iterdir():
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
     def forget(self) -> None:
         """Remove the folder of a run that never began: one that holds nothing but its lock."""
         with suppress(OSError):
@@ -197,6 +212,7 @@ class RunFolder:
                 **environment(),
                 **_runtime(config),
                 "precision": config.precision,
+                "method_source": method_source(config),
                 "code_versions": list(dict.fromkeys([*codes, code])),
             },
         }
@@ -563,6 +579,12 @@ def without_clock(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
     return [without_clock(v) for v in value] if isinstance(value, list) else value
+
+
+def method_source(config: RunConfig) -> str | None:
+    """Digest of the code of a run's method (``source_digest``)."""
+    kind = KINDS["method"]
+    return source_digest(find_class(config.method.class_path, kind), imported(kind.base))
 
 
 def _runtime(config: RunConfig) -> dict[str, Any]:

@@ -643,3 +643,21 @@ def test_a_run_on_the_cpu_does_not_wake_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = environment()
     assert (found["gpu"], found["gpus"]) == ("H200", 2)
+
+
+def test_a_discarded_run_leaves_nothing(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    (folder.path / "more").mkdir()
+    (folder.path / "more" / "file").touch()
+    folder.discard()
+    assert state(folder.path) == "missing" and [file.name for file in folder.path.iterdir()] in ([], ["run.lock"])
+    whole_run(folder.path)
+    RunFolder(tmp_path / "never").discard()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_run_that_goes_on_is_not_discarded(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    with run_lock(folder.path), pytest.raises(RunLocked):
+        folder.discard()
+    assert state(folder.path) == "complete"
