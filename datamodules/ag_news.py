@@ -47,8 +47,8 @@ class AGNews(FSSLDataModule):
         strong: ``back_translation``: from ``ag_news_back_translation.npz`` in the data directory, whose
             ``translations`` (str [N, 2]) are aligned with all training texts; ``words``: ``text.distorted``; ``auto``:
             the former if the file is there.
-        texts: which training texts there are: ``all`` of the file, in its order; or the 7 000 that ``ag_news_texts.txt``
-            lists, in the order of the list: the same ones from every complete or partial copy that has them.
+        texts: which training texts there are: ``all`` of the file, in its order, or the 7 000 ``listed`` in
+            ``ag_news_texts.txt``, in the order of the list: the same ones from every copy that has them.
         texts_per_class: training texts drawn of these per class, the same ones in every run; all where there are fewer.
         pipeline: ``feature_versions`` or ``feature_copies``.
         **base: see ``FSSLDataModule``.

@@ -1,4 +1,4 @@
-"""Short runs for tests: their configurations, a broken one, what makes two of them the same run, and what rows share."""
+"""Short runs for tests: their configurations, a broken one, what makes two of them equal, and what rows share."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -10,7 +10,7 @@ from datamodules.common.errors import DataError, RunError
 
 @dataclass(frozen=True)
 class FeatureView:
-    """Some of the versions in which the feature vectors of a sample are stored; like ``augment.View``, its own geometry.
+    """Some of the versions in which feature vectors of a sample are stored; like ``augment.View``, its own geometry.
 
     Version 0 is the sample as it is; the others are those of its distorted copies. Where there is more to choose from
     than version 0, one is drawn anew at every access.

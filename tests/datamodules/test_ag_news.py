@@ -21,7 +21,7 @@ from datamodules.digits import Digits
 from datamodules.io import text
 from datamodules.views.features import FeatureView
 from methods import models
-from texts import DIM, WORDS, Stub, list_texts, sentences, write_texts
+from texts import DIM, Stub, list_texts, sentences, write_texts
 
 
 @pytest.fixture
