@@ -204,6 +204,7 @@ def test_options_are_frozen():
         | {"--dry_run"}
         | suite
         | where,
+        "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
