@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--row",
         type=text,
-        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: its first, the full one)",
+        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: its first)",
     )
     parser.add_argument("--method", type=text, help="name or dotted path of the method")
     parser.add_argument("--data", type=text, help="name or dotted path of the data set")
