@@ -37,7 +37,8 @@ class AGNews(FSSLDataModule):
     Two pipelines. With ``feature_versions`` ((FL)2, NeurIPS 2024) ``weak`` and ``test`` views are the text itself, and
     ``strong`` is one of two distorted copies, drawn at every access. With ``feature_copies`` weak views are drawn, too:
     the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones have three
-    tenths changed. Features are computed once and kept in the data directory. What was used
+    tenths changed; features are standardised, each by its mean and deviation over the training texts, as images are.
+    Features are computed once and kept in the data directory. What was used
     (``encoder``, ``strong``, texts per class) goes into the record of a run. Options for images (``flip``, ``side``,
     ``mean``, ...) change nothing.
 
@@ -100,6 +101,9 @@ class AGNews(FSSLDataModule):
             "strong_view": strong,
             "texts_per_class": np.bincount(labels, minlength=self.num_classes).tolist(),
         }
+        if self._varied:
+            centre, spread = parts[0].mean(axis=0), parts[0].std(axis=0)
+            parts = [(values - centre) / np.where(spread > 0, spread, 1) for values in parts]
         self.feature_dim = parts[0].shape[1]
         return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
 
