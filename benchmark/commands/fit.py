@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--row",
         type=text,
-        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: paper)",
+        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: its first)",
     )
     parser.add_argument("--method", type=text, help="name or dotted path of the method")
     parser.add_argument("--data", type=text, help="name or dotted path of the data set")
@@ -144,7 +144,7 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
     path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
     start: RunConfig | None = None
     if suite or row:
-        start = _row(suite, row, path, given.pop("scale", "paper"))
+        start = _row(suite, row, path, given.pop("scale", None))
         values = identity(start)
     if path:
         values = read_yaml(Path(path), "--config")
@@ -159,13 +159,14 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
     return config, not (start or path)
 
 
-def _row(suite: str | None, row: str | None, path: str | None, scale: str) -> RunConfig:
-    """The configuration of a row of a suite."""
+def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> RunConfig:
+    """The configuration of a row of a suite, at its first scale where none is given: the full one."""
     if path:
         raise ConfigError("--config and --suite both say where to start; give one of them")
     if not (suite and row):
         raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
     suites = load(suite)
+    scale = scale or next(iter(suites.spec["scales"]))
     return suites.config(suites.row(row, scale), scale)
 
 

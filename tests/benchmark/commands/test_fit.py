@@ -87,12 +87,13 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
 
 @pytest.mark.parametrize("paper", available())
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
-    """The full name leads to the row's own run, at the paper's scale."""
+    """The full name leads to the row's own run, at the full scale."""
     suite = load(paper)
-    plan = suite.plan("paper", seeds=[1])
+    full = "board" if paper == "text" else "paper"
+    plan = suite.plan(full, seeds=[1])
     for row in suite.rows:
         if id(row) in plan.of_row:
-            assert plan.of_row[id(suite.row(row.full_name, "paper"))] == plan.of_row[id(row)], row.full_name
+            assert plan.of_row[id(suite.row(row.full_name, full))] == plan.of_row[id(row)], row.full_name
 
 
 def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
@@ -103,6 +104,8 @@ def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     assert (run_id(fitted[0]), fitted[0].scale) == (planned.id, "paper")
     assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
     assert fitted[1].data.init_args["partition"] == "iid"
+    assert main(["fit", "--suite", "text", "--row", "all/AG News/FedDB"]) == 0
+    assert fitted[2].scale == "board"
 
 
 def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys):
