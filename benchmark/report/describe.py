@@ -193,4 +193,6 @@ def _how(data: Any) -> str:
     per = " per client" if options["partition_variant"] == "per_client" else ""
     split = f"Dirichlet({options['beta']:g}){per}" if options["partition"] == "dirichlet" else "iid"
     who = str(options["scenario"]).replace("_", " ")
-    return f"{split}, seed {data.partition_seed}, labels at {who}"
+    stream = f" of the stream {options['partition_stream']}" if options["partition_stream"] else ""
+    again = f", drawn again {data.partition.redraws} times" if options["labelled_min_per_class"] else ""
+    return f"{split}, seed {data.partition_seed}{stream}{again}, labels at {who}"
