@@ -143,6 +143,25 @@ def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
     assert make(folder).num_images == 200 and ours.num_images == 120
 
 
+def test_what_follows_from_the_list_is_kept(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read instead of texts and features, says of itself what these would, and is made again when damaged."""
+    list_texts(folder, monkeypatch, 120)
+    options = {"texts": "listed", "strong": "words", "encoder": "minilm", "pipeline": "feature_copies"}
+    first = make(folder, **options)
+    (kept,) = folder.glob("ag_news-*.npz")
+    (folder / "ag_news.npz").rename(folder / "elsewhere")
+    for file in folder.glob("features-*"):
+        file.unlink()
+    second = make(folder, **options)
+    for name in ("_train", "_labels", "_test", "test_labels"):
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
+    assert second.provenance == first.provenance and second.sha256 == first.sha256
+    assert "ag_news.npz" in second.sha256
+    kept.write_bytes(kept.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"is damaged .* delete it"):
+        make(folder, **options)
+
+
 def test_a_text_with_another_label_is_another_text() -> None:
     assert ag_news.text_key("a b", 1) != ag_news.text_key("a b", 2)
     assert ag_news.plain("a\\b  c\n") == "a b c"
