@@ -5,7 +5,7 @@ import pytest
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.draw import draw, draw_without, labelled_holdout, validation_images
-from datamodules.partition.partition import unlabelled_sets
+from datamodules.partition.partition import labelled_pool, pairs, unlabelled_sets
 from federations import SCENARIOS, make_data
 
 SEED = 3
@@ -108,3 +108,18 @@ def test_a_draw_per_client_reaches_every_pool():
     for role in ("labelled", "unlabelled"):
         assert len({len(part) for part in getattr(made, role)}) == 1
         assert len({len(part) for part in getattr(plain, role)}) > 1
+
+
+def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_their_own():
+    """SAGE's released code: one generator draws the labelled pool, a fresh one spreads each of the two pools."""
+    given = options("all_clients", partition="pairs", labelled_partition=None, beta=0.5, num_labels=60, num_clients=4)
+    made = draw(given | {"split_seed": 0}, labels, 7)
+    rng = np.random.RandomState(7)
+    pools = labelled_pool(labels, 6, rng)
+    for pool, role in zip(pools, ("labelled", "unlabelled"), strict=True):
+        expected = pairs(labels[pool], 4, 0.5, np.random.RandomState(0))
+        assert [part.tolist() for part in getattr(made, role)] == [pool[part].tolist() for part in expected]
+    going_on = draw(given, labels, 7)
+    first = pairs(labels[pools[0]], 4, 0.5, rng)
+    assert [part.tolist() for part in going_on.labelled] == [pools[0][part].tolist() for part in first]
+    assert going_on.hash != made.hash
