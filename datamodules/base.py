@@ -300,7 +300,9 @@ class FSSLDataModule(L.LightningDataModule):
                     f"data.{name} is {values}; give one number, or one for each of {h['channels']} channels"
                 )
             if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
-                raise ConfigError(f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}")
+                raise ConfigError(
+                    f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}"
+                )
 
     def read(self) -> Arrays:
         """The data set's images and labels."""

@@ -380,7 +380,7 @@ def test_pairs_give_every_sample_to_one_client_and_level_their_sizes(pool):
 
 
 def test_neighbours_have_an_even_mix_together_and_an_uneven_one_alone():
-    """Of the released code: about 6 effective classes of 10 at 0.1, where a Dirichlet draw over 20 clients gives 2.6."""
+    """At 0.1 a client has about 6 effective classes of 10, where a Dirichlet draw over 20 clients gives 2.6."""
     labels = np.arange(5000) % 10
     counts = np.array([np.bincount(labels[part], minlength=10) for part in pairs(labels, 20, 0.1, RandomState(0))])
 

@@ -120,7 +120,9 @@ def test_the_mlp_sees_the_mean_of_every_cell():
     assert not torch.allclose(model(x.flip(3)), model(x))
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["small_cnn", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6", "mlp"]
+)
 def test_every_head_takes_several_passes(name):
     """Without dropout they are all alike."""
     model = build(name, 4).eval()
