@@ -94,6 +94,7 @@ def make_method(
         "model": model,
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
+        "num_images": len(_digits().train_images),
         "image_shape": [3, 32, 32],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)

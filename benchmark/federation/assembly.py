@@ -47,6 +47,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
         "model": model,
         "num_classes": data.num_classes,
         "num_clients": data.num_clients,
+        "num_images": data.num_images,
         "image_shape": image_shape,
     }
     needed = parameters(find_class(config.method.class_path, KINDS["method"]))
