@@ -18,8 +18,8 @@ class ClientFixMatch(JointSteps):
 
         t_i = onehot(argmax p(weak_i)),  m_i = 1[max p(weak_i) >= threshold]
 
-    Other rows of these papers are this method, too: ``lambda_u=0`` is FedAvg on labels, and ``prox_mu`` makes FedProx of
-    each. FedDure's FixMatch is ``LocalSSL``, that of (FL)2 and FedDB is ``FixMatch``.
+    Other rows of these papers are this method, too: ``lambda_u=0`` is FedAvg on labels, and ``prox_mu`` makes FedProx
+    of each. FedDure's FixMatch is ``LocalSSL``, that of (FL)2 and FedDB is ``FixMatch``.
 
     | hyperparameter | paper (ProxyFL) | released code | here |
     |---|---|---|---|
@@ -41,9 +41,7 @@ class ClientFixMatch(JointSteps):
         pseudo_labels: who makes them: the ``local`` model as it stands, or the ``global`` one as it was received.
     """
 
-    def __init__(
-        self, model: nn.Module, pseudo_labels: Literal["local", "global"] = "global", **base: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, pseudo_labels: Literal["local", "global"] = "global", **base: Any) -> None:
         super().__init__(model, **base)
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
