@@ -38,6 +38,7 @@ class FlexMatch(JointSteps):
     """
 
     scopes = {**JointSteps.scopes, "status": "personal"}
+    contract_args = {**JointSteps.contract_args, "lr": 0.001}  # at first every pseudo-label counts
     warm_up: ClassVar[bool] = True
     status: Tensor
     unlabelled = StepNumber()

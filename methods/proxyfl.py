@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.common.errors import ConfigError
-from methods.base import Batch, Site, StepNumber, Upload, Visit
+from methods.base import Batch, FedMethod, Site, StepNumber, Upload, Visit
+from methods.models.backbone import Backbone
 from methods.parts.joint_steps import JointSteps
 from methods.parts.losses import smoothed_divergence
 from methods.parts.tensors import one_hot
@@ -88,16 +89,16 @@ class ProxyFL(JointSteps):
         self.require("from 0", icpl_weight=icpl_weight >= 0, gpt_epochs=gpt_epochs >= 0, gpt_lr=gpt_lr >= 0)
         self.register_buffer("prior", torch.full((num_classes,), 1.0 / num_classes))
         self.register_buffer("counts", torch.zeros(num_classes))
-        size = classifier(model).in_features
+        size = classifier(self.model).in_features
         self.feat_proj = nn.Linear(size, size) if icpl_weight else None
         self.proxy_proj = nn.Linear(size, size, bias=False) if icpl_weight else None
 
     def configure_optimizers(self) -> Any:
         """One for the network and the heads."""
         optimizer = super().configure_optimizers()
-        heads = [*self.feat_proj.parameters(), *self.proxy_proj.parameters()] if self.feat_proj else []
+        heads = [head for head in (self.feat_proj, self.proxy_proj) if head is not None]
         if heads:
-            optimizer.add_param_group({"params": heads})
+            optimizer.add_param_group({"params": [p for head in heads for p in head.parameters()]})
         return optimizer
 
     # --- at a client
@@ -123,7 +124,8 @@ class ProxyFL(JointSteps):
         decided, labels = self.decided(local, p), p.argmax(dim=1)
         self.report(samples, labels, decided)
         self.count(batch, labels, decided)
-        loss = self.mean_loss(smoothed_divergence(one_hot(labels, p.shape[1]).to(p.dtype), out["strong"]), decided)
+        losses = smoothed_divergence(one_hot(labels, p.shape[1]).to(p.dtype), out["strong"])
+        loss: Tensor = self.mean_loss(losses, decided)
         if self.hparams.icpl_weight:
             with torch.autocast(self.device.type, enabled=False):  # products of 1e-6 decide
                 learnt = self.proxy_learning(batch, out, p, decided)
@@ -133,7 +135,8 @@ class ProxyFL(JointSteps):
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
         """Unlabelled images that either model is confident of, bool ``[N]``."""
-        return torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
+        sure: Tensor = torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
+        return sure
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
         """L_u: undecided images count as 0."""
@@ -200,7 +203,11 @@ class ProxyFL(JointSteps):
         return torch.where(met.sum() > 0, KEEP * self.prior + (1.0 - KEEP) * met / met.sum().clamp_min(1), self.prior)
 
     def tuned(self, rows: Tensor, proxies: Tensor) -> Tensor:
-        """GPT of proxies ``[C, d]`` on the clients' rows ``[M, C, d]``, in ``gpt_epochs`` shuffled passes."""
+        """GPT of proxies ``[C, d]`` on the clients' rows ``[M, C, d]``, in ``gpt_epochs`` shuffled passes.
+
+        What is shuffled does not depend on the ids of the clients.
+        """
+        rows = rows[rows.sum(dim=(1, 2)).argsort()]
         orders = (torch.randperm(rows.shape[0] * rows.shape[1]) for _ in range(self.hparams.gpt_epochs))
         return tuned_proxies(rows, proxies, orders, self.hparams.gpt_lr, self.margin(proxies))
 
@@ -209,7 +216,7 @@ class ProxyFL(JointSteps):
         return widest_gap(proxies)
 
 
-def classifier(model: nn.Module) -> nn.Linear:
+def classifier(model: Backbone) -> nn.Linear:
     """The last linear layer of a network's head; its rows are the proxies.
 
     Raises:
@@ -224,9 +231,10 @@ def classifier(model: nn.Module) -> nn.Linear:
     return layers[-1]
 
 
-def classifier_name(method: nn.Module) -> str:
+def classifier_name(method: FedMethod) -> str:
     """The registered name of its weight."""
-    return next(name for name, module in method.named_modules() if module is classifier(method.model)) + ".weight"
+    proxies = classifier(method.model).weight
+    return next(name for name, parameter in method.named_parameters() if parameter is proxies)
 
 
 @contextmanager
@@ -282,7 +290,7 @@ def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: f
     rows, labels = rows.flatten(0, 1), torch.arange(classes).repeat(clients)
     own, tuned = margin * F.one_hot(labels, classes), proxies.detach().clone()
     for order in orders:
-        for batch in order.split(ROWS):
+        for batch in torch.split(order, ROWS):
             with torch.enable_grad():
                 tuned.requires_grad_()
                 loss = F.cross_entropy(-(distances(rows[batch], tuned) + own[batch]), labels[batch])

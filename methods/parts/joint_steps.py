@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +40,7 @@ class JointSteps(FedMethod):
     scenario = "all_clients"
     scopes = {"received": "local"}
     views = {"labelled": {"x": "weak"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
-    contract_args: ClassVar[Mapping[str, Any]] = {"batch_size": 10, "unlabelled_bs": 20}
+    contract_args: ClassVar[Mapping[str, Any]] = MappingProxyType({"batch_size": 10, "unlabelled_bs": 20})
 
     def __init__(
         self,
@@ -115,7 +116,8 @@ class JointSteps(FedMethod):
         """Logits of x, the weak and the strong view, by field, from one forward pass."""
         views = images(batch)
         logits = wide(self(torch.cat(list(views.values()))))
-        return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
+        parts = torch.split(logits, [len(view) for view in views.values()])
+        return dict(zip(views, parts, strict=True))
 
     def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
         """L_u: divergence of the strong views' predictions from the targets; masked images count as 0."""
