@@ -40,11 +40,13 @@ def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence
 
 
 def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line]:
-    """What the suite's paper prints, and what our runs gave, at each scale."""
+    """What the suite's paper prints, and what our runs gave at each scale; runs of several tables stand in one line."""
     yield from _printed(suite, label)
+    shown = set()
     for table in tables:
         for line in table.lines:
-            if line.row.method == label and line.metric == "acc" and line.n:
+            if line.row.method == label and line.metric == "acc" and line.n and line.runs not in shown:
+                shown.add(line.runs)
                 yield {
                     "reported by": f"ours, scale {table.scale}, table {table.number}",
                     "data set": table.data_label(line.row.dataset),
