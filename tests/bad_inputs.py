@@ -239,7 +239,7 @@ PLUGINS = {
 }
 HOOKS = {
     "bad_methods.StepsZero": "a pass of 0 steps trains nothing: take a whole number from 1, or None",
-    "bad_methods.OptimizerScope": "optimizer_scopes names 'personnal'; an optimiser's state is personal or local",
+    "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
     "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",
     "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned a int; return a list of cohorts",

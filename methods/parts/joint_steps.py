@@ -1,7 +1,7 @@
 """Steps on labels and pseudo-labels in one forward pass, as clients that hold both take them in SAGE and ProxyFL."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Batch, FedMethod, LocalWork, Pass, Site
+from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site
 from methods.parts.losses import proximal_term, smoothed_divergence
 from methods.parts.tensors import wide
 
@@ -35,6 +35,8 @@ class JointSteps(FedMethod):
         prox_mu: weight of FedProx's term (MLSys 2020), over the parameters of the network.
         unlabelled_bs: unlabelled images per step; a client with fewer takes all of them.
         batch_size: labelled images per step.
+        share_momentum: one optimiser state for all clients and rounds, as released: a visit begins with the momentum of
+            the one before. Clients then train one at a time, in the order drawn.
     """
 
     scenario = "all_clients"
@@ -51,6 +53,7 @@ class JointSteps(FedMethod):
         unlabelled_bs: int = 256,
         batch_size: int = 128,
         local_epochs: int = 5,
+        share_momentum: bool = False,
         lr: float = 0.1,
         weight_decay: float = 1e-4,
         clip_norm: float | None = None,
@@ -67,6 +70,7 @@ class JointSteps(FedMethod):
         )
         self.require("from 0", lambda_u=lambda_u >= 0, prox_mu=prox_mu >= 0)
         self.require("from 1", unlabelled_bs=unlabelled_bs >= 1)
+        self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
         self.require_thresholds("threshold")
         self.received = copy.deepcopy(model).requires_grad_(False).eval()
         self.site: Site | None = None
@@ -85,6 +89,10 @@ class JointSteps(FedMethod):
             unlabelled.batch_size = unlabelled.min_batch = min(h.unlabelled_bs, len(unlabelled))
             unlabelled.cycle, unlabelled.fields = True, {"index": data.unlabelled}
         return [Pass(streams, steps)] * int(h.local_epochs)
+
+    def optimizer_scopes(self) -> Sequence[Scope]:
+        """See ``share_momentum``."""
+        return ["shared"] if self.hparams.share_momentum else super().optimizer_scopes()
 
     def on_train_start(self) -> None:
         """Keep what was received."""

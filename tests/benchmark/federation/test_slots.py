@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import RecordedStep
-from federations import few_data, make_federation, run_rows
+from federations import contract_federation, few_data, make_federation, run_rows
 from methods.base import FedMethod
 
 
@@ -114,3 +114,13 @@ def test_what_a_recording_holds_fast_may_change(cls: type, recorded: bool) -> No
         turns = run(cls, slots=2)
     assert bool(replays.call_count) == recorded
     assert all(torch.equal(value, turns.server[name]) for name, value in run(cls).server.items())
+
+
+def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:
+    """Slots then take turns in whole visits: with replay, too, they come to the reference's bits."""
+    args = {"share_momentum": True, "local_epochs": 2}
+    runs = [contract_federation("client_fixmatch", **args, **engine) for engine in ({}, {"slots": 3})]
+    rows = [run_rows(run) for run in runs]
+    assert rows[0] == rows[1]
+    assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
+    assert rows[0] != run_rows(contract_federation("client_fixmatch", local_epochs=2))
