@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
+from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
 from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
@@ -39,6 +39,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
+    )
     parser.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "seed", "runtime"})
     parser.add_class_arguments(Runtime)
 
@@ -49,6 +52,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     given = dict(vars(options))
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
+    overwrite = given.pop("overwrite", False)
     config, by_names = _configuration(given, dotted)
     configs = [replace(config, seed=seed) for seed in dict.fromkeys(seeds)] or [config]
     elsewhere = rows_of_papers(configs[0]) if by_names else []
@@ -69,6 +73,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         planned = [_planned(config) for config in configs]
         show(planned, {run.id: state(folder(run.config)) for run in planned}, jobs=1)
         return 0
+    if overwrite:
+        discard(configs)
     if len(configs) == 1:
         return _one(configs[0], tell)
     return _several(configs, tell)
@@ -145,12 +151,14 @@ def _one(config: RunConfig, tell: Any) -> int:
         tell(f"{how}; the same command {continuation(shown)}", file=sys.stderr)
         return code
     record = read_record(path)
-    done = " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
+    done = " (was complete, nothing was run; --overwrite runs it again)"
     tell(f"{path}{done if before == 'complete' else ''}")
     tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
     tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
     if config.report == "last_k_mean":
         tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
+    if config.average_last:
+        tell(f"averaged ({record['averaged']['rounds']} rounds): {_scores(record['averaged'])}")
     return 0
 
 

@@ -144,8 +144,10 @@ def data_for(method: FedMethod) -> FewerDigits:
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
-    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits."""
-    given = {"rounds": ROUNDS, **brief(method), **args}
+    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits, the
+    last two averaged.
+    """
+    given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
     data = data or data_for(make_method(method, **brief(method)))
     return make_federation(method, data, weights=half_trained(), **given)
 
@@ -153,7 +155,7 @@ def contract_federation(method: str | type, data: FSSLDataModule | None = None, 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method, around a fresh network, in the scenario it was made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
-    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks") if name in args}
+    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks", "average_last") if name in args}
     made = make_method(method, **args)
     data = data or make_data(made.scenario, **made.contract_data)
     if precision == "64-true":

@@ -92,4 +92,5 @@ def assemble(
         slots=config.runtime.slots if config.runtime.engine == "slots" else None,
         replay=config.runtime.replay,
         nonfinite=config.nonfinite,
+        average_last=config.average_last,
     )

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from benchmark.federation import hooks
+from benchmark.federation import averaging, hooks
 from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.fit import OptimizerStates
@@ -52,6 +52,8 @@ class Federation:
         replay: whether the slots record their steps and replay them.
         nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is
             left out of the aggregate and counted (``skip``).
+        average_last: average the global weights of so many last rounds, and evaluate that model once, after the last
+            (``averaged``); a run with fewer is averaged whole. 0: no average.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Federation:
         slots: int | None = None,
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
+        average_last: int = 0,
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
@@ -93,6 +96,9 @@ class Federation:
         self.server_state: ClientState | None = None
         self.round = 0
         self.nonfinite = nonfinite
+        self.average_last = min(average_last, rounds)
+        self.summed: dict[str, Tensor] = {}
+        self.averaged: dict[str, Any] | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
 
     @property
@@ -101,7 +107,7 @@ class Federation:
         return self.engine.kept_bytes() * self.data.num_clients
 
     def run(self) -> None:
-        """Run the remaining rounds."""
+        """Run the remaining rounds, and evaluate the averaged model if there is one."""
         if self.round == 0:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
@@ -113,6 +119,8 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
+        if self.average_last:
+            self.averaged = self.evaluate_averaged()
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
         """Give an evaluated round to Fabric's loggers, or to some of them.
@@ -145,6 +153,8 @@ class Federation:
                 kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
             self.memory.update(kept)
         parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
+        if number >= self.rounds - self.average_last:
+            self.summed = averaging.added(self.summed, self.server)
         with self.engine.outside("log", number):
             sums = added(by_client) | {f"server/{name}": value for name, value in added(parts).items()}
         last = number + 1 == self.rounds
@@ -268,6 +278,17 @@ class Federation:
         scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
         return {name: round(score, 4) for name, score in scores.items()}
 
+    def evaluate_averaged(self) -> dict[str, Any]:
+        """The reading ``averaged``: the number of ``rounds`` and the metrics of their averaged model.
+
+        Averaged is all that the server holds (scopes ``shared`` and ``server``), since ``predict`` may read either.
+        The method is the server before and after.
+        """
+        self.method.load_tensors(averaging.mean(self.summed, self.average_last, self.server))
+        scores = self.evaluate()
+        self.become_server()
+        return {"rounds": self.average_last, **scores}
+
     def predicted(self, images: Tensor) -> Tensor:
         """Class probabilities of images."""
         return hooks.probabilities(self.method.predict(images), len(images))
@@ -294,6 +315,7 @@ class Federation:
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
+            "summed": self.summed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -309,6 +331,7 @@ class Federation:
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
+        self.summed = moved(state.get("summed", {}), device)
         self.become_server()
 
 

@@ -194,4 +194,6 @@ def _how(data: Any) -> str:
     split = "iid" if options["partition"] == "iid" else f"Dirichlet({options['beta']:g}){per}"
     split += " over pairs of clients" if options["partition"] == "pairs" else ""
     who = str(options["scenario"]).replace("_", " ")
-    return f"{split}, seed {data.partition_seed}, labels at {who}"
+    stream = f" of the stream {options['partition_stream']}" if options["partition_stream"] else ""
+    again = f", drawn again {data.partition.redraws} times" if options["labelled_min_per_class"] else ""
+    return f"{split}, seed {data.partition_seed}{stream}{again}, labels at {who}"

@@ -53,7 +53,8 @@ class Line:
         ci95: half-width of the 95 % t interval of the mean.
         n: seeds that have a value.
         planned: seeds that the row is planned with.
-        readings: of accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``; of others ``None``.
+        readings: of accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged``
+            where the runs have it; of others ``None``.
         published: value as printed, or ``None``.
         spread: printed spread over seeds, or ``None``.
         delta: ours, rounded as printed, minus published, at a scale that compares.

@@ -15,7 +15,7 @@ from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.layout import Line, Rendered, cell_text, touched
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READINGS, Record
+from benchmark.runs.records import AVERAGED, READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
 from benchmark.site.gather import Found, View
 
@@ -94,7 +94,7 @@ def run_page(run: Found, views: Sequence[View]) -> Page:
     charts, record, curve = Charts(), run.record, run.curve
     places = _places(record["run_id"], views)
     seconds, rounds = record["timing"]["seconds"], max(1, record["rounds"]["done"])
-    readings = {name: record[name] for name in READINGS if record[name]}
+    readings = {name: record[name] for name in (*READINGS, AVERAGED) if record.get(name)}
     return {
         "root": "../",
         "run": run,

@@ -232,6 +232,49 @@ def test_labelled_images_can_be_tested_on_instead(scenario, digits):
     torch.testing.assert_close(block(), shown)
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("validation", [0, 200])
+def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation, digits):
+    """They take the place of the test set, nobody holds them, and with ``validation`` no image more is taken away."""
+    data = make_data(scenario, validation=validation, balanced_holdout=50)
+    assert torch.bincount(data.test_labels).tolist() == [5] * 10
+    [(_, block)] = data.test_blocks(10_000)
+    spread = [part for one in sites(data) for part in (one.labelled, one.unlabelled)]
+    pools = [torch.tensor(data.partition.labelled_pool) if scenario == "all_clients" else data.pool(), data.pool()]
+    held = {*range(len(digits.train_labels))} - {*torch.cat([*pools, *spread]).tolist()}
+    server = set() if data.server.validation is None else {*data.server.validation.tolist()}
+    assert len(held) == max(50, validation) and len(server) == max(0, validation - 50)
+    tested = torch.tensor(sorted(held - server))
+    assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[tested])
+    shown = data.views["test"](data.views["test"].geometry.prepare(data._train), tested, None)
+    torch.testing.assert_close(block(), shown)
+
+
+def test_one_thing_replaces_the_test_set():
+    with pytest.raises(
+        ConfigError, match=r"labelled_holdout=0\.5 and data\.balanced_holdout=10 both replace the test set"
+    ):
+        make_data(labelled_holdout=0.5, balanced_holdout=10)
+
+
+def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
+    """Two settings of equally large data sets share their partitions seed by seed, unless their streams have names."""
+    plain, *others = (make_data(split="random80", partition_stream=name) for name in (None, "a/clients", "b/clients"))
+    assert len({data.partition.hash for data in (plain, *others)}) == 3
+    assert all(torch.equal(data.test_labels, plain.test_labels) for data in others)
+    again = make_data(split="random80", partition_stream="a/clients")
+    assert again.partition.hash == others[0].partition.hash
+    seeds = {make_data(partition_stream="a", partition_seed=None, run_seed=seed).partition.hash for seed in (1, 2)}
+    assert len(seeds) == 2
+
+
+def test_a_rule_for_labelled_clients_belongs_to_its_scenario():
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class says nothing about data\.scenario=server"):
+        make_data("server", labelled_min_per_class=3)
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class is 0; it must be at least 1"):
+        make_data(labelled_min_per_class=0)
+
+
 @pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
 def test_a_holdout_leaves_every_site_a_label(share):
     with pytest.raises(ConfigError, match="labelled_holdout"):

@@ -58,9 +58,7 @@ def test_fit_names_the_readings_it_shows(here, fitted, capsys):
         "last (round 3): acc 50.00, recall 60.00",
         "last_k_mean (2 rounds): acc 50.50, recall 60.00",
     ]
-    assert again.splitlines()[0].endswith(
-        " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
-    )
+    assert again.splitlines()[0].endswith(" (was complete, nothing was run; --overwrite runs it again)")
 
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
@@ -130,3 +128,24 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
     said = capsys.readouterr().err
     assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said
+
+
+def test_fit_runs_again_at_will(here, fitted, capsys):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1,2"]
+    assert main(fit) == 0
+    folders = [folder(config) for config in fitted]
+    for path in folders:
+        (path / "left.txt").touch()
+    assert main(fit) == 0 and all((path / "left.txt").exists() for path in folders)
+    capsys.readouterr()
+    assert main([*fit, "--overwrite"]) == 0
+    assert not any((path / "left.txt").exists() for path in folders)
+    assert "nothing was run" not in capsys.readouterr().out
+
+
+def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, capsys):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
+    assert main(fit) == 0
+    monkeypatch.setenv("LT_CLI_USED", "1")
+    assert main([*fit, "--overwrite"]) == 2
+    assert "delete the run's folder" in capsys.readouterr().err and (folder(fitted[0]) / "record.json").exists()
