@@ -25,7 +25,9 @@ def proxyfl() -> Suite:
     return suite.load("proxyfl")
 
 
-def config(proxyfl: Suite, table: str, dataset: str, method: str, scale: str = "paper", alpha: str = "0.1") -> RunConfig:
+def config(
+    proxyfl: Suite, table: str, dataset: str, method: str, scale: str = "paper", alpha: str = "0.1"
+) -> RunConfig:
     row = next(
         r
         for r in proxyfl.rows
@@ -57,9 +59,8 @@ def test_published_values(proxyfl: Suite) -> None:
             table, dataset, _, ((_, alpha),), _ = key
             order = [cell(table, dataset, method, alpha) for method in ("ProxyFL", "SAGE", "FixMatch-GPL")]
             assert order == sorted(order, reverse=True)
-            upper = "CIFAR10-5000 SVHN-4600 CIFAR100-5000 CINIC10-9000".split()
-            same = dataset if table == "1" else upper[[d.split("-")[0] for d in upper].index(dataset.split("-")[0])]
-            assert cell(table, dataset, "FedAvg-SL", alpha) == cell("1", same, "FedAvg-SL", alpha)
+            name = dataset.partition("-")[0]
+            assert cell(table, dataset, "FedAvg-SL", alpha) == cell("1", f"{name}-{LABELS[name]}", "FedAvg-SL", alpha)
 
 
 def test_the_ablation_repeats_two_rows_of_the_comparison(proxyfl: Suite) -> None:
@@ -68,9 +69,9 @@ def test_the_ablation_repeats_two_rows_of_the_comparison(proxyfl: Suite) -> None
         alpha = tuple(pair for pair in columns if pair[0] == "alpha")
         if method in ("FixMatch-GPL", "ProxyFL"):
             assert values[table, dataset, method, columns, metric] == values["1", dataset, method, alpha, metric]
-    without_icpl, without_gpt = (config(proxyfl, "2", "CIFAR10-5000", name).method.init_args for name in ("GPT", "ICPL"))
-    assert (without_icpl["icpl_weight"], without_icpl["gpt_epochs"]) == (0, 100)
-    assert (without_gpt["icpl_weight"], without_gpt["gpt_epochs"]) == (1, 0)
+    for method, used in (("GPT", (0, 100)), ("ICPL", (1, 0))):
+        args = config(proxyfl, "2", "CIFAR10-5000", method).method.init_args
+        assert (args["icpl_weight"], args["gpt_epochs"]) == used
 
 
 def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
@@ -141,9 +142,10 @@ def test_rows_of_the_comparison(proxyfl: Suite, method: str, path: str, wanted: 
 @pytest.mark.parametrize(("dataset", "steps"), [("CIFAR10-5000", 19), ("SVHN-9200", 28), ("CINIC10-9000", 35)])
 def test_ports_take_as_many_steps_as_the_rows_beside_them(proxyfl: Suite, dataset: str, steps: int) -> None:
     """FedDure's exactly; FedMatch's passes over the labels, in batches of 128, sum up to 5 epochs of ``steps``."""
-    joint = config(proxyfl, "1" if dataset[-4:] != "9200" else "6", dataset, "FedDure").method.init_args
+    table = "6" if dataset == "SVHN-9200" else "1"
+    joint = config(proxyfl, table, dataset, "FedDure").method.init_args
     assert (joint["steps_per_visit"], joint["local_epochs"]) == (steps, 5)
-    run = config(proxyfl, "1" if dataset[-4:] != "9200" else "6", dataset, "FedMatch")
+    run = config(proxyfl, table, dataset, "FedMatch")
     per_epoch = -(-run.data.init_args["num_labels"] // 20 // 128)
     assert abs(run.method.init_args["local_epochs"] * per_epoch - 5 * steps) <= per_epoch
 
