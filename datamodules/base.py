@@ -99,10 +99,10 @@ class FSSLDataModule(L.LightningDataModule):
         iid_stratified: whether ``iid`` levels each class's counts over the clients.
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
-        split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
-            on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
             at equal seeds; by default the settings of equally large data sets share theirs. The test set stays.
+        split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
+            on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
@@ -174,8 +174,8 @@ class FSSLDataModule(L.LightningDataModule):
         iid_stratified: bool = False,
         beta: float = 0.8,
         partition_seed: int | None = 1337,
-        split_seed: int | None = None,
         partition_stream: str | None = None,
+        split_seed: int | None = None,
         min_size: int = 10,
         split_classes: int | None = None,
         shuffle: bool = True,
@@ -243,17 +243,8 @@ class FSSLDataModule(L.LightningDataModule):
     def _views(self) -> pipelines.Views:
         """The pipeline's views with the data set's size and constants, or those given in their place."""
         h = self.hparams
-        mean, std = tuple(h["mean"] or self.mean), tuple(h["std"] or self.std)
-        look = pipelines.Look(
-            self.image_size,
-            h["zoom"] or self._zoom(),
-            h["flip"],
-            mean,
-            std,
-            border=h["border"],
-            test_mean=tuple(h["test_mean"] or mean),
-            test_std=tuple(h["test_std"] or std),
-        )
+        constants = tuple(h["mean"] or self.mean), tuple(h["std"] or self.std)
+        look = pipelines.Look(self.image_size, h["zoom"] or self._zoom(), h["flip"], *constants, border=h["border"])
         return pipelines.views(h["pipeline"], look)
 
     def _measure(self, arrays: Arrays) -> None:
@@ -528,10 +519,17 @@ class FSSLDataModule(L.LightningDataModule):
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
         self._require_setup()
-        view, prepared = self.views["test"], self._test_prepared
+        view, prepared = self._test_view(), self._test_prepared
         for number, start in enumerate(range(0, len(prepared), size)):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
             yield number, partial(self._test_block, view, index)
+
+    def _test_view(self) -> View | FeatureView:
+        """How test images are seen: as training images in the view of that name, but for constants of their own."""
+        view, h = self.views["test"], self.hparams
+        if isinstance(view, FeatureView) or not (h["test_mean"] or h["test_std"]):
+            return view
+        return replace(view, mean=tuple(h["test_mean"] or view.mean), std=tuple(h["test_std"] or view.std))
 
     def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))

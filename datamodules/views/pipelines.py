@@ -22,8 +22,6 @@ class Look:
         mean: per-channel mean of pixels in [0, 1].
         std: per-channel standard deviation.
         border: black pixels around the stored images in place of a resize to ``size``.
-        test_mean: ``mean`` for test images, where that is another.
-        test_std: the same of ``std``.
     """
 
     size: int
@@ -32,8 +30,6 @@ class Look:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     border: int = 0
-    test_mean: tuple[float, ...] | None = None
-    test_std: tuple[float, ...] | None = None
 
     @property
     def base(self) -> Geometry:
@@ -49,11 +45,6 @@ class Look:
         """No randomness: resized where the stored images have another size."""
         return self.view(replace(self.base, channels=3))
 
-    @property
-    def test(self) -> View:
-        """The plain view with the normalisation of test images."""
-        return replace(self.plain, mean=self.test_mean or self.mean, std=self.test_std or self.std)
-
 
 Views = Mapping[str, View | FeatureView]
 Pipeline = Callable[[Look], Views]
@@ -62,7 +53,7 @@ Pipeline = Callable[[Look], Views]
 def zoom_crop_flip(look: Look) -> dict[str, View]:
     """Enlarge, cut a window without padding, flip; test images are not enlarged (RSCFed, CBAFed)."""
     window = ZoomCrop(look.zoom, look.size, look.flip, base=look.base if look.border else None, channels=3)
-    return {"weak": look.view(window), "test": look.test}
+    return {"weak": look.view(window), "test": look.plain}
 
 
 def pad_crop_flip(look: Look) -> dict[str, View]:
@@ -76,7 +67,7 @@ def pad_crop_flip(look: Look) -> dict[str, View]:
             f"data.side={look.size}: this pipeline mirrors {PAD} pixels at every edge; take {PAD + 1} or more"
         )
     window = PadCrop(PAD, "reflect", look.flip, base=look.base, channels=3)
-    return {"weak": look.view(window), "test": look.test}
+    return {"weak": look.view(window), "test": look.plain}
 
 
 def _strong(look: Look, recipe: RandAugment) -> dict[str, View]:
@@ -111,7 +102,7 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
 def randaugment_grid(look: Look) -> dict[str, View]:
     """Images as they are; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
     strong = look.view(look.plain.geometry, transforms=(RandAugment(GRID_LEVELS, 6),))
-    return {"weak": look.plain, "strong": strong, "test": look.test}
+    return {"weak": look.plain, "strong": strong, "test": look.plain}
 
 
 def feature_versions(look: Look) -> dict[str, FeatureView]:

@@ -356,6 +356,7 @@ def test_test_images_can_be_normalised_by_constants_of_their_own(digits):
     torch.testing.assert_close(block(), (pixels / 255 - 0.25) / 0.5, rtol=1e-5, atol=1e-5)
     weak = (data.take("weak", torch.arange(4), torch.Generator().manual_seed(0)) for data in (plain, other))
     assert torch.equal(*weak)
+    assert torch.equal(*(data.take("test", torch.arange(4)) for data in (plain, other)))  # of training images
     same = make_data(test_mean=[float(plain.mean[0])], test_std=[float(plain.std[0])])
     assert torch.equal(next(iter(same.test_blocks(4)))[1](), next(iter(plain.test_blocks(4)))[1]())
 
