@@ -19,7 +19,7 @@ from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, import
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
 
-SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
+SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean", "averaged")
 ROSTER = "datamodules.partition.roster.Roster"
 NONFINITE = ("stop", "skip")

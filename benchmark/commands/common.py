@@ -28,7 +28,7 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
     """Options of the commands on a suite."""
     parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
     parser.add_argument(
-        "--scale", type=str, default="quick", help="quick, small, laptop, lite or paper, as far as the suite has it"
+        "--scale", type=str, default="quick", help="quick, small, laptop, lite, board or paper, where the suite has it"
     )
 
 

@@ -42,7 +42,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    image_shape = [data.hparams.get("channels", 3), data.image_size, data.image_size]
+    image_shape = [data.feature_dim] if data.feature_dim else [shape["in_channels"], *[data.image_size] * 2]
     known = {
         "model": model,
         "num_classes": data.num_classes,

@@ -101,17 +101,19 @@ def _with_enough_labels(
     Raises:
         DataError: there was none.
     """
-    least = options["labelled_min_per_class"] or 0
+    least = options["labelled_min_per_class"]
+    if not least:
+        return draw_one()
     counted = min(options["picked"] or options["labelled_clients"], options["labelled_clients"])
     most = np.bincount(labels).min()
     for redraws in range(draws if most >= least else 0):
         partition = draw_one()
         own = labels[np.concatenate(partition.labelled[:counted])]
-        if not least or np.bincount(own, minlength=labels.max() + 1).min() >= least:
+        if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
     found = f"the rarest class has {most} in all" if most < least else f"they did in none of {draws} partitions"
     raise DataError(
-        f"data.labelled_min_per_class={least}: the {counted} labelled clients should hold so many images of every "
+        f"data.labelled_min_per_class={least}: the labelled clients ({counted}) should hold so many images of every "
         f"class together, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or ask "
         "for fewer"
     )

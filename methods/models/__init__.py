@@ -72,7 +72,7 @@ def build(
     if unknown:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
     if in_features is not None and name in MODELS and "in_features" not in known:
-        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear")
+        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear or mlp")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
     if "num_classes" not in known and not takes_any:
         raise ConfigError(f"model {name}: it takes no num_classes, so it is no network for a benchmark")

@@ -180,7 +180,7 @@ def test_the_count_of_draws_goes_along(tmp_path):
 @pytest.mark.parametrize(
     ("least", "says"),
     [
-        (61, "the 3 labelled clients should hold so many .*the rarest class has 60 in all: label more clients"),
+        (61, r"the labelled clients \(3\) should hold so many .*the rarest class has 60 in all: label more clients"),
         (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or ask for fewer"),
     ],
 )
