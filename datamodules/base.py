@@ -90,7 +90,7 @@ class FSSLDataModule(L.LightningDataModule):
         scenario: who holds labels: some clients (``partial_clients``), the server, or ``all_clients``.
         num_clients: clients N.
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
-        partition: ``dirichlet``, or ``iid``.
+        partition: ``dirichlet``, ``pairs`` (a Dirichlet draw over two clients each, see ``split.pairs``), or ``iid``.
         partition_variant: what a Dirichlet draw gives: the clients' shares of a class (``per_class``: the papers'
             released codes), or the classes' shares of a client, with equal sizes (``per_client``: FedDB's paper).
         labelled_partition: how the labelled pool is spread (``all_clients``); default: as ``partition``.
@@ -101,6 +101,8 @@ class FSSLDataModule(L.LightningDataModule):
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
             at equal seeds; by default the settings of equally large data sets share theirs. The test set stays.
+        split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
+            on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
@@ -139,6 +141,8 @@ class FSSLDataModule(L.LightningDataModule):
         flip: probability of a horizontal flip.
         mean: per-channel mean instead of the data set's.
         std: per-channel standard deviation instead of the data set's.
+        test_mean: mean that test images are normalised with, where that is not the training images'.
+        test_std: the same of the standard deviation.
         run_seed: seed of the run, which the run hands over.
 
     Raises:
@@ -162,15 +166,16 @@ class FSSLDataModule(L.LightningDataModule):
         scenario: Scenario = "partial_clients",
         num_clients: int = 10,
         labelled_clients: int = 1,
-        partition: Literal["dirichlet", "iid"] = "dirichlet",
+        partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
-        labelled_partition: Literal["dirichlet", "iid"] | None = None,
+        labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
         iid_permutations: int = 1,
         iid_stratified: bool = False,
         beta: float = 0.8,
         partition_seed: int | None = 1337,
         partition_stream: str | None = None,
+        split_seed: int | None = None,
         min_size: int = 10,
         split_classes: int | None = None,
         shuffle: bool = True,
@@ -198,14 +203,17 @@ class FSSLDataModule(L.LightningDataModule):
         flip: float = 0.5,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        test_mean: list[float] | None = None,
+        test_std: list[float] | None = None,
         run_seed: int = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        if not 0 <= self.partition_seed < 2**32:
-            raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
+        for name, seed in (("partition_seed", self.partition_seed), ("split_seed", split_seed)):
+            if seed is not None and not 0 <= seed < 2**32:
+                raise ConfigError(f"{name} is {seed}; NumPy takes 0 to 2^32 - 1")
         for name, scenarios in LABEL_OPTIONS.items():
             if self.hparams[name] is not None and scenario not in scenarios:
                 raise ConfigError(
@@ -293,7 +301,7 @@ class FSSLDataModule(L.LightningDataModule):
             )
         if not 0 <= h["flip"] <= 1:
             raise ConfigError(f"data.flip is {h['flip']}; it is a probability, 0 to 1")
-        for name in ("mean", "std"):
+        for name in ("mean", "std", "test_mean", "test_std"):
             values = h[name]
             if values is None:
                 continue
@@ -301,8 +309,10 @@ class FSSLDataModule(L.LightningDataModule):
                 raise ConfigError(
                     f"data.{name} is {values}; give one number, or one for each of {h['channels']} channels"
                 )
-            if not all(isfinite(value) and (name == "mean" or value > 0) for value in values):
-                raise ConfigError(f"data.{name} is {values}; give finite numbers{' above 0' if name == 'std' else ''}")
+            if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
+                raise ConfigError(
+                    f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}"
+                )
 
     def read(self) -> Arrays:
         """The data set's images and labels."""
@@ -509,10 +519,17 @@ class FSSLDataModule(L.LightningDataModule):
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
         self._require_setup()
-        view, prepared = self.views["test"], self._test_prepared
+        view, prepared = self._test_view(), self._test_prepared
         for number, start in enumerate(range(0, len(prepared), size)):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
             yield number, partial(self._test_block, view, index)
+
+    def _test_view(self) -> View | FeatureView:
+        """How test images are seen: as training images in the view of that name, but for constants of their own."""
+        view, h = self.views["test"], self.hparams
+        if isinstance(view, FeatureView) or not (h["test_mean"] or h["test_std"]):
+            return view
+        return replace(view, mean=tuple(h["test_mean"] or view.mean), std=tuple(h["test_std"] or view.std))
 
     def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))

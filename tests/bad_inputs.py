@@ -124,7 +124,7 @@ OPTIONS = {
     "--roster.participants 0": "0 participants per round from 3 clients",
     "--roster.participants 99": "99 participants per round from 3 clients; choose 1..3 or null for all",
     "--roster.participant 3": "unknown roster argument 'participant'; did you mean 'participants'?",
-    "--roster.rule first": "unknown rule 'first'; choose one of uniform, numpy_round",
+    "--roster.rule first": "unknown rule 'first'; choose one of uniform, numpy_round, numpy_run",
 }
 
 # --- configuration files, given with --config

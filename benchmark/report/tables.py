@@ -11,7 +11,8 @@ import pandas as pd
 
 from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
-from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
+from benchmark.report import others
+from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
@@ -112,10 +113,11 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
     """All tables of a suite at a scale as the text of a file, by the file's suffix."""
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
+    elsewhere = [markdown_section(section) + "\n" for section in others.sections(suite, tables)]
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
     frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
     return {
-        ".md": f"# {suite.title}\n\n" + "\n".join(table.markdown for table in tables),
+        ".md": "\n".join([f"# {suite.title}\n", *(table.markdown for table in tables), *elsewhere]),
         ".csv": csv_text(frame),
         ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
     }

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from benchmark.config import folder
 from benchmark.files import dump_yaml
-from benchmark.report import leaderboard
+from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.layout import Line, Rendered, cell_text, touched
 from benchmark.runs.environment import hardware
@@ -73,7 +73,8 @@ def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
     """A suite's tables at all its scales, each with its learning curves."""
     charts = Charts()
     parts = [{"view": view, "tables": [_table(view, one, charts) for one in view.tables]} for view in views]
-    return {"root": "../", "suite": views[0].suite, "parts": parts, "found": found}
+    suite, tables = views[0].suite, [table for view in views for table in view.tables]
+    return {"root": "../", "suite": suite, "parts": parts, "found": found, "others": others.sections(suite, tables)}
 
 
 def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:

@@ -113,6 +113,7 @@ class _Suite(_Part):
     scales: Annotated[dict[str, _Scale], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
+    reported: list[str] = []
 
 
 def check(spec: Mapping[str, Any], where: str) -> None:
@@ -183,6 +184,7 @@ def _check_names(suite: _Suite, where: str) -> None:
         labels = [row.method for row in table.rows]  # all that a leaderboard tells rows apart by
         _once("row", labels if table.reference else map("/".join, rows), f"{where}, table {number}")
     _known("report", [suite.report], READINGS, where)
+    _known("method label", suite.reported, suite.labels, f"{where}, reported")
 
 
 def with_its_method(name: str) -> list[str]:

@@ -22,6 +22,7 @@ from datamodules.common.errors import BenchError, ConfigError
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
+OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
 """Characters of a run id that tell it from the number of a table."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
@@ -64,6 +65,11 @@ class Suite:
     def replaced(self) -> frozenset[str]:
         """Columns that name what only the paper's protocol uses, such as its network."""
         return frozenset(self.spec.get("replaced", ()))
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Labels of the methods whose values from other papers are shown with this suite."""
+        return tuple(self.spec.get("reported", ()))
 
     @property
     def rows(self) -> list[Row]:

@@ -65,6 +65,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
         )
         return _with_enough_labels(options, labels, draw_one)
     in_order = options["labelled_pool_order"] == "dataset"
+    by_class = in_order or options["partition"] == "pairs"
     if scenario == "all_clients":
         of_labels = options["labelled_partition"]
         return P.labels_at_all_clients(
@@ -77,7 +78,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             fraction=options["label_fraction"],
             per_class=options["labels_per_class"],
             shuffle_pool=not in_order,
-            order="class" if in_order else "dataset",
+            order="class" if by_class else "dataset",
         )
     if scenario == "server" and options["num_labels"]:
         return P.labels_at_server(
@@ -119,7 +120,23 @@ def _with_enough_labels(
 
 
 def split_rule(options: Options, kind: str) -> Split:
-    """How images are spread over clients: ``iid`` or ``dirichlet``, with the options that belong to it."""
+    """How images are spread over clients, with the options that belong to this kind and the generator of its own."""
+    rule, seed = _rule(options, kind), options["split_seed"]
+    return rule if seed is None else _seeded(rule, seed)
+
+
+def _seeded(rule: Split, seed: int) -> Split:
+    """The rule with a fresh generator at every call, in place of the one that it is given."""
+
+    def split(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
+        return rule(labels, num_clients, rng=np.random.RandomState(seed))
+
+    return split
+
+
+def _rule(options: Options, kind: str) -> Split:
+    if kind == "pairs":
+        return partial(P.pairs, beta=options["beta"], num_classes=options["split_classes"])
     if kind == "iid":
         return partial(
             P.iid,

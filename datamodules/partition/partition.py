@@ -26,6 +26,7 @@ from datamodules.partition.split import (
     dirichlet_per_client,
     iid,
     labelled_pool,
+    pairs,
     pick_labelled,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "labels_at_all_clients",
     "labels_at_partial_clients",
     "labels_at_server",
+    "pairs",
     "pick_labelled",
     "unlabelled_sets",
 ]

@@ -155,6 +155,7 @@ NOT_RECORDED = {
     "resnet18": {**RESNET18, "stem": "imagenet", "head": "linear"},
     "wrn28_2": {**WIDE_RESNET, "depth": 28, "width": 2},
     "wrn28_8": {**WIDE_RESNET, "depth": 28, "width": 8},
+    "resnet8": {"in_channels": 3, "width": 4},
     "resnet9": {"in_channels": 3, "width": 64},
     "resnet9_plain": {"in_channels": 3, "width": 64},
     "conv6": {"in_channels": 3, "image_size": 32, "width": 32, "channel_dropout": 0.05, "head_dropout": 0.1},

@@ -317,6 +317,9 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     [
         ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
+        ({"split_seed": -1}, r"split_seed is -1; NumPy takes 0 to 2\^32 - 1"),
+        ({"test_std": [0.0]}, r"data.test_std is \[0.0\]; give finite numbers above 0"),
+        ({"test_mean": [0.1, 0.2]}, r"data.test_mean is \[0.1, 0.2\]; give one number, or one for each of 3 channels"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* take 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
@@ -343,6 +346,19 @@ def test_views_are_normalised_pixels(digits):
         data.take("strong", index)
     with pytest.raises(RunError, match=r"random views need a torch\.Generator"):
         data.take("weak", index)
+
+
+def test_test_images_can_be_normalised_by_constants_of_their_own(digits):
+    """As in SAGE's and ProxyFL's released codes; training images keep theirs."""
+    plain, other = make_data(), make_data(test_mean=[0.25], test_std=[0.5])
+    (_, block), *_ = other.test_blocks(4)
+    pixels = torch.from_numpy(digits.test_images[:4]).permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(block(), (pixels / 255 - 0.25) / 0.5, rtol=1e-5, atol=1e-5)
+    weak = (data.take("weak", torch.arange(4), torch.Generator().manual_seed(0)) for data in (plain, other))
+    assert torch.equal(*weak)
+    assert torch.equal(*(data.take("test", torch.arange(4)) for data in (plain, other)))  # of training images
+    same = make_data(test_mean=[float(plain.mean[0])], test_std=[float(plain.std[0])])
+    assert torch.equal(next(iter(same.test_blocks(4)))[1](), next(iter(plain.test_blocks(4)))[1]())
 
 
 def test_random_views_follow_their_generator():

@@ -11,7 +11,7 @@ from benchmark.registry import build
 from benchmark.report.tables import collect
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
-from benchmark.suites.published import read_published
+from benchmark.suites.published import read_others, read_published
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from methods import models
@@ -309,6 +309,26 @@ def test_pending_rows_have_no_run_and_say_why():
     assert len(toy.select(plan)) == len(plan.runs)
     by_data = Suite(spec(datasets={"A": {"pending": "no data"}, "B": {}}))
     assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
+
+
+def test_methods_that_others_report_are_labels_of_the_suite():
+    assert Suite(spec(reported=["low"])).reported == ("low",)
+    assert Suite(spec()).reported == ()
+    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*toy\.yaml, reported"):
+        Suite(spec(reported=["lo"]), "toy.yaml")
+
+
+def test_others_values_are_read_by_column(tmp_path):
+    path = tmp_path / "others.csv"
+    path.write_text('method,dataset,setting,value,std,seeds,source\nM,D,"a, b",50.10,,,P\n')
+    line = {"method": "M", "dataset": "D", "setting": "a, b", "value": "50.10", "std": "", "seeds": "", "source": "P"}
+    assert read_others(path) == [line]
+    path.write_text("method,dataset,setting,value,std,seeds\nM,D,a,50.10,,\n")
+    with pytest.raises(ConfigError, match=r"others\.csv: the column source is missing"):
+        read_others(path)
+    path.write_text("method,dataset,setting,value,std,seeds,source\nM,D,a,much,,,P\n")
+    with pytest.raises(ConfigError, match=r"others\.csv, line 2: value is 'much'; print a number"):
+        read_others(path)
 
 
 def test_published_spreads(tmp_path):

@@ -13,7 +13,7 @@ from datamodules.partition.draw import (
     stream_seed,
     validation_images,
 )
-from datamodules.partition.partition import Partition, labels_at_partial_clients, unlabelled_sets
+from datamodules.partition.partition import Partition, labelled_pool, labels_at_partial_clients, pairs, unlabelled_sets
 from federations import SCENARIOS, make_data
 
 SEED = 3
@@ -116,6 +116,21 @@ def test_a_draw_per_client_reaches_every_pool():
     for role in ("labelled", "unlabelled"):
         assert len({len(part) for part in getattr(made, role)}) == 1
         assert len({len(part) for part in getattr(plain, role)}) > 1
+
+
+def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_their_own():
+    """SAGE's released code: one generator draws the labelled pool, a fresh one spreads each of the two pools."""
+    given = options("all_clients", partition="pairs", labelled_partition=None, beta=0.5, num_labels=60, num_clients=4)
+    made = draw(given | {"split_seed": 0}, labels, 7)
+    rng = np.random.RandomState(7)
+    pools = labelled_pool(labels, 6, rng)
+    for pool, role in zip(pools, ("labelled", "unlabelled"), strict=True):
+        expected = pairs(labels[pool], 4, 0.5, np.random.RandomState(0))
+        assert [part.tolist() for part in getattr(made, role)] == [pool[part].tolist() for part in expected]
+    going_on = draw(given, labels, 7)
+    first = pairs(labels[pools[0]], 4, 0.5, rng)
+    assert [part.tolist() for part in going_on.labelled] == [pools[0][part].tolist() for part in first]
+    assert going_on.hash != made.hash
 
 
 SKEWED = {"partition": "dirichlet", "beta": 0.5, "min_size": 5, "num_clients": 8, "labelled_clients": 3}
