@@ -2,13 +2,16 @@
 
 import csv
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from benchmark.config import Runtime, from_yaml, run_id, to_yaml
+from benchmark.config import Runtime, from_dict, from_yaml, resolve, run_id, to_yaml
 from benchmark.files import dump_yaml
 from benchmark.registry import build
 from benchmark.report.tables import collect
+from benchmark.run import fit_resolved
+from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.published import read_others, read_published
@@ -572,3 +575,24 @@ def test_every_data_module_of_a_suite_can_be_made(paper):
     }
     for spec in specs.values():
         build(spec, "data")
+
+
+@pytest.mark.parametrize(
+    ("paper", "row", "all_labels"),
+    [
+        ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none"}),
+        ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed"}),
+        ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000}),
+    ],
+)
+def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
+    """The few labels teach something, all labels 15 points more: between them unlabelled images can be of use."""
+    papers = suite.load(paper)
+    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
+    accuracy = []
+    for options in ({}, all_labels):
+        values = papers.values(papers.row(row, "quick"), "quick", last={"set": options})
+        config = replace(resolve(from_dict(values)), runtime=runtime)
+        accuracy.append(read_record(fit_resolved(config))["final"]["acc"])
+    lower, upper = accuracy
+    assert lower > 40 and upper > 85 and upper - lower > 15
