@@ -304,18 +304,22 @@ class Rendered:
 
     @property
     def terminal(self) -> str:
-        """A narrow table for a terminal: the first metric of what was run, a column per data set."""
+        """A narrow table for a terminal: the first metric of what was run, a column per data set.
+
+        Data sets that a small scale runs as one share a column.
+        """
         shown = self.layout.only_run()
         title = f"Table {self.number}: {self.title}"
         if not shown.rows:
             return f"{title}\nNothing of this table has been run.\n"
         metric = shown.columns[0][1]
         kept = [n for n, (_, name) in enumerate(shown.columns) if name == metric]
-        names = [self.data_label(shown.columns[n][0]) for n in kept]
-        body = [
-            [label, *(self._terminal_cell(cells[n]) for n in kept)]
-            for label, (_, cells) in zip(shown.labels(), shown.rows, strict=True)
-        ]
+        columns: dict[tuple[str, ...], list[str]] = {}  # those of the same runs stand once
+        for n in kept:
+            texts_of = tuple(self._terminal_cell(cells[n]) for _, cells in shown.rows)
+            columns.setdefault(texts_of, []).append(self.data_label(shown.columns[n][0]))
+        body = [[label, *(column[n] for column in columns)] for n, label in enumerate(shown.labels())]
+        names = ["\n".join(own) for own in columns.values()]
         table = tabulate(body, ["method", *names], tablefmt="simple", disable_numparse=True)
         printed = "; in brackets the published value" if self.compare and self.printed else ""
         where = f"{metric} in percent in {self.facts['reading']}, seeds {self.facts['seeds']}"

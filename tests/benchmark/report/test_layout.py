@@ -103,6 +103,17 @@ def test_a_terminal_shows_a_column_per_data_set() -> None:
     assert "Nothing of this table has been run" in rendered({}).terminal
 
 
+def test_data_sets_that_a_scale_runs_as_one_share_a_column() -> None:
+    found = {(name, "mine", "s"): 51.0 for name in "AB"} | {(name, "other", "s"): 40.0 for name in "AB"}
+    quick = rendered(found, "quick").terminal
+    assert "digits (as A)" in quick and "digits (as B)" in quick
+    (row,) = (line for line in quick.splitlines() if line.startswith("other"))
+    assert row.count("40.0") == 1
+    apart = rendered({**found, ("B", "other", "s"): 41.0}, "quick").terminal
+    (row,) = (line for line in apart.splitlines() if line.startswith("other"))
+    assert "40.0" in row and "41.0" in row
+
+
 def test_a_data_set_that_stands_in_is_named() -> None:
     """At another scale than the paper's, unless it is the published one in another spelling."""
     table = rendered({}, "quick")
