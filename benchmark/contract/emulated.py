@@ -75,6 +75,7 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, near: Tensor, memory: Allocation | None = None) -> "DeviceTensor":
+        """Around a tensor, in new memory if none is given."""
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             made: DeviceTensor = Tensor._make_wrapper_subclass(
                 cls,
@@ -88,7 +89,7 @@ class DeviceTensor(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Operations that meet no mode, as in threads of autograd's own."""
         if not _active:
             raise DeviceError(f"{func}: a tensor of the emulated device outlived it")
@@ -132,9 +133,14 @@ class DeviceGenerator(_generator):
     """A generator of the device; it draws what one of the CPU would."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The device."""
         return _PLACE
+
+
+def address(generator: Any) -> int:
+    """Tells generators apart: an operation is given another Python object for the same one."""
+    return int(generator._cdata)
 
 
 class _GeneratorKind(type):
@@ -151,7 +157,7 @@ class _Generator(metaclass=_GeneratorKind):
         if torch.device(device).type != NAME:
             return _generator(device=device)
         made = DeviceGenerator()
-        _active[-1].generators[made._cdata] = made  # kept alive: its address tells it apart
+        _active[-1].generators[address(made)] = made  # kept alive, and its address with it
         return made
 
 
@@ -241,12 +247,12 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _active.append(self)
         self._lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) is made here and then moved
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
         torch._C._set_only_lift_cpu_tensors(self._lifts)
         _active.pop()
-        return super().__exit__(*error)
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def host_waits(self, name: str) -> None:
         """Count a read; observers see one of an operation themselves."""
@@ -262,7 +268,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         asked = kwargs.get("device")
         goes = None if asked is None else torch.device(asked).type
         if not used and goes != NAME:
-            if any(isinstance(one, _generator) and one._cdata in self.generators for one in given):
+            if any(isinstance(one, _generator) and address(one) in self.generators for one in given):
                 raise DeviceError(f"{known.name} at {here()}: a generator of the device draws a tensor of the CPU")
             return func(*args, **kwargs)
         if known.name == "prim::device":
@@ -277,7 +283,10 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         near_kwargs = {name: inside(one) for name, one in kwargs.items()}
         if asked is not None:
             near_kwargs["device"] = torch.device("cpu")
-        comes = func is _aten._to_copy.default and goes == "cpu" or func is _aten.copy_.default and args[0] in others
+        if func is _aten.copy_.default:
+            comes = not isinstance(args[0], DeviceTensor)
+        else:
+            comes = func is _aten._to_copy.default and goes == "cpu"
         uploads = func in _copies and bool(others) and not comes
         waits = comes or (known.name in _reads and bool(used)) or (uploads and others[0].ndim > 0)
         written = [
@@ -311,15 +320,15 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             DeviceError: with operation, shapes and place.
         """
-        if any(isinstance(one, _generator) and one._cdata not in self.generators for one in given):
+        if any(isinstance(one, _generator) and address(one) not in self.generators for one in given):
             raise DeviceError(
                 f"{name} at {here()}: a generator of the CPU draws a tensor of the device; {CPU_GENERATOR}"
             )
         for one in others if used else ():
             if name in _indexed and one.ndim and isinstance(args[0], DeviceTensor):
                 raise DeviceError(
-                    f"{name} at {here()}: positions {list(one.shape)} lie on the CPU, the tensor that they index on the "
-                    f"device: every use copies them, and the host waits. {ONE_KIND}"
+                    f"{name} at {here()}: positions {list(one.shape)} lie on the CPU, what they index on the device: "
+                    f"every use copies them, and the host waits. {ONE_KIND}"
                 )
             if one.ndim or name in _no_scalars:
                 raise DeviceError(
