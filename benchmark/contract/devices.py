@@ -9,19 +9,23 @@ from torch import Tensor
 from benchmark.contract import emulated
 from benchmark.contract.federations import half_trained, tiny_federation
 from benchmark.contract.reference import Method, different, different_rows, require_equal, rounds_until
+from benchmark.federation import fit
 from methods.models import cnn
 
 
 def run_of(method: Method, **engine: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows and the server's tensors, on the CPU, after two rounds there; engine: see ``tiny_federation``."""
+    """Rows and the server's tensors, on the CPU, after two rounds there; engine: see ``tiny_federation``.
+
+    The CPU computes as other devices do: rates are rounded to single precision, and convolutions have one form.
+    """
     federation = tiny_federation(method, **engine)
-    with patch.object(cnn, "conv_pool", one_kernel):
+    with patch.object(cnn, "conv_pool", one_kernel), patch.object(fit, "reads_single", lambda parameters: True):
         rows = rounds_until(federation, 2)
         return rows, {name: value.cpu() for name, value in federation.server.items()}
 
 
 def one_kernel(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A convolution with pooling as other devices compute it: the CPU has a form of its own, which rounds otherwise."""
+    """A convolution with pooling, without the form that the CPU has for it, which rounds otherwise."""
     return cnn.pool(conv(x))
 
 

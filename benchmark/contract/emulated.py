@@ -302,7 +302,10 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reads[known.name, here()] += 1
         if uploads:
             self.uploads[known.name, here()] += 1
-        operation.result = near = func(*near_args, **near_kwargs)
+        near = func(*near_args, **near_kwargs)
+        if isinstance(near, Tensor) and near._is_zerotensor():  # a zero of forward mode, without memory
+            near = near.clone()
+        operation.result = near
         if comes:
             result = near.clone() if func is _aten._to_copy.default and near is near_args[0] else near
             result = args[0] if func is _aten.copy_.default else result
@@ -344,7 +347,6 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return type(near)(map(wrap, near))
             if not isinstance(near, Tensor):
                 return near
-            near = near.clone() if near._is_zerotensor() else near
             memory = memories.get(near.untyped_storage()._cdata)
             made = DeviceTensor(near, memory)
             if memory is None:
