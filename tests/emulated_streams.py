@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmark.contract import emulated
 from benchmark.contract.emulated import Allocation, DeviceError, DeviceTensor, Emulation, Operation, Place, here
@@ -54,7 +55,9 @@ class Use:
     what: str
 
     def is_seen_by(self, stream: Stream) -> bool:
-        return self.stream is stream or max(stream.clock.get(self.stream, 0), TIMES.host.get(self.stream, 0)) >= self.tick
+        return (
+            self.stream is stream or max(stream.clock.get(self.stream, 0), TIMES.host.get(self.stream, 0)) >= self.tick
+        )
 
 
 @dataclass
@@ -135,10 +138,10 @@ class Graph:
         """Run all operations where they ran, on the stream of the moment."""
         for one in self.calls:
             TIMES.before(one)
-            again = leaves(one.func(*one.args, **one.kwargs))
-            for old, new in zip(leaves(one.result), again, strict=True):
-                if isinstance(old, Tensor) and memory(old) != memory(new):
-                    old.copy_(new)
+            with _disable_current_modes():
+                for old, new in zip(leaves(one.result), leaves(one.func(*one.args, **one.kwargs)), strict=True):
+                    if isinstance(old, Tensor) and memory(old) != memory(new):
+                        old.copy_(new)
 
 
 class Capture:

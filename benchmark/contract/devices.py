@@ -1,9 +1,11 @@
 """Checks of a method on another device than the CPU, an emulated one: no GPU is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
+from lightning import Fabric
 from torch import Tensor
 
 from benchmark.contract import emulated
@@ -13,15 +15,21 @@ from benchmark.federation import fit
 from methods.models import cnn
 
 
-def run_of(method: Method, **engine: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows and the server's tensors, on the CPU, after two rounds there; engine: see ``tiny_federation``.
-
-    The CPU computes as other devices do: rates are rounded to single precision, and convolutions have one form.
-    """
-    federation = tiny_federation(method, **engine)
-    with patch.object(cnn, "conv_pool", one_kernel), patch.object(fit, "reads_single", lambda parameters: True):
+def run_of(
+    method: Method, fabric: Fabric | None = None, **engine: Any
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Rows and the server's tensors, on the CPU, after two rounds there; see ``tiny_federation``."""
+    with nullcontext() if fabric else as_devices_compute():
+        federation = tiny_federation(method, fabric, **engine)
         rows = rounds_until(federation, 2)
-        return rows, {name: value.cpu() for name, value in federation.server.items()}
+    return rows, {name: value.cpu() for name, value in federation.server.items()}
+
+
+@contextmanager
+def as_devices_compute() -> Iterator[None]:
+    """Meanwhile the CPU rounds rates to single precision, and has no form of its own for a convolution."""
+    with patch.object(cnn, "conv_pool", one_kernel), patch.object(fit, "reads_single", lambda parameters: True):
+        yield
 
 
 def one_kernel(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

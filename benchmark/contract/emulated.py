@@ -9,10 +9,10 @@ It knows no kernels, allocator, autocast or processes of a GPU: what runs here h
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
@@ -288,7 +288,8 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             comes = func is _aten._to_copy.default and goes == "cpu"
         uploads = func in _copies and bool(others) and not comes
-        waits = comes or (known.name in _reads and bool(used)) or (uploads and others[0].ndim > 0)
+        reads = used and (known.name in _reads or (known.name in _indexed and masked(near_args)))
+        waits = comes or bool(reads) or (uploads and others[0].ndim > 0)
         written = [
             one
             for place, name in known.written
@@ -341,18 +342,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def wrapped(self, operation: Operation, known: Facts, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result on the device: arguments that were changed themselves, views, and what is new."""
         memories = {one.near.untyped_storage()._cdata: one.memory for one in operation.used}
-
-        def wrap(near: Any) -> Any:
-            if isinstance(near, (list, tuple)):
-                return type(near)(map(wrap, near))
-            if not isinstance(near, Tensor):
-                return near
-            memory = memories.get(near.untyped_storage()._cdata)
-            made = DeviceTensor(near, memory)
-            if memory is None:
-                operation.made.append(made)
-            return made
-
+        wrap = partial(wrapped_in, memories, operation.made)
         if not known.returned:
             return wrap(operation.result)
         several = isinstance(operation.result, (list, tuple))
@@ -362,6 +352,19 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(results) if several else results[0]
 
 
+def wrapped_in(memories: Mapping[int, Allocation], made: list[DeviceTensor], near: Any) -> Any:
+    """A result around what is inside; ``made`` takes up what lies in none of the memories."""
+    if isinstance(near, (list, tuple)):
+        return type(near)([wrapped_in(memories, made, one) for one in near])
+    if not isinstance(near, Tensor):
+        return near
+    memory = memories.get(near.untyped_storage()._cdata)
+    found = DeviceTensor(near, memory)
+    if memory is None:
+        made.append(found)
+    return found
+
+
 def leaves(values: Iterable[Any]) -> Iterator[Any]:
     """Values, and those within lists and tuples."""
     for value in values:
@@ -369,6 +372,12 @@ def leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from leaves(value)
         else:
             yield value
+
+
+def masked(args: Sequence[Any]) -> bool:
+    """Whether an index is a mask, whose size the host needs; a number is filled in without it."""
+    number = len(args) > 2 and args[2].ndim == 0
+    return not number and any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 def inside(value: Any) -> Any:

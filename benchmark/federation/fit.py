@@ -358,4 +358,13 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-__all__ = ["Fit", "OptimizerStates", "Schedule", "configured", "kept_states", "load_states", "parameters_of", "round_rates"]
+__all__ = [
+    "Fit",
+    "OptimizerStates",
+    "Schedule",
+    "configured",
+    "kept_states",
+    "load_states",
+    "parameters_of",
+    "round_rates",
+]

@@ -198,7 +198,7 @@ class Slot:
         return take
 
     def has_room(self, key: Any) -> bool:
-        """Whether another kind of step can be recorded; the least frequent one gives way to one that is more frequent."""
+        """Whether another kind of step can be recorded; the rarest one gives way to one that is more frequent."""
         if len(self.recorded) < MOST_RECORDINGS:
             return True
         rarest = min(self.recorded, key=self.met.__getitem__)
