@@ -264,6 +264,8 @@ class _Recorder(_Operations):  # type: ignore[no-untyped-call]
 def _reads_host(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operation needs values on the host, for its result or for the shape of it."""
     if func._schema.name in _INDEXING:
+        if len(args) > 2 and args[2].ndim == 0:  # x[mask] = 0.0 before torch 2.12: on CUDA, too, it fills by the mask
+            return False
         return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return not _TAGS.isdisjoint(func.tags) or func.name() in _UNTAGGED
 

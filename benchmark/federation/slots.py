@@ -92,6 +92,7 @@ class Slot:
         self.parts, self.parameters = list(engine.method.modules()), list(engine.method.parameters())
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
+        self.captures = 0
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
@@ -184,6 +185,7 @@ class Slot:
             elif self.met[key] and self.has_room(key):
                 with self.own_rates(fit):
                     self.recorded[key] = RecordedStep(unit, batch, self, fit)
+                self.captures += 1
             elif self.met[key]:
                 unit(batch)
             else:
