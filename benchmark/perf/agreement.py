@@ -38,16 +38,17 @@ FLOWING = {
     "projector_width": 64,
 }
 RUNS = (
-    f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged ones, "
-    f"small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is on. "
-    "`equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
+    f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged "
+    f"ones, small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is "
+    "on. `equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
 )
 HOST_NOTE = f"{RUNS} Views and draws are those of a run."
 DEVICE_NOTE = (
     f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ "
     "between devices; what a method itself draws on the device still differs, so hold such a row against the last "
-    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off here, in convolutions too. Kernels on a "
-    "GPU may add in another order from run to run: rounding grows with every step in single precision."
+    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off here, in "
+    "convolutions too. Kernels on a GPU may add in another order from run to run: rounding grows with every step in "
+    "single precision."
 )
 
 
@@ -57,7 +58,13 @@ def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) ->
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
     short |= {"batch_size": BATCH} | {name: value for name, value in FLOWING.items() if name in known}
-    held = {"images": IMAGES, "scenario": cls.scenario, "num_clients": CLIENTS, "partition": "iid", **HOLDERS[cls.scenario]}
+    held = {
+        "images": IMAGES,
+        "scenario": cls.scenario,
+        "num_clients": CLIENTS,
+        "partition": "iid",
+        **HOLDERS[cls.scenario],
+    }
     data = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", held)
     return resolve(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
 

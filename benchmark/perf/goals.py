@@ -21,8 +21,8 @@ from datamodules.common.errors import ConfigError
 
 COLD, STEADY = 2, 8
 HEADERS = [
-    "row", "rounds", "precision", "slots", "measured", "before round 0, s", "first rounds, s", "recorded in", "further, s/round",
-    "all, s", "limit, s", "goal", "memory, GiB",
+    "row", "rounds", "precision", "slots", "measured", "before round 0, s", "first rounds, s", "recorded in",
+    "further, s/round", "all, s", "limit, s", "goal", "memory, GiB",
 ]  # fmt: skip
 NOTE = (
     "Federations of the papers' sizes and schedules with random images of 32 x 32 pixels, by the engine `slots` with "

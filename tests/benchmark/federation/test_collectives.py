@@ -6,10 +6,13 @@ import socket
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
@@ -22,6 +25,7 @@ from benchmark.federation.collectives import (
     put_together,
     taken_apart,
     together,
+    wait_for_all,
 )
 from federations import plain_fabric
 
@@ -164,7 +168,7 @@ def meet(rank: int, port: int, work: Any) -> Any:
     fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
     fabric.launch()
     answer = work(fabric)
-    fabric.barrier()
+    wait_for_all(fabric)
     return answer
 
 
@@ -215,7 +219,7 @@ def exchange(fabric: Fabric) -> dict[str, bool]:
     received = all_gather(fabric, source)[1 - rank]
     source += 10.0
     received += 1.0
-    fabric.barrier()
+    wait_for_all(fabric)
     return {
         "two processes": fabric.world_size == 2 and len(gathered) == 2,
         "in rank order": all(same(theirs, message(number)) for number, theirs in enumerate(gathered)),

@@ -26,7 +26,7 @@ from benchmark.perf import (
     start,
     visits,
 )
-from benchmark.perf.federations import Noise, arithmetic, federation
+from benchmark.perf.federations import Noise, arithmetic, federation, tensor_cores
 from benchmark.perf.measure import Processes, Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here
 from datamodules.common.errors import ConfigError

@@ -24,7 +24,12 @@ def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
     words = "gpu:fedavg --trial --parts agreement goals --minutes 0.5 --goal rscfed 1/CIFAR-100/rscfed 993 300"
     code = f"from benchmark.perf.__main__ import main; main({words.split()!r})"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", f"import benchmark.perf.gpu as g; g.known_names = lambda kind: ['fedavg']\n{code}"],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import benchmark.perf.gpu as g; g.known_names = lambda kind: ['fedavg']\n{code}",
+        ],
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -34,3 +39,9 @@ def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Agreement of engines and devices" in done.stdout and "No module" not in done.stdout
     assert "failed" not in done.stdout, done.stdout
+
+
+def test_make_installs_nothing_on_a_machine_with_a_gpu() -> None:
+    """It takes the interpreter as it is."""
+    told = subprocess.run(["make", "-n", "perf-gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "benchmark.perf gpu:fedavg" in told and "pip" not in told and "venv " not in told
