@@ -7,6 +7,8 @@ SCALE ?= quick
 JOBS ?=
 DATA_DIR ?=
 TABLES ?=
+METHODS ?=
+SEEDS ?=
 ARGS ?=
 
 BIN := .venv/bin
@@ -41,9 +43,10 @@ format: $(STAMP) ## mend style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; print and write them (PAPER=rscfed SCALE=quick TABLES= JOBS= DATA_DIR=)
+bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; print and write them (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(ARGS)
 
 site: $(STAMP) ## make pages from all records in results/runs: site/index.html opens in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)

@@ -43,6 +43,7 @@ class Result:
         rows: its evaluated rounds.
         method: the trained method, if it is at hand.
         path: folder of its record, if it has one.
+        averaged: the reading of its averaged model, if it has one.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Result:
         rows: Sequence[Mapping[str, Any]],
         method: FedMethod | None = None,
         path: Path | None = None,
+        averaged: Mapping[str, Any] | None = None,
     ) -> None:
-        self.config, self.rows, self.path = config, list(rows), path
+        self.config, self.rows, self.path, self.averaged = config, list(rows), path, averaged
         if method is not None:
             self.method = method
 
@@ -63,10 +65,13 @@ class Result:
 
     @property
     def readings(self) -> pd.DataFrame:
-        """Metrics of the ``final`` round, of the ``best`` one by test accuracy, and ``last_k_mean``, one row each."""
+        """Metrics of the ``final`` round, of the ``best`` one by test accuracy, ``last_k_mean``, and ``averaged`` where
+        the run has ``average_last``, one row each.
+        """
         if not self.rows:
             return pd.DataFrame()
         found = readings([dict(row) for row in self.rows], self.config.last_k)
+        found |= {"averaged": dict(self.averaged)} if self.averaged else {}
         return pd.DataFrame.from_dict(found, orient="index")
 
     @cached_property
@@ -157,8 +162,9 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
         RunError: there is no record, or it is damaged.
         ConfigError: the code does not know its configuration any more.
     """
-    config = from_dict({**read_record(Path(path))["config"], "runtime": {"data_dir": data_dir}})
-    return Result(config, read_rows(Path(path)), path=Path(path))
+    record = read_record(Path(path))
+    config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
+    return Result(config, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))
 
 
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
@@ -225,7 +231,7 @@ def _in_memory(config: RunConfig) -> Result:
         federation = assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    return Result(config, rows.rows, method.eval())
+    return Result(config, rows.rows, method.eval(), averaged=federation.averaged)
 
 
 def _on_disk(config: RunConfig) -> Result:

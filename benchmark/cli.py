@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import describe, fit, names, plot, site, status, table, tune, verify
+from benchmark.commands import admit, describe, enter, fit, names, plot, site, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
@@ -21,7 +21,9 @@ from datamodules.common.errors import BenchError, ConfigError, Stopped
 ROOMS: dict[str, Any] = {
     "fit": fit,
     "table": table,
+    "admit": admit,
     "tune": tune,
+    "enter": enter,
     "status": status,
     "plot": plot,
     "site": site,

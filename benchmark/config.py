@@ -19,8 +19,8 @@ from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, import
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
 
-SCALES = ("quick", "laptop", "small", "lite", "paper", "custom")
-READINGS = ("best", "last", "last_k_mean")
+SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
+READINGS = ("best", "last", "last_k_mean", "averaged")
 ROSTER = "datamodules.partition.roster.Roster"
 NONFINITE = ("stop", "skip")
 CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters, and of what breaks lines and paragraphs
@@ -103,8 +103,10 @@ class RunConfig:
         eval_every: evaluate after every so many rounds (and after the last one).
         last_k: how many last rounds the reading ``last_k_mean`` averages, those of them that are evaluated; a run with
             fewer is averaged whole.
-        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records) or
-            ``last_k_mean``.
+        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records),
+            ``last_k_mean`` or ``averaged``.
+        average_last: the reading ``averaged`` is of one model, the mean of the global weights of so many last rounds,
+            evaluated once, after the last; a run with fewer is averaged whole. 0: there is no such reading.
         precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
         nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
             error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
@@ -122,6 +124,7 @@ class RunConfig:
     eval_every: int = 1
     last_k: int = 50
     report: str = "best"
+    average_last: int = 0
     precision: str = "32-true"
     nonfinite: Literal["stop", "skip"] = "stop"
     runtime: Runtime = field(default_factory=Runtime)
@@ -130,6 +133,8 @@ class RunConfig:
         for name in ("rounds", "eval_every", "last_k"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.average_last < 0:
+            raise ConfigError(f"average_last is {self.average_last}; it must be at least 0")
         if not self.model:
             raise ConfigError("model is empty; give the name of a network, or its dotted path")
         for name in ("model_args", "roster"):
@@ -140,6 +145,8 @@ class RunConfig:
         for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        if self.report == "averaged" and not self.average_last:
+            raise ConfigError("report is averaged, but nothing is averaged: give average_last, a number of rounds")
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tune the learning rates of a suite's rows: equally few values for every row, scored on held-out labelled images.
+"""Tune the learning rates of a suite's rows: equally few values for every row, scored on held-out images.
 
 Optuna keeps the study. Neither a test image nor a seed that is reported takes part.
 """
@@ -8,22 +8,24 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
-from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id, spelled
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.runs.records import read_record, state
+from benchmark.runs.records import READING, read_record, state
 from benchmark.suites.plan import PlannedRun, Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
 FACTOR = "factor"
+HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # options of the data that replace the test set
 
 
 @dataclass(frozen=True)
@@ -34,28 +36,30 @@ class Trial:
         row: which row is tuned.
         factor: what its learning rates are multiplied by; 1 is the paper's choice.
         options: the rates that this gives, ``{"method.lr": 0.03}``.
-        run: the run that scores it.
+        runs: the runs that score it, one per seed.
     """
 
     row: Row
     factor: float
     options: Mapping[str, float]
-    run: PlannedRun
+    runs: tuple[PlannedRun, ...]
 
 
 Scored = tuple[Trial, tuple[float, int]]
-"""A trial, its held-out accuracy in percent, and the number of held-out images."""
+"""A trial, the mean of its runs' held-out accuracies in percent, and the number of held-out images of all of them."""
 
 
 def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Trial]:
     """The trials that every one of some rows begins with, as the entry ``tuning`` of the suite's scale describes them.
 
     That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
-    ``share_of_rounds``, and a layer of options (``set``, ``methods``, ``datasets``): a seed of its own, held-out
-    labels, and lengths in rounds that fit the shorter run. ``beyond`` is for ``further``.
+    ``share_of_rounds``, ``lengths`` (names of options in rounds, such as warm-ups, that are shortened alike and rounded
+    up), ``seeds`` (a trial is a run with each of them), and a layer of options (``set``, ``methods``, ``datasets``) on
+    top: held-out images, and a seed where there are no ``seeds``. ``beyond`` is for ``further``.
 
     Raises:
-        ConfigError: the scale has no such entry, or a row has no learning rate to multiply.
+        ConfigError: the scale has no such entry, a row has no learning rate to multiply, a seed is one that is
+            reported, or no images are held out, so that test images would score.
     """
     factors = _spec(suite, scale)["factors"]
     return [_trial(suite, scale, row, float(factor), runtime) for row in rows for factor in factors]
@@ -64,8 +68,8 @@ def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> l
 def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime) -> Trial | None:
     """One trial more for a row whose best factor is the least or the greatest: ``beyond`` times further out.
 
-    Of several that are equally good it is enough that one is: what lies beyond it may be better. If the least and the
-    greatest are equally good, it is beyond the greatest.
+    Of several that are ``tied`` it is enough that one is: what lies beyond it may be better. If the least and the
+    greatest are both tied, it is beyond the better of them, and beyond the greatest if they are equally good.
 
     ``None`` if the best lie between others, a trial has no score yet, or the suite does not go beyond its factors.
     """
@@ -73,14 +77,12 @@ def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime
     beyond = spec["beyond"]
     if beyond is None or len(scored) < len(spec["factors"]):
         return None
-    highest = max(score for _, (score, _) in scored)
-    best, factors = [one.factor for one, (score, _) in scored if score == highest], [one.factor for one, _ in scored]
-    if max(factors) in best:
-        factor = max(factors) * beyond
-    elif min(factors) in best:
-        factor = min(factors) / beyond
-    else:
+    best, factors = {one.factor: score for one, (score, _) in tied(scored)}, [one.factor for one, _ in scored]
+    ends = [end for end in (max(factors), min(factors)) if end in best]
+    if not ends:
         return None
+    end = max(ends, key=lambda factor: best[factor])
+    factor = end * beyond if end == max(factors) else end / beyond
     return _trial(suite, scale, scored[0][0].row, factor, runtime)
 
 
@@ -105,12 +107,14 @@ def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
     spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
     if spec is None:
         raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so nothing is tuned there")
-    return {"beyond": None, **spec}
+    return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **spec}
 
 
 def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) -> Trial:
     spec = _spec(suite, scale)
-    values = suite.values(row, scale, tuned=False, last=spec)
+    whole = spelled(identity(resolve(from_dict(suite.values(row, scale, tuned=False)))))
+    shorter = {name: math.ceil(whole[name] * spec["share_of_rounds"]) for name in spec["lengths"] if whole.get(name)}
+    values = suite.values(row, scale, tuned=False, last={**spec, "set": {**shorter, **spec["set"]}})
     values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
     config = resolve(from_dict(values))
     arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
@@ -121,9 +125,25 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
             f"in scale {scale}"
         )
     options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
+    _check_unseen(suite, scale, row, config, spec["seeds"] or [config.seed])
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     tried: RunConfig = replace(resolve(from_dict(apply(values, options))), runtime=own)
-    return Trial(row, factor, options, PlannedRun(run_id(tried), tried, [f"tune {row.name} x {factor:g}"]))
+    configs = [replace(tried, seed=seed) for seed in spec["seeds"] or [tried.seed]]
+    name = f"tune {row.name} x {factor:g}"
+    return Trial(row, factor, options, tuple(PlannedRun(run_id(config), config, [name]) for config in configs))
+
+
+def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: Sequence[int]) -> None:
+    """See that neither a test image nor a seed that is reported takes part.
+
+    Raises:
+        ConfigError: one would.
+    """
+    where = f"{suite.where}, {row.name}: tuning"
+    if reported := sorted({*seeds} & {*suite.scale(scale)["seeds"]}):
+        raise ConfigError(f"{where} has the seed {reported[0]}, which scale {scale} reports; give it others")
+    if not any(config.data.init_args.get(name) for name in HOLDOUTS):
+        raise ConfigError(f"{where} would be scored on test images: set {' or '.join(f'data.{n}' for n in HOLDOUTS)}")
 
 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
@@ -163,14 +183,14 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         more += [_trial(suite, scale, row, factor, runtime) for factor in factors]
     _run_missing(more, studies, runtime, jobs)
     planned += more
-    without = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
-    whole = [row for row in rows if all(trial.row is not row for trial in without)]
+    without = [(trial.row, run) for trial in planned for run in _unknown(trial, studies)]
+    whole = [row for row in rows if all(other is not row for other, _ in without)]
     made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
     path = suite.tuned_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
     if without:
-        named = ", ".join(f"{trial.run.cells[0]} ({folder(trial.run.config)})" for trial in without)
+        named = ", ".join(f"{run.cells[0]} ({folder(run.config)})" for _, run in without)
         raise RunError(f"no score of {named}: nothing is chosen for these rows. Mend what failed and call tune again")
     return made
 
@@ -209,20 +229,27 @@ def _leave_out_torn_line(journal: Path) -> None:
 
 def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:
     """Run the trials that their studies do not know, and tell them what came of it."""
-    missing = [trial for trial in planned if trial.run.id not in scores(studies[trial.row.full_name])]
-    runs = {trial.run.id: trial.run for trial in missing}
+    missing = [(trial, run) for trial in planned for run in _unknown(trial, studies)]
+    runs = {run.id: run for _, run in missing}
     if runs:
         _, gpus = pool.default_jobs(runtime)
         pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
-    for trial in missing:
-        _tell(studies[trial.row.full_name], trial)
+    for trial, run in missing:
+        _tell(studies[trial.row.full_name], trial, run)
+
+
+def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[PlannedRun]:
+    """The runs of a trial that the study of its row has no score of."""
+    known = scores(studies[trial.row.full_name])
+    return [run for run in trial.runs if run.id not in known]
 
 
 def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Study]) -> list[Scored]:
-    """The trials of a row that have a score, with it, in the order of their factors."""
+    """The trials of a row of which all runs have a score, with the mean, in the order of their factors."""
     known = scores(studies[row.full_name])
-    own = [(trial, known[trial.run.id]) for trial in planned if trial.row is row and trial.run.id in known]
-    return sorted(own, key=lambda one: one[0].factor)
+    own = [trial for trial in planned if trial.row is row and not _unknown(trial, studies)]
+    found = [(trial, [known[run.id] for run in trial.runs]) for trial in sorted(own, key=lambda one: one.factor)]
+    return [(trial, (fmean(score for score, _ in runs), sum(n for _, n in runs))) for trial, runs in found]
 
 
 def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
@@ -235,58 +262,61 @@ def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
 
 
 def choice(scored: Sequence[Scored]) -> dict[str, Any]:
-    """The trial to use: the paper's rates, unless another's accuracy is more than one standard error higher.
+    """The trial to use: of those that are ``tied`` with the best, the one nearest to the paper's rates.
 
-    The standard error is that of the paper's rates' accuracy on the held-out images. Few labels make a noisy score, and
-    noise is no reason to leave the paper.
+    Few images make a noisy score, and noise is no reason to leave the paper. Of two that are equally near, it is the
+    better one, and the one with the lower rates if they are equally good.
     """
-    best, (base, images) = _from_paper(scored)[0]
-    share = base / 100
-    margin = 100 * math.sqrt(share * (1 - share) / images)
-    highest, (score, _) = _best(scored)
-    if score > base + margin:
-        best = highest
+
+    def preference(one: Scored) -> tuple[float, float, float]:
+        trial, (score, _) = one
+        return round(abs(math.log(trial.factor)), 6), -score, trial.factor
+
+    (chosen, (_, images)), *_ = sorted(tied(scored), key=preference)
     return {
-        "options": dict(best.options),
+        "options": dict(chosen.options),
         "tried": [{**trial.options, "held_out_accuracy": round(score, 2)} for trial, (score, _) in scored],
         "held_out_images": images,
-        "margin": round(margin, 2),
-        "seed": best.run.config.seed,
-        "rounds": best.run.config.rounds,
+        "margin": round(margin(scored), 2),
+        "seeds": [run.config.seed for run in chosen.runs],
+        "rounds": chosen.runs[0].config.rounds,
     }
 
 
-def _from_paper(scored: Sequence[Scored]) -> list[Scored]:
-    """The trials, those next to the paper's rates first."""
-    return sorted(scored, key=lambda one: abs(math.log(one[0].factor)))
+def margin(scored: Sequence[Scored]) -> float:
+    """One standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out images."""
+    score, images = max(found for _, found in scored)
+    return 100 * math.sqrt(score / 100 * (1 - score / 100) / images)
 
 
-def _best(scored: Sequence[Scored]) -> Scored:
-    """The trial with the highest score; of several, the one next to the paper's rates."""
-    return max(_from_paper(scored), key=lambda one: one[1][0])
+def tied(scored: Sequence[Scored]) -> list[Scored]:
+    """The best trial, and those whose accuracy is at most one standard error (``margin``) below its."""
+    least = max(score for _, (score, _) in scored) - margin(scored)
+    return [one for one in scored if one[1][0] >= least]
 
 
-def _tell(study: optuna.Study, trial: Trial) -> None:
-    """Add a trial's run to its study.
+def _tell(study: optuna.Study, trial: Trial, run: PlannedRun) -> None:
+    """Add one of a trial's runs to its study, with the reading that the suite reports.
 
     A rate at which the numbers are not finite scores 0. A run that failed otherwise says nothing of its rate: like one
     that did not end, it is left for the next call.
     """
-    path = folder(trial.run.config)
+    path = folder(run.config)
     ended = state(path)
     if ended not in ("complete", "failed"):
         return
     record = read_record(path)
     if ended == "failed" and NOT_FINITE not in record["error"]:
         return
-    score = record["final"]["acc"] if ended == "complete" else 0.0
+    score = record[READING[run.config.report]]["acc"] if ended == "complete" else 0.0
     study.add_trial(
         optuna.trial.create_trial(
             params={FACTOR: trial.factor},
             distributions={FACTOR: optuna.distributions.CategoricalDistribution([trial.factor])},
             value=score,
             user_attrs={
-                "run_id": trial.run.id,
+                "run_id": run.id,
+                "seed": run.config.seed,
                 "options": dict(trial.options),
                 "status": ended,
                 "images": record["test_images"],

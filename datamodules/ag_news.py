@@ -1,6 +1,10 @@
 """AG News: short news texts of four topics, seen by the network as feature vectors of a frozen text encoder."""
 
 import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,12 +13,19 @@ from numpy.typing import NDArray
 
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, DataError
+from datamodules.common.files import alone
 from datamodules.io import text
 from datamodules.io.sources import Arrays, sha256_of
+from datamodules.views.pipelines import WEAK_COPIES
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
+LISTED = "ag_news_texts.txt"
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+KEPT = "1"  # changes when the same options give other arrays, so that what was kept is not taken for them
+TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
+"""``digest`` of the sorted keys of the test texts."""
 REMEDY = (
     "Unpack the original release (train.csv and test.csv; class index, title, description) into a folder ag_news_csv, "
     "or write ag_news.npz with train_texts, train_labels (0 to 3), test_texts, test_labels and class_names"
@@ -25,11 +36,15 @@ Texts = tuple[list[str], Labels, list[str], Labels]
 
 
 class AGNews(FSSLDataModule):
-    """Features of 50 000 of the 120 000 training texts, and of the 7 600 test texts ((FL)2, NeurIPS 2024).
+    """Features of some of the 120 000 training texts, and of the 7 600 test texts.
 
-    ``weak`` and ``test`` views are the text itself; ``strong`` is one of two distorted copies, drawn at every access.
-    Features are computed once and kept in the data directory. What was used (``encoder``, ``strong``, texts per class)
-    goes into the record of a run. Options for images (``flip``, ``side``, ``mean``, ...) change nothing.
+    Two pipelines. With ``feature_versions`` ((FL)2, NeurIPS 2024) ``weak`` and ``test`` views are the text itself, and
+    ``strong`` is one of two distorted copies, drawn at every access. With ``feature_copies`` weak views are drawn, too:
+    the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones have three
+    tenths changed; features are standardised, each by its mean and deviation over the training texts, as images are.
+    Features are computed once and kept in the data directory. What was used
+    (``encoder``, ``strong``, texts per class) goes into the record of a run. Options for images (``flip``, ``side``,
+    ``mean``, ...) change nothing.
 
     Args:
         encoder: ``bert`` (the paper's), ``minilm`` (see ``text.load``), or ``auto``: the first of them whose features
@@ -37,8 +52,10 @@ class AGNews(FSSLDataModule):
         strong: ``back_translation``: from ``ag_news_back_translation.npz`` in the data directory, whose
             ``translations`` (str [N, 2]) are aligned with all training texts; ``words``: ``text.distorted``; ``auto``:
             the former if the file is there.
-        texts_per_class: training texts drawn per class, the same ones in every run; all where there are fewer.
-        pipeline: the only one for features.
+        texts: which training texts there are: ``all`` of the file, in its order, or the 7 000 ``listed`` in
+            ``ag_news_texts.txt``, in the order of the list: the same ones from every copy that has them.
+        texts_per_class: training texts drawn of these per class, the same ones in every run; all where there are fewer.
+        pipeline: ``feature_versions`` or ``feature_copies``.
         **base: see ``FSSLDataModule``.
 
     Raises:
@@ -54,6 +71,7 @@ class AGNews(FSSLDataModule):
         self,
         encoder: Literal["auto", "bert", "minilm"] = "auto",
         strong: Literal["auto", "back_translation", "words"] = "auto",
+        texts: Literal["all", "listed"] = "all",
         texts_per_class: int = 12_500,
         pipeline: str = "feature_versions",
         **base: Any,
@@ -70,12 +88,35 @@ class AGNews(FSSLDataModule):
         return self._arrays
 
     def _read(self, root: Path) -> Arrays:
-        (train, train_labels, test, test_labels), digests = read_texts(root)
+        """What a run sees; where that follows from the list and the options alone, it is kept, since texts are slow."""
+        named = {name: self.hparams[name] for name in ("encoder", "strong", "texts", "texts_per_class", "pipeline")}
+        if named["texts"] != "listed" or named["strong"] != "words" or named["encoder"] == "auto":
+            return self._made(root)
+        path = root / f"ag_news-{digest([KEPT, *map(str, named.values()), *read_keys()])[:16]}.npz"
+        if not path.exists():
+            with alone(path):
+                if not path.exists():
+                    arrays = self._made(root)
+                    told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
+                    text.write(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                kept, told = [data[name] for name in ARRAYS], json.loads(str(data["told"]))
+        except Exception as error:
+            raise DataError(f"{path} is damaged ({error}); delete it, and it is made again") from error
+        self.provenance, self.feature_dim = told["provenance"], kept[0].shape[2]
+        train, labels, test, test_labels = kept
+        return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
+
+    def _made(self, root: Path) -> Arrays:
+        found, digests = read_texts(root)
+        train, train_labels, test, test_labels = listed(found) if self.hparams["texts"] == "listed" else found
         keep = sample(train_labels, self.hparams["texts_per_class"])
         texts, (copies, strong, more) = [train[i] for i in keep], self._copies(root, train, keep)
         kind = self._encoder(texts, root)
         parts, digests = [], digests | more
-        for part in (texts, *copies, test):
+        weak = [text.distorted(texts, seed) for seed in range(10, 10 + WEAK_COPIES)] if self._varied else []
+        for part in (texts, *weak, *copies, test):
             values, file = text.features(kind, part, root, self.device)
             parts.append(values)
             digests[file.name] = sha256_of(file)
@@ -85,15 +126,19 @@ class AGNews(FSSLDataModule):
             "strong_view": strong,
             "texts_per_class": np.bincount(labels, minlength=self.num_classes).tolist(),
         }
+        if self._varied:
+            centre, spread = parts[0].mean(axis=0), parts[0].std(axis=0)
+            parts = [(values - centre) / np.where(spread > 0, spread, 1) for values in parts]
         self.feature_dim = parts[0].shape[1]
         return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
-        """Two copies of every kept text, what they are, and the digest of the file they come from."""
+        """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
         file, asked = root / BACK_TRANSLATION, self.hparams["strong"]
         if asked == "words" or (asked == "auto" and not file.exists()):
             texts = [train[i] for i in keep]
-            return [text.distorted(texts, seed) for seed in (1, 2)], "word_deletion_swap", {}
+            rate = 0.3 if self._varied else 0.1
+            return [text.distorted(texts, seed, rate) for seed in (1, 2)], "word_deletion_swap", {}
         try:
             with np.load(file, allow_pickle=False) as data:
                 found = data["translations"]
@@ -105,6 +150,11 @@ class AGNews(FSSLDataModule):
                 "file (translations: str [training texts, 2]), or take data.strong=words"
             ) from error
         return [found[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
+
+    @property
+    def _varied(self) -> bool:
+        """Whether weak views are drawn."""
+        return bool(self.hparams["pipeline"] == "feature_copies")
 
     def _encoder(self, texts: list[str], root: Path) -> str:
         if self.hparams["encoder"] != "auto":
@@ -126,6 +176,55 @@ def sample(labels: Labels, per_class: int) -> Labels:
     draw = np.random.RandomState(0)
     chosen = [draw.permutation(np.flatnonzero(labels == c))[:per_class] for c in range(len(CLASSES))]
     return np.sort(np.concatenate(chosen))
+
+
+def listed(found: Texts) -> Texts:
+    """The training texts in ``ag_news_texts.txt``, in its order, and all test texts, in the order of their keys.
+
+    Texts are ``plain``, so that the original release and copies of it give the same.
+
+    Args:
+        found: what a file has.
+
+    Raises:
+        DataError: training texts are missing, or the test texts are others than those of the release.
+    """
+    keys, texts, test = read_keys(), [plain(one) for one in found[0]], [plain(one) for one in found[2]]
+    place = {key: i for i, key in enumerate(map(text_key, texts, found[1].tolist()))}
+    if missing := sum(key not in place for key in keys):
+        raise DataError(
+            f"ag_news: {missing} of the {len(keys)} listed training texts are not among the {len(texts)} that were "
+            f"found: the copy is incomplete, or its texts were changed. {REMEDY}, or take data.texts=all"
+        )
+    test_keys = list(map(text_key, test, found[3].tolist()))
+    if digest(sorted(test_keys)) != TEST_DIGEST:
+        raise DataError(
+            f"ag_news: the {len(test)} test texts are not the 7600 of the release, or were changed. {REMEDY}, or take "
+            "data.texts=all"
+        )
+    chosen, order = [place[key] for key in keys], sorted(range(len(test)), key=test_keys.__getitem__)
+    return [texts[i] for i in chosen], found[1][chosen], [test[i] for i in order], found[3][order]
+
+
+def read_keys() -> list[str]:
+    """The keys in ``ag_news_texts.txt``, in ascending order."""
+    lines = package_files("datamodules").joinpath(LISTED).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def text_key(text: str, label: int) -> str:
+    """What the list has of a plain text and its label: 12 hex digits of a SHA-256."""
+    return digest([str(label), text])[:12]
+
+
+def digest(words: Sequence[str]) -> str:
+    """SHA-256 of the words, a space between, in hex."""
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
+
+
+def plain(text: str) -> str:
+    """The text in one line, with single spaces; a backslash stands for a line break."""
+    return " ".join(text.replace("\\", " ").split())
 
 
 def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
@@ -175,5 +274,5 @@ def _read_csv(file: Path) -> tuple[list[str], Labels]:
         rows = [row for row in csv.reader(stream) if row]
     if rows and rows[0][0].lower().startswith("class"):
         rows = rows[1:]
-    texts = [" ".join(f"{title} {description}".replace("\\", " ").split()) for _, title, description in rows]
+    texts = [plain(f"{title} {description}") for _, title, description in rows]
     return texts, np.array([int(row[0]) - 1 for row in rows], dtype=np.int64)

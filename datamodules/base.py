@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -20,7 +21,7 @@ from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, Images, channel_moments, random_split
 from datamodules.partition import partition as P
-from datamodules.partition.draw import draw_without, labelled_holdout, validation_images
+from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
 from datamodules.partition.roster import Roster
 from datamodules.views import pipelines
 from datamodules.views.augment import Geometry, View
@@ -34,6 +35,7 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "label_fraction": ("all_clients",),
     "labels_per_class": ("all_clients",),
     "labelled_partition": ("all_clients",),
+    "labelled_min_per_class": ("partial_clients",),
 }
 """Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
 BLOCK = 1024
@@ -89,7 +91,7 @@ class FSSLDataModule(L.LightningDataModule):
         scenario: who holds labels: some clients (``partial_clients``), the server, or ``all_clients``.
         num_clients: clients N.
         labelled_clients: clients with labels (``partial_clients``); N gives the supervised upper bound.
-        partition: ``dirichlet``, or ``iid``.
+        partition: ``dirichlet``, ``pairs`` (a Dirichlet draw over two clients each, see ``split.pairs``), or ``iid``.
         partition_variant: what a Dirichlet draw gives: the clients' shares of a class (``per_class``: the papers'
             released codes), or the classes' shares of a client, with equal sizes (``per_client``: FedDB's paper).
         labelled_partition: how the labelled pool is spread (``all_clients``); default: as ``partition``.
@@ -98,6 +100,10 @@ class FSSLDataModule(L.LightningDataModule):
         iid_stratified: whether ``iid`` levels each class's counts over the clients.
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
+        partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
+            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays.
+        split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
+            on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
         split_classes: classes that the Dirichlet draw spreads; images of later ones go to nobody. Default: all.
         shuffle: shuffle the classes before the Dirichlet cuts and the clients' images after them (FedDB, (FL)2: no).
@@ -105,6 +111,9 @@ class FSSLDataModule(L.LightningDataModule):
         picked: how many clients that rule moves to the front; default: see ``labels_at_partial_clients``.
         labelled_from: keep the labelled client of the partition over this many clients.
         labelled_histogram: class counts that client 0 is forced to.
+        labelled_min_per_class: the labelled clients (the ``picked`` ones, where these are fewer) hold so many images of
+            every class together; a partition in which they do not is drawn again, and the record counts how often
+            (``partition_redraws``).
         label_fraction: labelled share of each client (``all_clients``).
         num_labels: labelled images in total (``server``, ``all_clients``).
         labels_per_class: label the first so many images of every class a client has (``all_clients``).
@@ -120,6 +129,9 @@ class FSSLDataModule(L.LightningDataModule):
             learning rate.
         labelled_holdout: share of all labelled images that nobody trains on and that the test set is replaced by, to
             tune hyperparameters without a look at test images. Every site keeps one labelled image at least.
+        balanced_holdout: training images, equally many of every class, that go to nobody and that the test set is
+            replaced by, to tune hyperparameters without a look at test images. They are among those of ``validation``,
+            where there are some, and the server does not have them.
         partition_file: a saved partition to use instead of drawing one.
         pipeline: name of the image pipeline.
         side: side of the network's square input; default: the data set's.
@@ -130,6 +142,8 @@ class FSSLDataModule(L.LightningDataModule):
         flip: probability of a horizontal flip.
         mean: per-channel mean instead of the data set's.
         std: per-channel standard deviation instead of the data set's.
+        test_mean: mean that test images are normalised with, where that is not the training images'.
+        test_std: the same of the standard deviation.
         run_seed: seed of the run, which the run hands over.
 
     Raises:
@@ -153,14 +167,16 @@ class FSSLDataModule(L.LightningDataModule):
         scenario: Scenario = "partial_clients",
         num_clients: int = 10,
         labelled_clients: int = 1,
-        partition: Literal["dirichlet", "iid"] = "dirichlet",
+        partition: Literal["dirichlet", "pairs", "iid"] = "dirichlet",
         partition_variant: Literal["per_class", "per_client"] = "per_class",
-        labelled_partition: Literal["dirichlet", "iid"] | None = None,
+        labelled_partition: Literal["dirichlet", "pairs", "iid"] | None = None,
         iid_remainder: Literal["drop", "last"] = "drop",
         iid_permutations: int = 1,
         iid_stratified: bool = False,
         beta: float = 0.8,
         partition_seed: int | None = 1337,
+        partition_stream: str | None = None,
+        split_seed: int | None = None,
         min_size: int = 10,
         split_classes: int | None = None,
         shuffle: bool = True,
@@ -168,6 +184,7 @@ class FSSLDataModule(L.LightningDataModule):
         picked: int | None = None,
         labelled_from: int | None = None,
         labelled_histogram: list[int] | None = None,
+        labelled_min_per_class: int | None = None,
         label_fraction: float | None = None,
         num_labels: int | None = None,
         labels_per_class: int | None = None,
@@ -177,6 +194,7 @@ class FSSLDataModule(L.LightningDataModule):
         union_mode: P.Union = "none",
         validation: int = 0,
         labelled_holdout: float = 0.0,
+        balanced_holdout: int = 0,
         partition_file: str | None = None,
         pipeline: str = "zoom_crop_flip",
         side: int | None = None,
@@ -186,14 +204,17 @@ class FSSLDataModule(L.LightningDataModule):
         flip: float = 0.5,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        test_mean: list[float] | None = None,
+        test_std: list[float] | None = None,
         run_seed: int = 1337,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        if not 0 <= self.partition_seed < 2**32:
-            raise ConfigError(f"partition_seed is {self.partition_seed}; NumPy takes 0 to 2^32 - 1")
+        for name, seed in (("partition_seed", self.partition_seed), ("split_seed", split_seed)):
+            if seed is not None and not 0 <= seed < 2**32:
+                raise ConfigError(f"{name} is {seed}; NumPy takes 0 to 2^32 - 1")
         for name, scenarios in LABEL_OPTIONS.items():
             if self.hparams[name] is not None and scenario not in scenarios:
                 raise ConfigError(
@@ -266,16 +287,22 @@ class FSSLDataModule(L.LightningDataModule):
         for name in () if self.measured else ("num_classes", "mean", "std"):
             if getattr(self, name, None) is None:
                 raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
-        least = {"min_size": 0, "border": 0, "validation": 0, "labels_per_class": 0}
+        least = dict.fromkeys(("min_size", "border", "validation", "balanced_holdout", "labels_per_class"), 0)
         least |= dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1)
+        least |= {"labelled_min_per_class": 1}
         for name, bound in least.items():
             if h[name] is not None and not h[name] >= bound:
                 raise ConfigError(f"data.{name} is {h[name]}; it must be at least {bound}")
         if not 0 <= h["labelled_holdout"] < 1:
             raise ConfigError(f"data.labelled_holdout is {h['labelled_holdout']}; it is a share, 0 to below 1")
+        if h["labelled_holdout"] and h["balanced_holdout"]:
+            raise ConfigError(
+                f"data.labelled_holdout={h['labelled_holdout']} and data.balanced_holdout={h['balanced_holdout']} both "
+                "replace the test set: give one of them"
+            )
         if not 0 <= h["flip"] <= 1:
             raise ConfigError(f"data.flip is {h['flip']}; it is a probability, 0 to 1")
-        for name in ("mean", "std"):
+        for name in ("mean", "std", "test_mean", "test_std"):
             values = h[name]
             if values is None:
                 continue
@@ -283,8 +310,10 @@ class FSSLDataModule(L.LightningDataModule):
                 raise ConfigError(
                     f"data.{name} is {values}; give one number, or one for each of {h['channels']} channels"
                 )
-            if not all(isfinite(value) and (name == "mean" or value > 0) for value in values):
-                raise ConfigError(f"data.{name} is {values}; give finite numbers{' above 0' if name == 'std' else ''}")
+            if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
+                raise ConfigError(
+                    f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}"
+                )
 
     def read(self) -> Arrays:
         """The data set's images and labels."""
@@ -383,14 +412,18 @@ class FSSLDataModule(L.LightningDataModule):
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
         self._labels, self.test_labels = torch.from_numpy(arrays.train_labels), torch.from_numpy(arrays.test_labels)
-        options, seed, labels = self.hparams, self.partition_seed, arrays.train_labels
-        self._validation = validation_images(options, len(labels), seed)
-        self.partition = draw_without(options, labels, self._validation, seed)
+        options, labels = self.hparams, arrays.train_labels
+        seed = stream_seed(self.partition_seed, options["partition_stream"])
+        tested = balanced_holdout(options, labels, seed)
+        self._validation = validation_images(options, len(labels), seed, tested)
+        self.partition = draw_without(options, labels, np.union1d(self._validation, tested), seed)
         self.partition.validate(len(labels))
         if options["labelled_holdout"]:
             held = labelled_holdout(self.partition, options["labelled_holdout"], seed)
             self.partition = self.partition.without_labelled(held)
-            self._test, self.test_labels = self._train[held], self._labels[held]
+            tested = held
+        if len(tested):
+            self._test, self.test_labels = self._train[tested], self._labels[tested]
         self._ready = True
         self._place()
 
@@ -488,10 +521,17 @@ class FSSLDataModule(L.LightningDataModule):
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Numbered blocks of ``size`` test images in order; ``block()`` gives the views ``[size, C, H, W]``."""
         self._require_setup()
-        view, prepared = self.views["test"], self._test_prepared
+        view, prepared = self._test_view(), self._test_prepared
         for number, start in enumerate(range(0, len(prepared), size)):
             index = torch.arange(start, min(start + size, len(prepared)), device=self.device)
             yield number, partial(self._test_block, view, index)
+
+    def _test_view(self) -> View | FeatureView:
+        """How test images are seen: as training images in the view of that name, but for constants of their own."""
+        view, h = self.views["test"], self.hparams
+        if isinstance(view, FeatureView) or not (h["test_mean"] or h["test_std"]):
+            return view
+        return replace(view, mean=tuple(h["test_mean"] or view.mean), std=tuple(h["test_std"] or view.std))
 
     def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))

@@ -357,6 +357,9 @@ class FedMethod(L.LightningModule):
     def optimizer_scopes(self) -> Sequence[Scope]:
         """Where the state of each optimiser lives: ``personal`` stays with the client, ``local`` is new at every visit.
 
+        ``shared`` goes on to the next visit, whoever's it is: the clients of a round, and of all rounds, then train one
+        after the other, in the order of ``select_clients`` and in one process.
+
         Default: the same for all of them, ``local`` with ``reset_momentum``.
         """
         return ["local" if self.hparams.get("reset_momentum") else "personal"]

@@ -75,7 +75,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         model: the network; its weights become sums in place.
         num_classes: number of classes.
         num_clients: registered clients.
-        image_shape: channels, height and width of the noise image.
+        image_shape: channels, height and width of the noise image, or the length of a feature vector.
         threshold: see the table.
         lambda_s: see the table.
         lambda_i: see the table.
@@ -442,7 +442,7 @@ def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def noise_image(shape: Sequence[int]) -> Tensor:
-    """The image of noise ``[1, C, H, W]`` that tells models apart: normal with mean and deviation 125, without what is
+    """The image of noise ``[1, *shape]`` that tells models apart: normal with mean and deviation 125, without what is
     beyond two deviations, clipped to [0, 255], over 255 (released code); always the same.
     """
     noise = torch.empty(1, *shape)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, StepNumber, Stream
+from methods.parts.losses import proximal_term
 from methods.parts.rosters import require_labels
 
 
@@ -215,11 +216,6 @@ def images(batch: Batch) -> dict[str, Tensor]:
     """The images of a batch by field, labelled ones first."""
     streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
     return {field: values for stream in streams for field, values in stream.items() if field != "y"}
-
-
-def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
-    """``||theta - theta_0||^2 / 2`` over all parameters (FedProx, Li et al., MLSys 2020, without its mu)."""
-    return 0.5 * torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
 
 
 def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:

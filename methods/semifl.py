@@ -27,7 +27,7 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
     |---|---|---|---|
     | ``threshold`` | 0.95 | 0.95, reached counts | 0.95 |
     | parameter of the Beta distribution | 0.75 | 0.75 (not folded) | 0.75 |
-    | ``mix_weight`` | 1 | 1 | 1 (0, no mix set, on text) |
+    | ``mix_weight`` | 1 | 1 | 1 ((FL)2's row on text: 0, no mix set) |
     | mix partners | all images | all, new in every epoch ((FL)2's repository: confident ones, once) | as the code |
     | a client without a confident image | silent | dropped ((FL)2's repository keeps it) | as the code |
     | ``batch_size``, ``server_batch_size`` | 10, 10 | 10, 10 (250 above 1000 labels) | 10, 10 |

@@ -102,6 +102,8 @@ OPTIONS = {
     "--seed ,": "--seed ,: write numbers separated by commas, e.g. 1,2,3",
     "--precision 16-mixed": "its loss scaling needs the optimiser",
     "--precision 8": "it is not one of 32-true, 64-true, bf16-mixed",
+    "--average_last -1": "average_last is -1; it must be at least 0",
+    "--report averaged": "report is averaged, but nothing is averaged: give average_last, a number of rounds",
     "--report first": "unknown report 'first'",
     "--scale papr": "unknown scale 'papr'; did you mean 'paper'?",
     "--nonfinite ignore": "--nonfinite ignore: expected {stop,skip}",
@@ -122,7 +124,7 @@ OPTIONS = {
     "--roster.participants 0": "0 participants per round from 3 clients",
     "--roster.participants 99": "99 participants per round from 3 clients; choose 1..3 or null for all",
     "--roster.participant 3": "unknown roster argument 'participant'; did you mean 'participants'?",
-    "--roster.rule first": "unknown rule 'first'; choose one of uniform, numpy_round",
+    "--roster.rule first": "unknown rule 'first'; choose one of uniform, numpy_round, numpy_run",
 }
 
 # --- configuration files, given with --config
@@ -209,6 +211,10 @@ PARTITIONS = {
     "--data.scenario all_clients --data.labels_per_class -1": "data.labels_per_class is -1; it must be at least 0",
     "--data.labelled_repeats second_class": "data.labelled_repeats=second_class belongs to data.labels_per_class",
     "--data.union_mode code_index": "this partition has no labelled pool in a stored order",
+    "--data.labelled_min_per_class 0": "data.labelled_min_per_class is 0; it must be at least 1",
+    "--data.labelled_min_per_class 900": "the labelled clients (1) should hold so many images of every class together",
+    "--data.balanced_holdout 55": "data.balanced_holdout=55: give a multiple of the 10 classes",
+    "--data.balanced_holdout 10 --data.labelled_holdout 0.5": "both replace the test set: give one of them",
     "--data.partition_seed -1": "partition_seed is -1; NumPy takes 0 to 2^32 - 1",
     "--data.partition_file missing.json": "cannot use the partition file missing.json: FileNotFoundError",
     "--data.partition_file torn.json": "cannot use the partition file torn.json: JSONDecodeError",
@@ -239,7 +245,7 @@ PLUGINS = {
 }
 HOOKS = {
     "bad_methods.StepsZero": "a pass of 0 steps trains nothing: take a whole number from 1, or None",
-    "bad_methods.OptimizerScope": "optimizer_scopes names 'personnal'; an optimiser's state is personal or local",
+    "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
     "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",
     "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned a int; return a list of cohorts",

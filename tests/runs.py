@@ -1,4 +1,4 @@
-"""Short runs for tests: their configurations, a broken one, and what makes two of them the same run."""
+"""Short runs for tests: their configurations, a broken one, what makes two of them equal, and what rows share."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.config import apply, folder, from_dict, resolve
+from benchmark.config import RunConfig, apply, folder, from_dict, resolve
 from benchmark.federation.loop import Federation
 from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows, without_clock
@@ -25,7 +25,7 @@ OPTIONS = {
     "runtime.accelerator": "cpu",
     "runtime.wandb": "off",
 }
-MIXED = {"method": "fed_consist", "method.warmup_rounds": 1}
+MIXED = {"method": "fed_consist", "method.warmup_rounds": 1, "average_last": 6}
 SHORT = {"method": "fedavg", "rounds": 2}
 
 
@@ -61,3 +61,11 @@ def interrupted(config, at):
         with pytest.raises(OSError, match="no space"):
             fit(replace(config, runtime=replace(config.runtime, checkpoint_every_s=0)))
     return folder(config)
+
+
+def setting(config: RunConfig) -> tuple[object, ...]:
+    """What rows of a table share; bounds alone see more labels."""
+    network = {k: v for k, v in config.model_args.items() if k != "head_dropout"}
+    data = {k: v for k, v in config.data.init_args.items() if k != "hidden_labels"}
+    shared = config.model, config.rounds, config.roster, config.report, config.eval_every, config.data.class_path
+    return (*shared, network, data)

@@ -1,14 +1,15 @@
 """What several commands share: options that name classes, lists, and the plan of a suite."""
 
 import inspect
+import os
 import sys
 import textwrap
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.config import Runtime
+from benchmark.config import RunConfig, Runtime, folder
 from benchmark.registry import KINDS, described, find_class, known_names
 from benchmark.runs.environment import gpu_name, slow_precision
 from benchmark.suites.plan import Plan
@@ -27,7 +28,7 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
     """Options of the commands on a suite."""
     parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
     parser.add_argument(
-        "--scale", type=str, default="quick", help="quick, small, laptop, lite or paper, as far as the suite has it"
+        "--scale", type=str, default="quick", help="quick, small, laptop, lite, board or paper, where the suite has it"
     )
 
 
@@ -56,6 +57,22 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
 
     jobs, gpus = pool.default_jobs(runtime)
     return (jobs if options.jobs == "auto" else options.jobs), gpus
+
+
+def discard(configs: Iterable[RunConfig]) -> None:
+    """Delete what earlier runs of these configurations have left (``--overwrite``).
+
+    Raises:
+        ConfigError: this is one of several processes that something else has started; one would delete what another
+            has begun.
+    """
+    from benchmark.launch.launchers import slurm_tasks, torchrun
+    from benchmark.runs.records import RunFolder
+
+    if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
+        raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
+    for config in configs:
+        RunFolder(folder(config)).discard()
 
 
 def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:

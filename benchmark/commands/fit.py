@@ -1,15 +1,17 @@
-"""``fit``: one run, or one for each of several seeds."""
+"""``fit``: one run, or one for each of several seeds and of several values of options."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, numbers, require, warn_of_slow_precision
+from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
 from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
 from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
@@ -18,7 +20,7 @@ from benchmark.suites.plan import PlannedRun
 from benchmark.suites.suite import load, rows_of_papers
 from datamodules.common.errors import ConfigError, Stopped, told
 
-ABOUT = f"Run one configuration, or finish it. {DOTTED}"
+ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--row",
         type=text,
-        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: paper)",
+        help="table/dataset/method as `status` lists it; --scale is that of the suite (default: its first)",
     )
     parser.add_argument("--method", type=text, help="name or dotted path of the method")
     parser.add_argument("--data", type=text, help="name or dotted path of the data set")
@@ -38,6 +40,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
     )
     parser.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "seed", "runtime"})
     parser.add_class_arguments(Runtime)
@@ -49,8 +54,16 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     given = dict(vars(options))
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
-    config, by_names = _configuration(given, dotted)
-    configs = [replace(config, seed=seed) for seed in dict.fromkeys(seeds)] or [config]
+    overwrite = given.pop("overwrite", False)
+    points = grid(dotted, lambda point: _configuration(dict(given), point))
+    made = [(point, *_configuration(dict(given), {**dotted, **point})) for point in points]
+    by_names = made[0][2]
+    named = [
+        (point, replace(config, seed=seed))
+        for point, config, _ in made
+        for seed in dict.fromkeys(seeds or [config.seed])
+    ]
+    configs = [config for _, config in named]
     elsewhere = rows_of_papers(configs[0]) if by_names else []
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -61,7 +74,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
             "note: the constants of a paper's table are others than the defaults; "
             f"`fit --suite SUITE --row ROW` starts from them ({'; '.join(elsewhere)})"
         )
-    warn_of_slow_precision(config.precision, config.runtime.accelerator)
+    warn_of_slow_precision(configs[0].precision, configs[0].runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.records import state
@@ -69,9 +82,60 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         planned = [_planned(config) for config in configs]
         show(planned, {run.id: state(folder(run.config)) for run in planned}, jobs=1)
         return 0
+    if overwrite:
+        discard(configs)
     if len(configs) == 1:
         return _one(configs[0], tell)
-    return _several(configs, tell)
+    code = _several(named, tell)
+    if len(points) > 1 and code not in (STOPPED, 130):
+        tell(f"\n{compared(named)}")
+    return code
+
+
+def grid(dotted: Mapping[str, Any], check: Callable[[dict[str, Any]], Any]) -> list[dict[str, str]]:
+    """The points of the grid that options with several values make, ``--method.lr 0.01,0.03``; one without any.
+
+    Args:
+        dotted: options of the method and the data set, their values as text.
+        check: raises ``ConfigError`` for options that make no configuration. A text with commas that its option takes
+            as it stands is one value.
+    """
+    with_commas = {name: value for name, value in dotted.items() if isinstance(value, str) and _values(value)}
+    several: dict[str, list[str]] = {}
+    for name, text in with_commas.items():
+        one_each = {other: _values(value)[0] for other, value in with_commas.items()}
+        try:
+            check({**dotted, **one_each, name: text})
+        except ConfigError:
+            several[name] = _values(text)
+    return [dict(zip(several, values, strict=True)) for values in product(*several.values())]
+
+
+def _values(text: str) -> list[str]:
+    """The values in a text with commas; none where it is one value, or a list in brackets."""
+    parts = [part.strip() for part in text.split(",")]
+    return list(dict.fromkeys(parts)) if len(parts) > 1 and all(parts) and text[0] not in "[{(" else []
+
+
+def compared(named: Sequence[tuple[Mapping[str, str], RunConfig]]) -> str:
+    """A table with a line per point of a grid: accuracy of its runs that are complete, by the reading of ``report``."""
+    from tabulate import tabulate
+
+    from benchmark.report.statistics import interval
+    from benchmark.runs.records import READING, read_record, state
+
+    points: dict[tuple[str, ...], list[float]] = {}
+    for point, config in named:
+        scores = points.setdefault(tuple(point.values()), [])
+        if state(folder(config)) == "complete":
+            scores.append(read_record(folder(config))[READING[config.report]]["acc"])
+    body = []
+    for values, scores in points.items():
+        half = interval(scores)
+        told = f"{fmean(scores):.2f}{'' if half is None else f' ± {half:.2f}'}" if scores else "no result"
+        body.append([*values, told, str(len(scores))])
+    heads = [*named[0][0], f"acc ({named[0][1].report})", "seeds"]
+    return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
 def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[RunConfig, bool]:
@@ -80,7 +144,7 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
     path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
     start: RunConfig | None = None
     if suite or row:
-        start = _row(suite, row, path, given.pop("scale", "paper"))
+        start = _row(suite, row, path, given.pop("scale", None))
         values = identity(start)
     if path:
         values = read_yaml(Path(path), "--config")
@@ -95,13 +159,14 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
     return config, not (start or path)
 
 
-def _row(suite: str | None, row: str | None, path: str | None, scale: str) -> RunConfig:
-    """The configuration of a row of a suite."""
+def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> RunConfig:
+    """The configuration of a row of a suite, at its first scale where none is given: the full one."""
     if path:
         raise ConfigError("--config and --suite both say where to start; give one of them")
     if not (suite and row):
         raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
     suites = load(suite)
+    scale = scale or next(iter(suites.spec["scales"]))
     return suites.config(suites.row(row, scale), scale)
 
 
@@ -109,16 +174,17 @@ def _planned(config: RunConfig) -> PlannedRun:
     return PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
 
 
-def _several(configs: Sequence[RunConfig], tell: Any) -> int:
+def _several(named: Sequence[tuple[Mapping[str, str], RunConfig]], tell: Any) -> int:
     """One run after the other; one that fails does not keep the next from being run."""
     failed = 0
-    for config in configs:
-        tell(f"seed {config.seed}")
+    for point, config in named:
+        name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {config.seed}"])
+        tell(name)
         try:
             code = _one(config, tell)
         except Exception as error:
             check_stopped()
-            print(f"error: seed {config.seed}: {one_line(told(error))}", file=sys.stderr)
+            print(f"error: {name}: {one_line(told(error))}", file=sys.stderr)
             code = 1
         if code in (STOPPED, 130):
             return code
@@ -145,12 +211,14 @@ def _one(config: RunConfig, tell: Any) -> int:
         tell(f"{how}; the same command {continuation(shown)}", file=sys.stderr)
         return code
     record = read_record(path)
-    done = " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
+    done = " (was complete, nothing was run; --overwrite runs it again)"
     tell(f"{path}{done if before == 'complete' else ''}")
     tell(f"best (round {record['best']['round']}): {_scores(record['best'])}")
     tell(f"last (round {record['final']['round']}): {_scores(record['final'])}")
     if config.report == "last_k_mean":
         tell(f"last_k_mean ({record['last_k_mean']['rounds']} rounds): {_scores(record['last_k_mean'])}")
+    if config.average_last:
+        tell(f"averaged ({record['averaged']['rounds']} rounds): {_scores(record['averaged'])}")
     return 0
 
 

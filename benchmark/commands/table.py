@@ -12,6 +12,7 @@ from benchmark.commands.common import (
     add_jobs_argument,
     add_seeds_argument,
     add_suite_arguments,
+    discard,
     jobs_and_gpus,
     listed,
     planned,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from benchmark.launch.pool import Outcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
+    from benchmark.report.tables import Run
+    from benchmark.suites.plan import PlannedRun
 
 ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
 
@@ -45,6 +48,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--precision",
         type=text,
         help=f"{', '.join(PRECISIONS)}, instead of that of the suite: runs of their own, and tables named after it",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete what earlier runs have left of all that is asked for, and run it",
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
@@ -73,7 +81,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     suite = load(options.paper)
     stamp = _stamp(suite, options, results, readme)
     mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
-    if not (options.dry_run or mirrored) and (left := stamp.holds()):
+    if not (options.dry_run or options.overwrite or mirrored) and (left := stamp.holds()):
         print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
         return 0
     return _run(suite, options, runtime, stamp, readme)
@@ -105,8 +113,11 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, numbers, methods, only)
     published = suite.published()  # what is missing is missed before anything runs
+    if options.overwrite and not options.dry_run:
+        discard(run.config for run in wanted)
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
+    _warn_of_other_code([run for run in wanted if before[run.id].state == "complete"], before)
     jobs, gpus = jobs_and_gpus(options, runtime)
     if options.dry_run:
         from benchmark.commands.dry_run import show
@@ -165,6 +176,24 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
     return 1 if bad else 0
+
+
+def _warn_of_other_code(complete: "Sequence[PlannedRun]", runs: "Mapping[str, Run]") -> None:
+    """Say which methods' code has changed since some of the runs were made."""
+    from benchmark.runs.records import method_source
+
+    changed: dict[str, int] = {}
+    for run in complete:
+        record, name = runs[run.id].record, run.config.method.name
+        made = record["environment"].get("method_source") if record else None
+        if made and made != method_source(run.config):
+            changed[name] = changed.get(name, 0) + 1
+    for name, count in changed.items():
+        print(
+            f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is "
+            "there now; --overwrite with --methods or --only runs them again",
+            file=sys.stderr,
+        )
 
 
 def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:

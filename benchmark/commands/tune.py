@@ -10,7 +10,7 @@ from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jo
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
-ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out labelled images."
+ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out training images."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

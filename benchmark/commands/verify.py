@@ -25,5 +25,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     found = compare(Path(options.one), Path(options.other))
     for line in found.lines:
         print(line)
-    print("equal" if found.equal else "not equal")
+    if found.equal or found.within is None:
+        print("equal" if found.equal else "not equal")
+    else:
+        print(f"not equal; the readings lie {'within' if found.within else 'outside'} what the row's seeds let expect")
     return 0 if found.equal else 1

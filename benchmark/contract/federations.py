@@ -106,6 +106,7 @@ def make_method(
         "model": model,
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
+        "num_images": len(_digits().train_images),
         "image_shape": [3, 32, 32],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
@@ -155,8 +156,10 @@ def data_for(method: FedMethod) -> FewerDigits:
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
-    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits."""
-    given = {"rounds": ROUNDS, **brief(method), **args}
+    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits, the
+    last two averaged.
+    """
+    given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
     data = data or data_for(make_method(method, **brief(method)))
     return make_federation(method, data, weights=half_trained(), **given)
 
@@ -183,7 +186,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method, around a fresh network, in the scenario it was made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
-    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks") if name in args}
+    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks", "average_last") if name in args}
     made = make_method(method, **args)
     data = data or make_data(made.scenario, **made.contract_data)
     if precision == "64-true":

@@ -27,6 +27,7 @@ class ReferenceRun:
         servers: the server's tensors before the first round and after each.
         states: what a checkpoint before the first round and after each would hold, as bytes.
         attributes: values of unregistered attributes at the same moments.
+        averaged: the reading of the averaged model of the last two rounds.
         losses: cross-entropy of the test set at the start, before the first round and after each.
     """
 
@@ -34,6 +35,7 @@ class ReferenceRun:
     servers: list[dict[str, Tensor]] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
     attributes: list[Values] = field(default_factory=list)
+    averaged: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
 
 
@@ -52,6 +54,7 @@ def _reference(method: Method) -> ReferenceRun:
     while federation.round < federation.rounds:
         run.rows += rounds_until(federation, federation.round + 1)
         _note(federation, run)
+    run.averaged = federation.evaluate_averaged()
     return run
 
 

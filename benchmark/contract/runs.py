@@ -137,6 +137,28 @@ def _resume(method: Method, stop: int) -> None:
         )
 
 
+def check_the_averaged_model_is_the_mean_of_what_the_server_held(method: Method) -> None:
+    """It predicts as the method does with the mean, in float64, of the server's tensors after the last two rounds;
+    taking that mean leaves the server as it was, and a run that goes on from a checkpoint averages to the same bits.
+    """
+    run, name = reference(method), class_of(method).__name__
+    *_, before, last = run.servers
+    federation = resumed(method, len(run.rows))
+    means = {
+        key: ((before[key].double() + value.double()) / 2).to(value.dtype) if value.is_floating_point() else value
+        for key, value in last.items()
+    }
+    federation.method.load_tensors(means)
+    assert run.averaged == {"rounds": 2, **federation.evaluate()}, (
+        f"{name}: the averaged model is not the mean of the last two global models: `predict` depends on something "
+        "that is no registered tensor of scope shared or server"
+    )
+    federation.become_server()
+    assert federation.evaluate_averaged() == run.averaged, f"{name}: a resumed run averages to another model"
+    notes = different(federation.method.tensors("shared", "server"), last)
+    require_equal(method, "evaluating the averaged model leaves it in the server", notes)
+
+
 def check_order_of_visits_is_irrelevant(method: Method) -> None:
     """Clients that train in another order, as on several processes, give the same bits: no visit leaves a trace."""
 

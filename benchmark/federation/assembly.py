@@ -42,11 +42,12 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
     shape = {"image_size": data.image_size, "in_features": data.feature_dim}
     shape["in_channels"] = data.hparams.get("channels", 3)
     model = models.build(config.model, data.num_classes, **(shape | config.model_args))
-    image_shape = [data.hparams.get("channels", 3), data.image_size, data.image_size]
+    image_shape = [data.feature_dim] if data.feature_dim else [shape["in_channels"], *[data.image_size] * 2]
     known = {
         "model": model,
         "num_classes": data.num_classes,
         "num_clients": data.num_clients,
+        "num_images": data.num_images,
         "image_shape": image_shape,
     }
     needed = parameters(find_class(config.method.class_path, KINDS["method"]))
@@ -91,4 +92,5 @@ def assemble(
         slots=config.runtime.slots if config.runtime.engine == "slots" else None,
         replay=config.runtime.replay,
         nonfinite=config.nonfinite,
+        average_last=config.average_last,
     )

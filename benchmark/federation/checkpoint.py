@@ -84,6 +84,7 @@ class _Run(_Part):
     bytes: tuple[Count, Count]
     steps: Count = 0
     skipped: Count = 0
+    summed: Tensors = {}
     origin: _Origin | None = None
     rows: str | None = None
 

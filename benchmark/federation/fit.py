@@ -323,19 +323,21 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
 
 
 def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
-    """What of the optimisers' states a client keeps until its next visit, by ``optimizer_scopes``."""
+    """What of the optimisers' states is kept for the client's next visit, or for anyone's, by ``optimizer_scopes``."""
     scopes = list(method.optimizer_scopes())
-    if wrong := [scope for scope in scopes if scope not in ("personal", "local")]:
-        raise RunError(f"optimizer_scopes names {wrong[0]!r}; an optimiser's state is personal or local")
+    if wrong := [scope for scope in scopes if scope not in ("shared", "personal", "local")]:
+        raise RunError(f"optimizer_scopes names {wrong[0]!r}; an optimiser's state is shared, personal or local")
+    if {"shared", "personal"} <= {*scopes}:
+        raise RunError("optimizer_scopes names both shared and personal; an optimiser beside a shared one is local")
     scopes = scopes * len(optimizers) if len(scopes) == 1 else scopes
     if len(scopes) != len(optimizers):
         raise RunError(
             f"optimizer_scopes names {len(scopes)} scopes for {len(optimizers)} optimisers; give one for each"
         )
-    if "personal" not in scopes:
+    if {*scopes} == {"local"}:
         return []
     return [
-        [dict(optimizer.state.get(p, {})) if scope == "personal" else {} for p in parameters_of(optimizer)]
+        [{} if scope == "local" else dict(optimizer.state.get(p, {})) for p in parameters_of(optimizer)]
         for scope, optimizer in zip(scopes, optimizers, strict=True)
     ]
 

@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from lightning import Fabric
@@ -14,9 +14,10 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from benchmark.federation import hooks
+from benchmark.federation import averaging, hooks
 from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.declarations import check_declarations
+from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
 from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
@@ -51,6 +52,8 @@ class Federation:
         replay: whether the slots record their steps and replay them.
         nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is
             left out of the aggregate and counted (``skip``).
+        average_last: average the global weights of so many last rounds, and evaluate that model once, after the last
+            (``averaged``); a run with fewer is averaged whole. 0: no average.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Federation:
         slots: int | None = None,
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
+        average_last: int = 0,
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
@@ -92,6 +96,9 @@ class Federation:
         self.server_state: ClientState | None = None
         self.round = 0
         self.nonfinite = nonfinite
+        self.average_last = min(average_last, rounds)
+        self.summed: dict[str, Tensor] = {}
+        self.averaged: dict[str, Any] | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
 
     @property
@@ -100,7 +107,7 @@ class Federation:
         return self.engine.kept_bytes() * self.data.num_clients
 
     def run(self) -> None:
-        """Run the remaining rounds."""
+        """Run the remaining rounds, and evaluate the averaged model if there is one."""
         if self.round == 0:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
@@ -112,6 +119,8 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
+        if self.average_last:
+            self.averaged = self.evaluate_averaged()
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
         """Give an evaluated round to Fabric's loggers, or to some of them.
@@ -144,6 +153,8 @@ class Federation:
                 kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
             self.memory.update(kept)
         parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
+        if number >= self.rounds - self.average_last:
+            self.summed = averaging.added(self.summed, self.server)
         with self.engine.outside("log", number):
             sums = added(by_client) | {f"server/{name}": value for name, value in added(parts).items()}
         last = number + 1 == self.rounds
@@ -196,13 +207,16 @@ class Federation:
         processes changes no bit. An upload with numbers that are not finite ends the run, or is left out and counted
         (``nonfinite``); its client then keeps what it had before the round.
         """
-        mine = assign(visits, self.fabric.world_size)[self.fabric.global_rank]
+        ranks = self.fabric.world_size
+        shares = in_order(visits, ranks) if self.engine.hands_on else assign(visits, ranks)
+        mine = shares[self.fabric.global_rank]
         results: dict[tuple[int, int], Outcome] = {}
         left_out: set[tuple[int, int]] = set()
-        for their_results, their_states, their_skipped in together(self.fabric, lambda: self.own_visits(mine)):
-            results |= their_results
-            self.clients |= their_states
-            left_out |= set(their_skipped)
+        for theirs in together(self.fabric, lambda: self.own_visits(mine)):
+            results |= theirs.results
+            self.clients |= theirs.states
+            left_out |= set(theirs.skipped)
+            self.engine.handed_on = theirs.handed_on or self.engine.handed_on
         self.skipped += len(left_out)
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
         sound = {key: results[key] for key in sorted(results) if key not in left_out}
@@ -210,18 +224,21 @@ class Federation:
         sums = [(f"by client {client}", outcome.sums) for (client, _), outcome in sound.items()]
         return uploads, sums, list(results.values())
 
-    def own_visits(
-        self, mine: Sequence[Visit]
-    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState], list[tuple[int, int]]]:
-        """Run the visits of this process: what came of them, what their clients keep, and which are left out."""
+    def own_visits(self, mine: Sequence[Visit]) -> "Visited":
+        """Run the visits of this process.
+
+        After a visit that is left out, the next round takes up the optimiser state that this one had taken up.
+        """
+        before = self.engine.handed_on
         results, states = self.engine.visits(mine, self.server, self.clients)
-        skipped = []
+        skipped: list[tuple[int, int]] = []
         for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
             if self.nonfinite == "stop":
                 raise RunError(f"{place(self.method, visit)}: {found}")
             skipped.append((visit.client, visit.repeat))
             states.pop(visit.client, None)
-        return results, states, skipped
+            self.engine.handed_on = before
+        return Visited(results, states, skipped, self.engine.handed_on if mine else [])
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""
@@ -261,6 +278,17 @@ class Federation:
         scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
         return {name: round(score, 4) for name, score in scores.items()}
 
+    def evaluate_averaged(self) -> dict[str, Any]:
+        """The reading ``averaged``: the number of ``rounds`` and the metrics of their averaged model.
+
+        Averaged is all that the server holds (scopes ``shared`` and ``server``), since ``predict`` may read either.
+        The method is the server before and after.
+        """
+        self.method.load_tensors(averaging.mean(self.summed, self.average_last, self.server))
+        scores = self.evaluate()
+        self.become_server()
+        return {"rounds": self.average_last, **scores}
+
     def predicted(self, images: Tensor) -> Tensor:
         """Class probabilities of images."""
         return hooks.probabilities(self.method.predict(images), len(images))
@@ -282,10 +310,12 @@ class Federation:
             "server": self.server,
             "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
             "memory": dict(self.memory),
+            "handed_on": self.engine.handed_on,
             "server_state": self.server_state.optimizers if self.server_state else None,
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
             "skipped": self.skipped,
+            "summed": self.summed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -296,11 +326,34 @@ class Federation:
         self.clients = {c: ClientState(*moved(kept, device)) for c, kept in state["clients"].items()}
         self.memory.clear()
         self.memory.update(moved(state.get("memory", {}), device))
+        self.engine.handed_on = moved(state.get("handed_on", []), device)
         optimizers = state["server_state"]
         self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
+        self.summed = moved(state.get("summed", {}), device)
         self.become_server()
+
+
+class Visited(NamedTuple):
+    """What came of a process's visits in a round, by client and repeat.
+
+    Args:
+        results: all outcomes.
+        states: what the clients keep.
+        skipped: visits that are left out.
+        handed_on: the state of optimisers that go from visit to visit.
+    """
+
+    results: dict[tuple[int, int], Outcome]
+    states: dict[int, ClientState]
+    skipped: list[tuple[int, int]]
+    handed_on: OptimizerStates
+
+
+def in_order(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """All visits for the first rank: each begins with what the one before has left."""
+    return [list(visits), *([] for _ in range(ranks - 1))]
 
 
 def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:

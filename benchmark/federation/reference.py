@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -188,9 +189,18 @@ class ReferenceEngine:
             method.train()
         self.resting = [part for part in method.modules() if not part.training]
         self.shared = {name: self.initial[name] for name in method.names("shared")}
+        self.handed_on: OptimizerStates = []  # what the last visit has left for the next, where clients share it
+
+    @cached_property
+    def hands_on(self) -> bool:
+        """Whether an optimiser's state goes from visit to visit, so that visits come one after the other."""
+        with self.outside("optimizer_scopes", 0):
+            return "shared" in self.method.optimizer_scopes()
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
+        if self.hands_on:
+            return num_bytes(self.method.tensors("personal"))
         with self.outside("configure_optimizers", 0):
             optimizers = Fit(self.method, []).optimizers
         self.method._trainer = None
@@ -244,8 +254,8 @@ class ReferenceEngine:
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
         """The module becomes the client, takes up what it was sent and prepares what it will train on."""
         method, state = self.method, state or ClientState()
-        own = self.around.data.client(visit.client)
-        site = LocalSite(method, self.around, own, visit, state.optimizers, self.hidden, self.holdings)
+        own, states = self.around.data.client(visit.client), state.optimizers or self.handed_on
+        site = LocalSite(method, self.around, own, visit, states, self.hidden, self.holdings)
         method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
         self.begin(visit)
         self.train_mode()
@@ -276,8 +286,11 @@ class ReferenceEngine:
             self.look_back()
             upload = hooks.upload(made, site.visit, self.shared, method.registered())
         sums = self.end()
-        outcome = Outcome(upload, sums, sent.bytes, site.steps)
-        return outcome, ClientState(method.tensors("personal"), site.optimizer_states)
+        outcome, personal = Outcome(upload, sums, sent.bytes, site.steps), method.tensors("personal")
+        if not self.hands_on:
+            return outcome, ClientState(personal, site.optimizer_states)
+        self.handed_on = site.optimizer_states
+        return outcome, ClientState(personal)
 
     def look_back(self) -> None:
         """Refuse what a visit has done without a word; nothing of it counts then.

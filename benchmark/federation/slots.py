@@ -56,11 +56,14 @@ class SlotsEngine(ReferenceEngine):
     def visits(
         self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
     ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
-        """As in the reference engine; the second visit of a client begins after the first has ended."""
+        """As in the reference engine; the second visit of a client begins after the first has ended.
+
+        Where visits hand on the state of an optimiser, there is one at a time.
+        """
         results: dict[tuple[int, int], Outcome] = {}
         states: dict[int, ClientState] = {}
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
-        for together in in_turns(visits, len(self.slots)):
+        for together in [[visit] for visit in visits] if self.hands_on else in_turns(visits, len(self.slots)):
             for slot, visit in zip(self.slots, together, strict=False):
                 state = states.get(visit.client, kept.get(visit.client))
                 slot.arrive(visit, sent[visit.client, visit.repeat], state)

@@ -26,8 +26,9 @@ from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.data_provenance import facts
+from benchmark.runs.environment import code_version
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.records import RunFolder
+from benchmark.runs.records import RunFolder, method_source
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.partition.partition import stored_hash
 
@@ -89,6 +90,13 @@ def is_complete(config: RunConfig) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    made, now = record["environment"].get("method_source"), method_source(config)
+    if made and now and made != now:
+        raise ConfigError(
+            f"{path} was made by other code of {config.method.name}: its source was {made} (code "
+            f"{record['code_version']}) and is {now} now (code {code_version()}); give --overwrite to run it again, or "
+            "another --results_dir to keep both"
+        )
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     return True
 
@@ -175,7 +183,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         if recorder:
             weights = {name: value.cpu() for name, value in federation.server.items()}
             checkpoint.save_plain(path / "weights.pt", weights)
-            recorder.finish()
+            recorder.finish(federation.averaged)
             checkpoint.remove(path / CHECKPOINT)
         wait_for_all(fabric)
     except (KeyboardInterrupt, Stopped):
@@ -246,7 +254,10 @@ def _misfit(saved: Mapping[str, Any], federation: Federation) -> str:
     if saved["round"] > federation.rounds:
         return f"round is {saved['round']}, after the last of {federation.rounds}"
     own = federation.method.tensors("personal")
+    floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
+    begun = saved["round"] > federation.rounds - federation.average_last
     parts = [("server", saved["server"], federation.server)]
+    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
     parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
     for where, found, known in parts:
         shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
@@ -299,7 +310,7 @@ class Recorder:
             self.run.saved(self.state["round"])
             self.state = None
 
-    def finish(self) -> None:
-        """Write the complete record, which makes checkpoints superfluous."""
+    def finish(self, averaged: Mapping[str, Any] | None) -> None:
+        """Write the complete record, which makes checkpoints superfluous; ``averaged`` is a reading of its own."""
         self.state = None
-        self.mirror.record(self.run.finish())
+        self.mirror.record(self.run.finish(averaged))

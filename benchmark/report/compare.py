@@ -1,12 +1,16 @@
 """Two runs side by side: where they differ in what was run, and the first round at which their results part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmark.config import spelled
-from benchmark.runs.records import Record, Row, code_versions, read_record, read_rows, without_clock
+from benchmark.config import RunConfig, from_dict, resolve, run_id, spelled
+from benchmark.report.verdicts import prediction
+from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, state, without_clock
+
+SEEDS = 3  # that an interval needs, as a verdict does
 
 
 @dataclass(frozen=True)
@@ -18,10 +22,13 @@ class Comparison:
         equal: whether configuration, partition, data and all rounds are equal. Code and environment do not count: the
             point of a comparison may be that other code, or another machine, gives the same numbers. Nor do columns
             that one run does not have in any round: other code may log more.
+        within: whether every reading of the second run lies within the 95 % prediction interval of the first run's row;
+            ``None`` where fewer than three seeds of that row are at hand, or the two runs are of different rows.
     """
 
     lines: tuple[str, ...]
     equal: bool
+    within: bool | None = None
 
 
 def compare(one: Path, other: Path) -> Comparison:
@@ -29,6 +36,7 @@ def compare(one: Path, other: Path) -> Comparison:
 
     Raises:
         RunError: a folder has no record, or a damaged one.
+        ConfigError: the code does not know a run's configuration any more.
     """
     first, second = read_record(one), read_record(other)
     rounds, same_rounds = _rounds(read_rows(one), read_rows(other))
@@ -43,7 +51,48 @@ def compare(one: Path, other: Path) -> Comparison:
         "environment": _apart(*(_environment(record) for record in (first, second))),
     }
     lines = [f"{name}: {'; '.join(apart) or 'equal'}" for name, apart in (counting | telling).items()]
-    return Comparison((*lines, f"rounds: {rounds}"), same_rounds and not any(counting.values()))
+    lines.append(f"rounds: {rounds}")
+    same = same_rounds and not any(counting.values())
+    if {first["status"], second["status"]} != {"complete"}:
+        return Comparison(tuple(lines), same)
+    told, within = _readings(first, second, _row_of(one, first))
+    return Comparison((*lines, *told), same, within if _same_row(first, second) else None)
+
+
+def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[str], bool | None]:
+    """How far the runs' readings are apart in accuracy, and whether the second's lie within the row's intervals."""
+    told, inside = [], []
+    for reading in READING.values():
+        if not (first.get(reading) and second.get(reading)):
+            continue
+        one, other = first[reading]["acc"], second[reading]["acc"]
+        values = [record[reading]["acc"] for record in row]
+        half = prediction(values) if len(values) >= SEEDS else None
+        where = ""
+        if half is not None:
+            mean = fmean(values)
+            inside.append(abs(other - mean) <= half)
+            where = f", {'within' if inside[-1] else 'outside'} {mean - half:.2f} to {mean + half:.2f}"
+        told.append(f"{reading}: acc {one:.2f} | {other:.2f} ({other - one:+.2f}{where})")
+    if inside:
+        told.append(f"the intervals are the 95 % prediction intervals of {len(row)} seeds of the first run's row")
+    return told, all(inside) if inside else None
+
+
+def _row_of(path: Path, record: Record) -> list[Record]:
+    """The complete runs beside a run that differ from it by their seed alone, and itself."""
+    kind = path.resolve().name.rpartition("-")[0]
+    beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
+    return [found for found in map(read_record, beside) if _same_row(found, record)]
+
+
+def _same_row(one: Record, other: Record) -> bool:
+    """Whether two runs differ by their seed alone; options that a record is too old to have are at their defaults."""
+    return run_id(replace(_resolved(one), seed=0)) == run_id(replace(_resolved(other), seed=0))
+
+
+def _resolved(record: Record) -> RunConfig:
+    return resolve(from_dict(record["config"]))
 
 
 def code(record: Record) -> str:

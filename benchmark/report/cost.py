@@ -14,7 +14,7 @@ from benchmark.runs.records import read_record, saved_rounds
 from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
-COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "data.init_args.partition_seed"}
+COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
 """What changes nothing in the time that a round takes."""
 
 

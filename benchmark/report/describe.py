@@ -191,6 +191,9 @@ def _how(data: Any) -> str:
     if options["partition_file"]:
         return f"from {options['partition_file']}"
     per = " per client" if options["partition_variant"] == "per_client" else ""
-    split = f"Dirichlet({options['beta']:g}){per}" if options["partition"] == "dirichlet" else "iid"
+    split = "iid" if options["partition"] == "iid" else f"Dirichlet({options['beta']:g}){per}"
+    split += " over pairs of clients" if options["partition"] == "pairs" else ""
     who = str(options["scenario"]).replace("_", " ")
-    return f"{split}, seed {data.partition_seed}, labels at {who}"
+    stream = f" of the stream {options['partition_stream']}" if options["partition_stream"] else ""
+    again = f", drawn again {data.partition.redraws} times" if options["labelled_min_per_class"] else ""
+    return f"{split}, seed {data.partition_seed}{stream}{again}, labels at {who}"

@@ -53,7 +53,8 @@ class Line:
         ci95: half-width of the 95 % t interval of the mean.
         n: seeds that have a value.
         planned: seeds that the row is planned with.
-        readings: of accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``; of others ``None``.
+        readings: of accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged``
+            where the runs have it; of others ``None``.
         published: value as printed, or ``None``.
         spread: printed spread over seeds, or ``None``.
         delta: ours, rounded as printed, minus published, at a scale that compares.
@@ -263,7 +264,7 @@ class Rendered:
     def data_label(self, dataset: str) -> str:
         """The data set as published and, where a scale puts another in its place, that one before it."""
         used = dict.fromkeys(line.data for line in self.lines if line.row.dataset == dataset)
-        same = {_letters(name) for name in used} == {_letters(dataset)}
+        same = all(same_name(name, dataset) for name in used)
         return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
 
     @property
@@ -296,7 +297,7 @@ class Rendered:
             if self.printed and not any(line.published for line in self.lines):
                 parts += [f"Published values: {self.unpublished}."]
         for section in self.sections:
-            parts += [_markdown_section(section)]
+            parts += [markdown_section(section)]
         facts = [f"{name}: {text}" if name else text for name, text in self.facts.items()]
         parts += ["; ".join(facts) + ".", self.legend if shown.rows else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -458,12 +459,14 @@ def _comment(text: str) -> str:
     return f"% {' '.join(text.split())}"
 
 
-def _letters(name: str) -> str:
-    """A name without its spelling."""
-    return "".join(filter(str.isalnum, name)).lower()
+def same_name(one: str, other: str) -> bool:
+    """Whether two names differ in their spelling alone: ``CIFAR-10`` and ``cifar10``."""
+    first, second = ("".join(filter(str.isalnum, name)).lower() for name in (one, other))
+    return first == second
 
 
-def _markdown_section(section: Section) -> str:
+def markdown_section(section: Section) -> str:
+    """The section as what unfolds under its title."""
     shown = texts(section.frame)
     parts = [
         f"<details><summary>{section.title}</summary>",

@@ -1,7 +1,7 @@
 """The leaderboard of a ranked suite: per setting how far rows are apart, how fine it resolves, and what rows cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +15,9 @@ from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
-from benchmark.report.tables import READING, Run, last_rounds, network, replace_block
+from benchmark.report.tables import Run, last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, RunFolder, code_versions
+from benchmark.runs.records import READING, Record, RunFolder, code_versions
 from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -44,6 +44,7 @@ class Setting:
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
             the ``resolution`` of the setting, the costs to reach the reference's mean accuracy and the tuned options.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
+        admission: what the test of admission has found (``benchmark.admission.judged``); empty if it was not made.
     """
 
     table: Table
@@ -54,6 +55,12 @@ class Setting:
     bounds: tuple[str, ...]
     lines: pd.DataFrame
     averaged: str
+    admission: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the setting is admitted; one that is not is shown, and no row is called better or worse there."""
+        return bool(self.admission.get("admitted", False))
 
     @property
     def resolution(self) -> float:
@@ -130,22 +137,55 @@ def _drawn(one: Setting) -> pd.DataFrame:
 def told_apart(one: Setting, method: str) -> bool:
     """Whether a row may be called better or worse than its reference (see ``READ``).
 
-    Its simultaneous interval leaves out zero, it has seeds enough, no run has failed, and the lower of the two has
-    converged. Never for bounds, which are not tested.
+    The setting is admitted, the row's simultaneous interval leaves out zero, it has seeds enough, no run has failed,
+    and the lower of the two has converged. Never for bounds, which are not tested.
     """
     line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
     apart = abs(line["difference"]) > line["simultaneous_ci95"]
     lower = method if line["difference"] < 0 else one.reference
-    return bool(apart and line["pairs"] >= ENOUGH and not failed.any() and one.lines.loc[lower, "converged"])
+    sound = line["pairs"] >= ENOUGH and not failed.any() and one.lines.loc[lower, "converged"]
+    return bool(one.ranked and apart and sound)
 
 
 def resolved(one: Setting) -> str:
-    """What differences a setting can tell from none, in a sentence."""
+    """Whether a setting is ranked, and what differences it can tell from none, in a sentence or two."""
+    if not one.ranked:
+        return UNRANKED.format(reason=_refused(one.admission) if one.admission else "it was not tested")
     if pd.isna(one.resolution):
         return "Too few runs to say which differences are resolved."
     return (
         f"Resolution: {one.resolution:.2f} points, the median half-width of the simultaneous intervals. "
         "Smaller differences are not resolved, which does not mean that rows are equal."
+    )
+
+
+def standing(one: Setting, method: str) -> str:
+    """Where a row stands in its setting, in a few sentences."""
+    line, rows = one.lines.loc[method], one.lines[~one.lines["bound"]].sort_values("mean", ascending=False)
+    if not line["n"]:
+        return f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
+    place = list(rows.index).index(method) + 1
+    half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
+    above = "better" if line["difference"] > 0 else "worse"
+    verdict = above if told_apart(one, method) else "not resolved"
+    return (
+        f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
+        f"({_seeds(line)} seeds), {place} of {len(rows)} by the mean. {_number(line['difference'], '+.2f')}{half} "
+        f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {resolved(one)}"
+    )
+
+
+def comparison(one: Setting) -> str:
+    """The rows of a setting in brief, as a table of Markdown."""
+    return _comparison([one], brief=True)
+
+
+def _refused(admission: Mapping[str, Any]) -> str:
+    """Why a setting was not admitted: the figures that decided."""
+    rises = ", ".join(f"{label} rises by {rise:g}" for label, rise in admission["rise"].items() if rise is not None)
+    return (
+        f"all labels are worth {admission['gap']:g} points above the reference, unlabelled data "
+        f"{admission['premise']:g} points where one place has everything, and late in the run {rises or 'no one rises'}"
     )
 
 
@@ -207,12 +247,18 @@ ACCURACY = {
     "best": "Accuracy of the best round",
     "last": "Accuracy of the last round",
     "last_k_mean": "Accuracy, mean of the last rounds,",
+    "averaged": "Accuracy of the averaged model of the last rounds",
 }
 GOAL = {
     "best": "mean best accuracy",
     "last": "mean final accuracy",
     "last_k_mean": "mean accuracy of the last rounds",
+    "averaged": "mean accuracy of the last rounds",  # no round has the averaged model
 }
+UNRANKED = (
+    "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
+    "are shown, and no row is called better or worse."
+)
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
@@ -227,7 +273,7 @@ READ = (
     "nor is a row called better than a reference that still rises. A failed run has no accuracy, and ranks last. "
     "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
     "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
-    "tuned, by one rule for every row, on held-out labelled images; `tuned` says which rate was chosen."
+    "tuned, by one rule for every row, on held-out training images; `tuned` says which rate was chosen."
 )
 
 
@@ -263,8 +309,9 @@ def _setting(
     lines = compare(scores, reference, bounds)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
-    goal = lines.loc[reference, "mean"]
-    more = {}
+    goal, more = lines.loc[reference, "mean"], {}
+    if suite.report == "averaged":
+        goal = next(_smooth(plan, runs, row)["last_k_mean"] for row in rows if row.method == reference)
     for row in rows:
         done = _done(plan, runs, row)
         more[row.method] = {
@@ -279,7 +326,10 @@ def _setting(
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
     averaged = " or ".join(sorted({last_rounds(config) for row in rows for config in _configs(plan, row)}))
-    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged)
+    admission = suite.admitted(plan.scale).get(f"{table.number}/{dataset}", {})
+    if not admission.get("admitted", False):
+        lines["rank"] = nan
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission)
 
 
 def _configs(plan: Plan, row: Row) -> list[RunConfig]:

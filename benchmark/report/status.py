@@ -11,9 +11,9 @@ from rich.table import Table
 from benchmark.config import folder, identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
-from benchmark.report.tables import READING, collect
+from benchmark.report.tables import collect
 from benchmark.runs.environment import gpu_name
-from benchmark.runs.records import read_record, read_rows, readings
+from benchmark.runs.records import READING, read_record, read_rows, readings
 from benchmark.suites.plan import Plan, PlannedRun
 from datamodules.common.errors import BenchError
 
@@ -159,8 +159,11 @@ def _progress(run: PlannedRun, state: str) -> Progress:
         return Progress(state, "?", problem=str(damage))
     if not rows:
         return Progress(state, "0")
+    done = str(rows[-1]["round"] + 1)
+    if run.config.report == "averaged":  # no row tells it, and there is none before the end
+        return Progress(state, done, read_record(path)["averaged"]["acc"] if state == "complete" else None)
     scores = readings(rows, run.config.last_k)[READING[run.config.report]]
-    return Progress(state, str(rows[-1]["round"] + 1), scores.get("acc"))
+    return Progress(state, done, scores.get("acc"))
 
 
 def _options(plan: Plan) -> dict[str, str]:

@@ -11,20 +11,21 @@ import pandas as pd
 
 from benchmark.config import RunConfig, differences, folder
 from benchmark.files import write_changed
-from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, varying
+from benchmark.report import others
+from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, code_versions, look
+from benchmark.runs.records import READING, Record, code_versions, look
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean"}
 SAY = {
     "best": "the round of best test accuracy",
     "last": "the last round",
     "last_k_mean": "the mean of the last {last}",
+    "averaged": "one model, the mean of the global weights of the last {averaged}",
 }
 VERDICT = ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")  # at a scale that compares
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
@@ -112,10 +113,11 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
     """All tables of a suite at a scale as the text of a file, by the file's suffix."""
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
+    elsewhere = [markdown_section(section) + "\n" for section in others.sections(suite, tables)]
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
     frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
     return {
-        ".md": f"# {suite.title}\n\n" + "\n".join(table.markdown for table in tables),
+        ".md": "\n".join([f"# {suite.title}\n", *(table.markdown for table in tables), *elsewhere]),
         ".csv": csv_text(frame),
         ".tex": r"% Made from records; needs \usepackage{booktabs}." + "\n" + "\n".join(t.latex for t in tables),
     }
@@ -146,6 +148,12 @@ def last_rounds(config: RunConfig) -> str:
     evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
     told = f"{len(last)} round{'s' if len(last) > 1 else ''}"
     return told if evaluated == len(last) else f"{told} ({evaluated} of them evaluated)"
+
+
+def averaged_rounds(config: RunConfig) -> str:
+    """What ``averaged`` averages, such as ``20 rounds``."""
+    count = min(config.average_last, config.rounds)
+    return f"{count} round{'s' if count > 1 else ''}"
 
 
 def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
@@ -212,7 +220,11 @@ def _line(
         ci95=interval(values),
         n=len(values),
         planned=len(groups),
-        readings={name: _mean(_values(found, name, metric)) if metric == "acc" else None for name in READING},
+        readings={
+            name: _mean(_values(found, name, metric)) if metric == "acc" else None
+            for name in READING
+            if name != "averaged" or (config and config.average_last)
+        },
         published=printed,
         spread=spread,
         delta=judged.delta,
@@ -304,10 +316,11 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
         row |= {"status": line.status, "note": line.note, "runs": " ".join(line.runs)}
         rows.append(row)
     frame = pd.DataFrame(rows, columns=None if rows else [*LEFT, *RIGHT])
-    frame = frame.astype({name: "float64" for name in NUMBERS})
+    frame = frame.astype({name: "float64" for name in NUMBERS if name in frame})
     left_out = {"data", "network"} if compare else {"delta", "note", *VERDICT}
     left_out |= set() if printed else {"published"}
     left_out |= set() if any(line.spread for line in lines) else {"spread"}
+    left_out |= set() if any("averaged" in line.readings for line in lines) else {"averaged"}
     return frame[[c for c in (*LEFT, *columns, *RIGHT) if c in frame and c not in left_out]]
 
 
@@ -352,7 +365,9 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
     """What stands under a table."""
     own = [key for line in lines for key in line.runs]
     last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
+    averaged = " or ".join(dict.fromkeys(averaged_rounds(plan.runs[key].config) for key in own))
     named = {"best": "best round", "last": "last round", "last_k_mean": f"mean of the last {last}"}
+    named |= {"averaged": f"averaged model of the last {averaged}"}
     rows: list[dict[str, Any]] = [
         {
             "method": line.row.method,
@@ -363,7 +378,8 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
         for line in lines
         if line.metric == "acc" and line.n
     ]
-    return [Section("Accuracy, all three readings", "", pd.DataFrame(rows))] if rows else []
+    count = "four" if any("averaged" in line.readings for line in lines) else "three"
+    return [Section(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
 
 
 def _facts(
@@ -387,7 +403,9 @@ def _facts(
         "rounds": _listed(sorted({c.rounds for c in configs})),
         **({"precision": _listed(precisions)} if precisions - {"32-true"} else {}),
         "seeds": _listed(plan.seeds),
-        "reading": SAY[suite.report].format(last=_listed(map(last_rounds, configs))),
+        "reading": SAY[suite.report].format(
+            last=_listed(map(last_rounds, configs)), averaged=_listed(map(averaged_rounds, configs))
+        ),
         "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",
         "code": _listed(sorted({version for r in records for version in code_versions(r)})) or "-",
     }

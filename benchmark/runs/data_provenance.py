@@ -10,7 +10,8 @@ from datamodules.base import FSSLDataModule
 
 def facts(data: FSSLDataModule) -> Mapping[str, Any]:
     """What a record says about the data: hashes of what was read and of the partition, class counts, the number of
-    images that are tested on, and what the data set adds (``provenance``).
+    images that are tested on, how many partitions were not taken (with ``labelled_min_per_class``), and what the data
+    set adds (``provenance``).
     """
     held = [row for row in data.class_counts("labelled").tolist() if any(row)]
     known = {
@@ -20,6 +21,8 @@ def facts(data: FSSLDataModule) -> Mapping[str, Any]:
         "class_counts": class_counts(data),
         "test_images": len(data.test_labels),
     }
+    if data.hparams["labelled_min_per_class"]:
+        known["partition_redraws"] = data.partition.redraws
     return {**known, **data.provenance}
 
 

@@ -1,10 +1,15 @@
 """On what a run ran: versions, hardware, the state of the code. Recorded, never part of a run's identity."""
 
+import ast
+import hashlib
+import inspect
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -202,6 +207,33 @@ def code_version() -> str:
     if described:
         return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
     return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
+
+
+@cache
+def source_digest(cls: type, base: type) -> str | None:
+    """Digest of the code of a class: of the files that it and its own bases stand in, without docstrings and comments.
+
+    Args:
+        cls: for instance a method.
+        base: the framework's class, whose code and that of all above it is left out.
+
+    Returns:
+        Twelve hexadecimal digits; ``None`` where there is no source to read, as in some notebooks.
+    """
+    own = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
+    try:
+        sources = [inspect.getsource(sys.modules[name]) for name in dict.fromkeys(one.__module__ for one in own)]
+    except (OSError, TypeError, KeyError):
+        return None
+    code = "\n".join(ast.unparse(_without_docstrings(ast.parse(source))) for source in sources)
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
 
 
 def package_version() -> str:

@@ -147,7 +147,8 @@ class Mirror:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Mirror the readings of a complete run as its summary."""
-        readings = {k: record[k] for k in ("final", "best", "last_k_mean", "bytes_up", "bytes_down")}
+        names = ("final", "best", "last_k_mean", "averaged", "bytes_up", "bytes_down")
+        readings = {k: record[k] for k in names if k in record}
         self._do(lambda logger: logger.experiment.summary.update(readings))
 
     def tables(self, frames: Mapping[str, Any]) -> None:

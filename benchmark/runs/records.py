@@ -11,6 +11,7 @@ slips; whoever wants to forge a record can compute a digest, too.
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 import traceback
@@ -25,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmark.config import RunConfig, differences, identity, run_id
 from benchmark.files import dump_yaml, finite, problem, read_text, regular, write_atomic
+from benchmark.registry import KINDS, find_class, imported
 from benchmark.runs.background import repeatedly
-from benchmark.runs.environment import code_version, environment
+from benchmark.runs.environment import code_version, environment, source_digest
 from benchmark.runs.lock import NAME as LOCK
 from benchmark.runs.lock import alive_elsewhere, locked, run_lock
 from datamodules.common.errors import RunError
@@ -35,6 +37,8 @@ from datamodules.common.files import named
 SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
+AVERAGED = "averaged"  # a further reading, of the runs that have ``average_last``
+READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # ``report``'s words
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what a run resumes from
 RESTORE = "bring the file back as the run wrote it, or delete the folder to start over"
@@ -130,6 +134,19 @@ class RunFolder:
         """Whether the run has begun: its record is kept by ``open``."""
         return bool(self._record)
 
+    def discard(self) -> None:
+        """Delete what a run has left, so that it starts over; nothing happens where there is no run.
+
+        Raises:
+            RunLocked: a process works on it.
+        """
+        if not self.path.is_dir():
+            return
+        with run_lock(self.path):
+            for left in self.path.iterdir():
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
     def forget(self) -> None:
         """Remove the folder of a run that never began: one that holds nothing but its lock."""
         with suppress(OSError):
@@ -186,6 +203,7 @@ class RunFolder:
             "code_version": code,
             "rounds": {"done": 0, "total": config.rounds},
             **dict.fromkeys(READINGS),
+            **({AVERAGED: None} if config.average_last else {}),
             "bytes_up": 0,
             "bytes_down": 0,
             "error": None,
@@ -194,6 +212,7 @@ class RunFolder:
                 **environment(),
                 **_runtime(config),
                 "precision": config.precision,
+                "method_source": method_source(config),
                 "code_versions": list(dict.fromkeys([*codes, code])),
             },
         }
@@ -283,8 +302,11 @@ class RunFolder:
         self._record["timing"]["saved_rounds"] = rounds
         self._write()
 
-    def finish(self) -> Record:
+    def finish(self, averaged: Mapping[str, Any] | None = None) -> Record:
         """Compute the readings from the rows, write the complete record and return it.
+
+        Args:
+            averaged: the reading of the averaged model, of which no row tells; it is covered by the digest.
 
         Raises:
             RunError: the last round has not been evaluated, or the rows are not those that the run has written.
@@ -298,6 +320,7 @@ class RunFolder:
         if not rows or rows[-1]["round"] != total - 1:
             raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
+        self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
         self._record |= _sent(rows[-1])
         self._record["skipped"] = rows[-1].get("skipped", 0)
         self._record["rounds"]["done"] = total
@@ -536,10 +559,14 @@ def validate(record: Mapping[str, Any], where: str) -> None:
             problems.append("environment.code_versions is no list of texts")
         if type(saved) is not int:
             problems.append(f"timing.saved_rounds is {type(saved).__name__}")
+        if not isinstance(record.get(AVERAGED), dict | None):
+            problems.append(f"{AVERAGED} is {type(record[AVERAGED]).__name__}")
     if record.get("status") not in STATUSES:
         problems.append(f"status is {record.get('status')!r}")
     elif record["status"] == "complete":
         needed: Iterable[str] = (*READINGS, *FACTS)
+        if isinstance(config := record.get("config"), Mapping) and config.get("average_last"):
+            needed = (*needed, AVERAGED)
         problems += [f"{key} is empty" for key in needed if record.get(key) is None]
     elif record["status"] == "failed" and not record.get("error"):
         problems.append("error is empty")
@@ -552,6 +579,12 @@ def without_clock(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
     return [without_clock(v) for v in value] if isinstance(value, list) else value
+
+
+def method_source(config: RunConfig) -> str | None:
+    """Digest of the code of a run's method (``source_digest``)."""
+    kind = KINDS["method"]
+    return source_digest(find_class(config.method.class_path, kind), imported(kind.base))
 
 
 def _runtime(config: RunConfig) -> dict[str, Any]:

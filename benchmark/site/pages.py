@@ -11,11 +11,11 @@ from matplotlib.ticker import EngFormatter
 
 from benchmark.config import folder
 from benchmark.files import dump_yaml
-from benchmark.report import leaderboard
+from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.layout import Line, Rendered, cell_text, touched
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READINGS, Record
+from benchmark.runs.records import AVERAGED, READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
 from benchmark.site.gather import Found, View
 
@@ -73,7 +73,8 @@ def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
     """A suite's tables at all its scales, each with its learning curves."""
     charts = Charts()
     parts = [{"view": view, "tables": [_table(view, one, charts) for one in view.tables]} for view in views]
-    return {"root": "../", "suite": views[0].suite, "parts": parts, "found": found}
+    suite, tables = views[0].suite, [table for view in views for table in view.tables]
+    return {"root": "../", "suite": suite, "parts": parts, "found": found, "others": others.sections(suite, tables)}
 
 
 def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
@@ -93,7 +94,7 @@ def run_page(run: Found, views: Sequence[View]) -> Page:
     charts, record, curve = Charts(), run.record, run.curve
     places = _places(record["run_id"], views)
     seconds, rounds = record["timing"]["seconds"], max(1, record["rounds"]["done"])
-    readings = {name: record[name] for name in READINGS if record[name]}
+    readings = {name: record[name] for name in (*READINGS, AVERAGED) if record.get(name)}
     return {
         "root": "../",
         "run": run,

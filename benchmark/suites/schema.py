@@ -75,6 +75,18 @@ class _Tuning(_PerDataset):
     rates: Annotated[list[str], Field(min_length=1)]
     share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
     beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
+    lengths: list[str] = []
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+
+
+class _Central(_PerDataset):
+    labels: Annotated[list[str], Field(min_length=2, max_length=2)]
+    tables: dict[str | int, _Layer] = {}
+
+
+class _Admission(_Part):
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    central: _Central
 
 
 class _Scale(_Layer):
@@ -84,6 +96,7 @@ class _Scale(_Layer):
     tables: dict[str | int, _PerDataset] = {}
     datasets: dict[str, _Layer] = {}
     tuning: _Tuning | None = None
+    admission: _Admission | None = None
     without: dict[str, str] = {}
 
 
@@ -100,6 +113,7 @@ class _Suite(_Part):
     scales: Annotated[dict[str, _Scale], Field(min_length=1)]
     ranked: bool = False
     replaced: list[str] = []
+    reported: list[str] = []
 
 
 def check(spec: Mapping[str, Any], where: str) -> None:
@@ -137,13 +151,21 @@ def _check_names(suite: _Suite, where: str) -> None:
         _known("data set label", scale.datasets, suite.datasets, f"{where}, scale {name}")
         parts: dict[str, _PerDataset] = {f"scales.{name}.tables.{key}": part for key, part in scale.tables.items()}
         parts |= {f"scales.{name}.tuning": scale.tuning} if scale.tuning else {}
+        if scale.admission:
+            central, place = scale.admission.central, f"scales.{name}.admission.central"
+            parts[place] = central
+            layers |= {f"{place}.tables.{key}": layer for key, layer in central.tables.items()}
+            _known("method label", central.labels, suite.labels, f"{where}, {place}.labels")
+            _known("table", map(str, central.tables), [str(one) for one in suite.tables], f"{where}, {place}")
         for place, part in parts.items():
             layers[place] = part
             layers |= {f"{place}.datasets.{data}": layer for data, layer in part.datasets.items()}
             _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
         _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
-        if len(set(scale.seeds)) < len(scale.seeds):
-            raise ConfigError(f"{where}: scales.{name}.seeds has a seed twice: {scale.seeds}")
+        tuned = (scale.tuning and scale.tuning.seeds) or []
+        for key, seeds in ((f"scales.{name}.seeds", scale.seeds), (f"scales.{name}.tuning.seeds", tuned)):
+            if len(set(seeds)) < len(seeds):
+                raise ConfigError(f"{where}: {key} has a seed twice: {seeds}")
     for place, layer in layers.items():
         if suite.labels:
             _known("method", layer.methods, methods, f"{where}, {place}.methods")
@@ -162,6 +184,7 @@ def _check_names(suite: _Suite, where: str) -> None:
         labels = [row.method for row in table.rows]  # all that a leaderboard tells rows apart by
         _once("row", labels if table.reference else map("/".join, rows), f"{where}, table {number}")
     _known("report", [suite.report], READINGS, where)
+    _known("method label", suite.reported, suite.labels, f"{where}, reported")
 
 
 def with_its_method(name: str) -> list[str]:
@@ -209,6 +232,8 @@ def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     if place[0] == "scales" and len(place) > 2:
         if place[2:] == ("tuning",):
             return _Tuning
+        if place[2] == "admission":
+            return _Central if place[3:] == ("central",) else _Admission
         return _PerDataset if place[2] == "tables" and len(place) == 4 else _Layer
     return parts.get(str(place[0]), _Suite)
 

@@ -22,6 +22,7 @@ from datamodules.common.errors import BenchError, ConfigError
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
+OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
 """Characters of a run id that tell it from the number of a table."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
@@ -35,7 +36,8 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it.
+        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it, and which settings
+            are admitted in ``admitted``.
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Raises:
@@ -63,6 +65,11 @@ class Suite:
     def replaced(self) -> frozenset[str]:
         """Columns that name what only the paper's protocol uses, such as its network."""
         return frozenset(self.spec.get("replaced", ()))
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Labels of the methods whose values from other papers are shown with this suite."""
+        return tuple(self.spec.get("reported", ()))
 
     @property
     def rows(self) -> list[Row]:
@@ -156,6 +163,23 @@ class Suite:
                 raise ConfigError(f"{path}, {row}: there are no `options`; `tune` writes them")
         return made
 
+    def admitted_file(self, scale: str) -> Path:
+        """The file that says which of this suite's own settings are ranked at a scale."""
+        return self.folder / "admitted" / f"{self.paper}-{scale}{SUFFIX}"
+
+    def admitted(self, scale: str) -> dict[str, Any]:
+        """What the test of admission has found at a scale, by ``table/dataset``; empty where nothing was tested."""
+        return {**(self.extended.admitted(scale) if self.extended else {}), **self.own_admitted(scale)}
+
+    def own_admitted(self, scale: str) -> dict[str, Any]:
+        """What ``admitted_file`` says, without what an extended suite knows."""
+        path = self.admitted_file(scale)
+        made = read_yaml(path) if path.exists() else {}
+        for setting, found in made.items():
+            if not isinstance(found, dict) or not isinstance(found.get("admitted"), bool):
+                raise ConfigError(f"{path}, {setting}: `admitted` is neither true nor false; `admit` writes it")
+        return made
+
     @property
     def is_installed(self) -> bool:
         """Whether the file belongs to an installed package, where nobody looks for it and an update replaces it."""
@@ -163,7 +187,7 @@ class Suite:
 
     def files(self, scale: str) -> list[Path]:
         """All files that say what is run and shown at a scale, whether or not they are there."""
-        own = [self.folder / Path(self.where).name, self.tuned_file(scale)]
+        own = [self.folder / Path(self.where).name, self.tuned_file(scale), self.admitted_file(scale)]
         own += [self.published_path] if self.published_path else []
         return own + (self.extended.files(scale) if self.extended else [])
 
@@ -467,7 +491,8 @@ def rows_of_papers(config: RunConfig) -> list[str]:
         changes: dict[str, int] = {}
         for row in rows:
             own = suite.config(row, scales[0])
-            if run_id(replace(own, seed=config.seed, scale=config.scale, report=config.report)) == run_id(config):
+            read = {name: getattr(config, name) for name in ("seed", "scale", "report", "average_last")}
+            if run_id(replace(own, **read)) == run_id(config):
                 return []
             options = {**own.method.init_args, **own.data.init_args}
             changed = sum(value != given.get(name) for name, value in options.items())

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,20 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
 def _compute(kind: str, texts: Sequence[str], path: Path, device: torch.device) -> None:
     encode = load(kind, device)
     _log.info("computing features of %d texts with %s, once; this can take long", len(texts), ENCODERS[kind])
-    values, temporary = encode(texts), temporary_name(path)
+    write(path, {"features": encode(texts)})
+
+
+def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an ``.npz`` file so that a reader, or a kill, sees it whole or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    temporary = temporary_name(path)
     sweep(path)
     try:
         with temporary.open("wb") as file:
-            np.savez(file, features=values)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """From the options of a data module to its partition."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,15 @@ from datamodules.partition.partition import Partition, Positions, Split
 Options = Mapping[str, Any]
 """Options of ``FSSLDataModule`` by name, which documents them."""
 
+NOTHING: Positions = np.empty(0, dtype=np.int64)
+MAX_DRAWS = 1000
+"""Partitions that are drawn at most until the labelled clients hold enough of every class."""
+
+
+def stream_seed(seed: int, stream: str | None) -> int:
+    """Seed of the partition of a named stream, 0 to 2^32 - 1; without a name ``seed`` itself."""
+    return seed if stream is None else streams.derive_seed(seed, f"partition/{stream}") % 2**32
+
 
 def draw(options: Options, labels: Positions, seed: int) -> Partition:
     """Draw or load the partition that the options describe.
@@ -25,7 +35,8 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
         seed: of NumPy's legacy generator.
 
     Raises:
-        DataError: impossible sizes, or a partition file that does not fit.
+        DataError: impossible sizes, a partition file that does not fit, or labelled clients that never hold
+            ``labelled_min_per_class`` images of every class.
         ConfigError: contradictory options.
     """
     clients, scenario = options["num_clients"], options["scenario"]
@@ -36,11 +47,12 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
                 f"{options['partition_file']} has {loaded.num_clients} clients; "
                 f"give --data.num_clients {loaded.num_clients}"
             )
-        return loaded
+        return _with_enough_labels(options, labels, lambda: loaded, draws=1)
     rng = np.random.RandomState(seed)
     split = split_rule(options, options["partition"])
     if scenario == "partial_clients":
-        return P.labels_at_partial_clients(
+        draw_one = partial(
+            P.labels_at_partial_clients,
             labels,
             clients,
             rng,
@@ -51,7 +63,9 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             labelled_from=options["labelled_from"],
             labelled_histogram=options["labelled_histogram"],
         )
+        return _with_enough_labels(options, labels, draw_one)
     in_order = options["labelled_pool_order"] == "dataset"
+    by_class = in_order or options["partition"] == "pairs"
     if scenario == "all_clients":
         of_labels = options["labelled_partition"]
         return P.labels_at_all_clients(
@@ -64,7 +78,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             fraction=options["label_fraction"],
             per_class=options["labels_per_class"],
             shuffle_pool=not in_order,
-            order="class" if in_order else "dataset",
+            order="class" if by_class else "dataset",
         )
     if scenario == "server" and options["num_labels"]:
         return P.labels_at_server(
@@ -76,8 +90,53 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
     )
 
 
+def _with_enough_labels(
+    options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int = MAX_DRAWS
+) -> Partition:
+    """The first partition whose labelled clients together hold ``labelled_min_per_class`` images of every class.
+
+    All of them are drawn from one stream, and those that were not taken are counted (``Partition.redraws``). Of more
+    labelled clients than ``picked`` these alone count: bounds that label further clients meet the same partition.
+
+    Raises:
+        DataError: there was none.
+    """
+    least = options["labelled_min_per_class"]
+    if not least:
+        return draw_one()
+    counted = min(options["picked"] or options["labelled_clients"], options["labelled_clients"])
+    most = np.bincount(labels).min()
+    for redraws in range(draws if most >= least else 0):
+        partition = draw_one()
+        own = labels[np.concatenate(partition.labelled[:counted])]
+        if np.bincount(own, minlength=labels.max() + 1).min() >= least:
+            return replace(partition, redraws=redraws) if redraws else partition
+    found = f"the rarest class has {most} in all" if most < least else f"they did in none of {draws} partitions"
+    raise DataError(
+        f"data.labelled_min_per_class={least}: the labelled clients ({counted}) should hold so many images of every "
+        f"class together, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or ask "
+        "for fewer"
+    )
+
+
 def split_rule(options: Options, kind: str) -> Split:
-    """How images are spread over clients: ``iid`` or ``dirichlet``, with the options that belong to it."""
+    """How images are spread over clients, with the options that belong to this kind and the generator of its own."""
+    rule, seed = _rule(options, kind), options["split_seed"]
+    return rule if seed is None else _seeded(rule, seed)
+
+
+def _seeded(rule: Split, seed: int) -> Split:
+    """The rule with a fresh generator at every call, in place of the one that it is given."""
+
+    def split(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
+        return rule(labels, num_clients, rng=np.random.RandomState(seed))
+
+    return split
+
+
+def _rule(options: Options, kind: str) -> Split:
+    if kind == "pairs":
+        return partial(P.pairs, beta=options["beta"], num_classes=options["split_classes"])
     if kind == "iid":
         return partial(
             P.iid,
@@ -104,21 +163,55 @@ def draw_without(options: Options, labels: Positions, held: Positions, seed: int
     return draw(options, labels[rest], seed).moved(rest)
 
 
-def validation_images(options: Options, images: int, seed: int) -> Positions:
-    """Ascending positions of the images, of so many, that ``validation`` keeps from everybody.
+def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
+    """Ascending positions of the images, of so many, that ``validation`` keeps from everybody but the server.
+
+    Those at the positions ``tested`` are among the images that it names, but not among these.
 
     Raises:
-        ConfigError: more than there are, or from a partition that was saved whole.
+        ConfigError: more than there are, fewer than are tested on, or from a partition that was saved whole.
     """
     count = options["validation"]
     if not count:
-        return np.empty(0, dtype=np.int64)
+        return NOTHING
+    if count < len(tested):
+        raise ConfigError(
+            f"data.balanced_holdout={len(tested)}: these images are among those of data.validation={count}: give more "
+            "there, or none"
+        )
     if options["partition_file"] or count >= images:
         raise ConfigError(
             f"data.validation={count}: give a number of the {images} training images, and no data.partition_file"
         )
     generator = streams.generator(seed, "validation")
-    return torch.randperm(images, generator=generator)[:count].sort().values.numpy()
+    shuffled = torch.randperm(images, generator=generator).numpy()
+    others = shuffled[~np.isin(shuffled, tested)] if len(tested) else shuffled
+    return np.sort(others[: count - len(tested)])
+
+
+def balanced_holdout(options: Options, labels: Positions, seed: int) -> Positions:
+    """Ascending positions of the images that ``balanced_holdout`` tests on, equally many of every class.
+
+    Args:
+        options: of the data module.
+        labels: class of every training image, int ``[N]``.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: they do not divide into the classes, a class has fewer, or the partition was saved whole.
+    """
+    count, classes = options["balanced_holdout"], int(labels.max()) + 1
+    if not count:
+        return NOTHING
+    most = int(np.bincount(labels).min()) - 1
+    if count % classes or count // classes > most or options["partition_file"]:
+        raise ConfigError(
+            f"data.balanced_holdout={count}: give a multiple of the {classes} classes, up to {most * classes}, and no "
+            "data.partition_file"
+        )
+    rng = np.random.RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
+    held, _ = P.labelled_pool(labels, count // classes, rng)
+    return np.sort(held)
 
 
 def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions:

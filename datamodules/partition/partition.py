@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from datamodules.partition.split import (
     dirichlet_per_client,
     iid,
     labelled_pool,
+    pairs,
     pick_labelled,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "labels_at_all_clients",
     "labels_at_partial_clients",
     "labels_at_server",
+    "pairs",
     "pick_labelled",
     "unlabelled_sets",
 ]
@@ -63,7 +65,8 @@ class Partition:
     ``labelled[k]`` and ``unlabelled[k]`` belong to client k, ``server`` holds the server's labelled samples,
     and ``pool`` is the whole unlabelled pool in stored order, samples that no client received included.
     ``labelled_pool`` is the same for the labelled samples, where they were drawn as one pool and then spread over the
-    clients; it owns nothing and is not part of the hash.
+    clients; it owns nothing and is not part of the hash. Neither is ``redraws``: how many partitions were drawn before
+    this one and not taken (``labelled_min_per_class``).
     """
 
     labelled: tuple[Positions, ...]
@@ -71,6 +74,7 @@ class Partition:
     server: Positions
     pool: Positions
     labelled_pool: Positions | None = None
+    redraws: int = 0
 
     def __post_init__(self) -> None:
         if len(self.labelled) != len(self.unlabelled):
@@ -161,13 +165,7 @@ class Partition:
         def rest(part: Positions) -> Positions:
             return part[~np.isin(part, held)]
 
-        return Partition(
-            tuple(rest(part) for part in self.labelled),
-            self.unlabelled,
-            rest(self.server),
-            self.pool,
-            self.labelled_pool,
-        )
+        return replace(self, labelled=tuple(rest(part) for part in self.labelled), server=rest(self.server))
 
     def moved(self, positions: Positions) -> "Partition":
         """The same partition of samples that lie at ``positions[i]`` and no longer at i."""
@@ -177,6 +175,7 @@ class Partition:
             positions[self.server],
             positions[self.pool],
             None if self.labelled_pool is None else positions[self.labelled_pool],
+            self.redraws,
         )
 
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
@@ -193,6 +192,7 @@ class Partition:
             "server": self.server.tolist(),
             "pool": self.pool.tolist(),
             **({} if self.labelled_pool is None else {"labelled_pool": self.labelled_pool.tolist()}),
+            **({"redraws": self.redraws} if self.redraws else {}),
         }
         write_atomic(Path(path), json.dumps(content, separators=(",", ":")) + "\n")
 
@@ -208,7 +208,7 @@ class Partition:
             if content["format"] != _FORMAT:
                 raise DataError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
             owned = {field: content[field] for field in ("labelled", "unlabelled", "server", "pool")}
-            partition = cls(**owned, labelled_pool=content.get("labelled_pool"))
+            partition = cls(**owned, labelled_pool=content.get("labelled_pool"), redraws=int(content.get("redraws", 0)))
             if partition.hash != content["hash"]:
                 raise DataError("its content does not match its hash")
             partition.validate(len(np.asarray(labels)))

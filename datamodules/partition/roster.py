@@ -8,7 +8,7 @@ import numpy as np
 from datamodules.common.errors import ConfigError
 from datamodules.common.streams import derive_seed
 
-RULES = ("uniform", "numpy_round")
+RULES = ("uniform", "numpy_round", "numpy_run")
 
 
 @dataclass
@@ -22,7 +22,8 @@ class Roster:
         participants: clients drawn per round without replacement; ``None`` means all of them.
         rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the
             round index and draws ``choice(num_clients, participants, replace=False)``, so that every run
-            meets the same clients (FedDure's released code).
+            meets the same clients (FedDure's released code); ``"numpy_run"`` seeds that generator once, with the run
+            seed, and draws so round by round (SAGE's and ProxyFL's).
 
     Raises:
         ConfigError: more participants than clients, or an unknown rule.
@@ -34,6 +35,7 @@ class Roster:
     participants: int | None = None
     rule: str = "uniform"
     _subsets: dict[int, tuple[random.Random, list[list[int]]]] = field(default_factory=dict, repr=False)
+    _rounds: list[list[int]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -43,6 +45,7 @@ class Roster:
                 f"roster: {self.participants} participants per round from {self.num_clients} clients; "
                 f"choose 1..{self.num_clients} or null for all"
             )
+        self._stream = np.random.RandomState(self.seed % 2**32)
 
     @property
     def unlabelled(self) -> tuple[int, ...]:
@@ -51,9 +54,14 @@ class Roster:
         return tuple(c for c in range(self.num_clients) if c not in held)
 
     def sample(self, round: int) -> list[int]:
-        """Ids of the round's participants, ascending."""
+        """Ids of the round's participants: ascending, under ``numpy_run`` in the order drawn."""
         if self.participants is None:
             return list(range(self.num_clients))
+        if self.rule == "numpy_run":
+            while len(self._rounds) <= round:
+                drawn = self._stream.choice(self.num_clients, self.participants, replace=False)
+                self._rounds.append(drawn.tolist())
+            return list(self._rounds[round])
         seed = round if self.rule == "numpy_round" else derive_seed(self.seed, "roster", round) % 2**32
         drawn = np.random.RandomState(seed).choice(self.num_clients, self.participants, replace=False)
         return sorted(int(c) for c in drawn)

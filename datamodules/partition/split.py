@@ -102,6 +102,56 @@ def dirichlet(
     return parts
 
 
+def pairs(
+    labels: ArrayLike, num_clients: int, beta: float, rng: RandomState, *, num_classes: int | None = None
+) -> list[Positions]:
+    """Spread random shares of the pool over two clients each by ``dirichlet``, then cut all into equal lists.
+
+    The positions, class by class, are shuffled and cut into G = ceil(K / 2) groups: int(2 N / K) each, and the last one
+    has the rest. A group goes to two clients (the last of an odd K to one) by ``dirichlet``, which cuts each class in
+    the group's order and is drawn again until both have half of what they should, int(S / 4) of the group's S. The
+    clients' lists are joined and cut anew into K parts, of which the first N mod K have one more: so two neighbours
+    share what would be theirs together, and the border between them is moved to the middle.
+
+    Source: released code of SAGE and ProxyFL, whose papers speak of a Dirichlet law over the clients. Two neighbours
+    have together an almost even mix of classes, so clients differ much less than under ``dirichlet``.
+
+    Args:
+        labels: class of every sample of the pool, int [N].
+        num_clients: number of clients K.
+        beta: concentration of the symmetric Dirichlet law.
+        rng: legacy generator. Calls: one shuffle of N elements; then for each group the calls of ``dirichlet``.
+        num_classes: as in ``dirichlet``.
+
+    Returns:
+        K arrays of positions into ``labels``.
+
+    Raises:
+        DataError: impossible sizes, ``beta`` not positive and finite, or no such draw in 10 000 passes.
+    """
+    labels = check_labels(labels, num_clients)
+    classes, available = _spread_classes(labels, num_clients, beta, num_classes, 1)
+    order = np.concatenate(classes)
+    rng.shuffle(order)
+    size, last = int(2 / num_clients * available), (num_clients - 1) // 2
+    groups = np.split(order, [size * group for group in range(1, last + 1)])
+    owned = []
+    for number, group in enumerate(groups):
+        clients = num_clients - 2 * last if number == last else 2
+        parts = dirichlet(
+            labels[group],
+            clients,
+            beta,
+            rng,
+            num_classes=len(classes),
+            min_size=int(0.5 * len(group) / clients),
+            shuffle_classes=False,
+            shuffle_clients=False,
+        )
+        owned += [group[part] for part in parts]
+    return np.array_split(np.concatenate(owned), num_clients)
+
+
 def dirichlet_per_client(
     labels: ArrayLike,
     num_clients: int,

@@ -9,6 +9,8 @@ from datamodules.views.features import FeatureView
 from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRID_LEVELS, MAXIMAL, RandAugment
 
 PAD = 4
+WEAK_COPIES = 2
+"""Distorted copies that ``feature_copies`` takes for weak views; those stored after them are for strong ones."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,16 @@ def randaugment_grid(look: Look) -> dict[str, View]:
 
 def feature_versions(look: Look) -> dict[str, FeatureView]:
     """Feature vectors in place of images: of the sample itself; strong: of one of its distorted copies ((FL)2)."""
-    return {"weak": FeatureView(), "strong": FeatureView(distorted=True), "test": FeatureView()}
+    return {"weak": FeatureView(), "strong": FeatureView(1, None), "test": FeatureView()}
+
+
+def feature_copies(look: Look) -> dict[str, FeatureView]:
+    """Feature vectors in place of images: weak, of the sample itself or of one of ``WEAK_COPIES`` little distorted
+    copies; strong, of one of the copies after these. ``cutout``, for labelled samples, is another such weak view: a
+    copy without some of its words is what an image without a square is.
+    """
+    weak = FeatureView(0, 1 + WEAK_COPIES)
+    return {"weak": weak, "strong": FeatureView(1 + WEAK_COPIES, None), "cutout": weak, "test": FeatureView()}
 
 
 PIPELINES: dict[str, Pipeline] = {
@@ -119,6 +130,7 @@ PIPELINES: dict[str, Pipeline] = {
     "randaugment_levels_cutout": randaugment_levels_cutout,
     "randaugment_grid": randaugment_grid,
     "feature_versions": feature_versions,
+    "feature_copies": feature_copies,
 }
 
 

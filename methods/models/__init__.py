@@ -18,6 +18,7 @@ from methods.models.conv6 import Conv6
 from methods.models.linear import Linear
 from methods.models.mlp import MLP
 from methods.models.resnet import ResNet18
+from methods.models.resnet8 import ResNet8
 from methods.models.resnet9 import ResNet9
 from methods.models.resnet9_plain import PlainResNet9
 from methods.models.vit import ViTTiny
@@ -29,6 +30,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": partial(ResNet18, stem="imagenet", head="linear"),
     "wrn28_2": partial(WideResNet, depth=28, width=2),
     "wrn28_8": partial(WideResNet, depth=28, width=8),
+    "resnet8": ResNet8,
     "resnet9": ResNet9,
     "resnet9_plain": PlainResNet9,
     "conv6": Conv6,
@@ -70,7 +72,7 @@ def build(
     if unknown:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
     if in_features is not None and name in MODELS and "in_features" not in known:
-        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear")
+        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear or mlp")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
     if "num_classes" not in known and not takes_any:
         raise ConfigError(f"model {name}: it takes no num_classes, so it is no network for a benchmark")

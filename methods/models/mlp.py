@@ -1,4 +1,4 @@
-"""A multilayer perceptron on averaged pixels: learns small images at once, in milliseconds a step."""
+"""A multilayer perceptron on averaged pixels or feature vectors: learns in milliseconds a step."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from methods.models.backbone import Backbone, LinearHead
 class MLP(Backbone):
     """Means over a grid of ``cells`` × ``cells`` squares, a hidden layer with ReLU, and a linear head.
 
-    It stands in for the papers' networks at scale ``quick``, on the digits of 8 × 8 pixels. Nothing is normalised.
+    It stands in for the papers' networks at scale ``quick``, on the digits of 8 × 8 pixels. Feature vectors go to the
+    hidden layer as they are. Nothing is normalised.
 
     Args:
         num_classes: number of logits.
@@ -19,6 +20,7 @@ class MLP(Backbone):
         hidden: units of the hidden layer, the features.
         cells: squares along a side.
         head_dropout: dropout probability before the head, 0 for none.
+        in_features: length of the feature vectors, where these are the input.
 
     Raises:
         ConfigError: images smaller than the grid, or ``head_dropout`` outside [0, 1).
@@ -32,15 +34,17 @@ class MLP(Backbone):
         hidden: int = 64,
         cells: int = 8,
         head_dropout: float = 0.0,
+        in_features: int | None = None,
     ) -> None:
         super().__init__()
-        if image_size < cells:
+        if in_features is None and image_size < cells:
             raise ConfigError(f"mlp: images of side {image_size} do not cover {cells} cells; take fewer cells")
         self.cells = cells
         self.feature_dim = hidden
-        self.hidden = nn.Linear(in_channels * cells * cells, hidden)
+        self.hidden = nn.Linear(in_features or in_channels * cells * cells, hidden)
         self.head = LinearHead(hidden, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, hidden], which are not negative."""
-        return F.relu(self.hidden(F.adaptive_avg_pool2d(x, self.cells).flatten(1)))
+        """Images [B, channels, side, side], or vectors [B, in_features], to features [B, hidden] from 0 up."""
+        vectors = F.adaptive_avg_pool2d(x, self.cells).flatten(1) if x.ndim == 4 else x
+        return F.relu(self.hidden(vectors))

@@ -27,7 +27,7 @@ def here(tmp_path, monkeypatch):
 
 def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     """The numbers are equal, and only the second one writes; a complete one is not run again."""
-    options = {"method_args": {"lr": 0.05}, **OPTIONS}
+    options = {"method_args": {"lr": 0.05}, "average_last": 2, **OPTIONS}
     in_memory = fit("fedavg", "digits", **options)
     assert list(here.iterdir()) == [] and in_memory.path is None
     recorded = fit("fedavg", Digits, results_dir="out", wandb="off", **options)
@@ -41,7 +41,8 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
 
     rounds, readings = recorded.rounds, recorded.readings
     assert rounds["round"].tolist() == [0, 1] and {"acc", "loss", "bytes_up", "timing.seconds"} <= set(rounds)
-    assert list(readings.index) == ["final", "best", "last_k_mean"]
+    assert list(readings.index) == ["final", "best", "last_k_mean", "averaged"]
+    assert readings.loc["averaged", "acc"] == load_runs("out")["averaged.acc"].item()
     assert readings.loc["final", "acc"] == rounds["acc"].iloc[-1]
     assert repr(recorded).startswith("fedavg on digits, seed 5, 2 rounds\n") and "last_k_mean" in repr(recorded)
     runs = load_runs("out")

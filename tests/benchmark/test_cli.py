@@ -198,13 +198,15 @@ def test_options_are_frozen():
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--results_dir", "--nonfinite", "--dry_run"}
+        | {"--average_last", "--results_dir", "--nonfinite", "--dry_run", "--overwrite"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
-        | {"--dry_run"}
+        | {"--dry_run", "--overwrite"}
         | suite
         | where,
+        "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
+        "enter": {"--jobs", "--method", "--table", "--threads"} | suite | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
         "site": {"--results_dir", "--out", "--papers"},

@@ -123,12 +123,17 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
         "eval_every": 2,
         "last_k": 3,
         "report": "last",
+        "average_last": 2,
         "precision": "bf16-mixed",
         "nonfinite": "skip",
     }
     assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
     ids = {run_id(replace(plain, **{name: value})) for name, value in changes.items()}
     assert len(ids | {run_id(plain)}) == len(changes) + 1
+    with pytest.raises(ConfigError, match="report is averaged, but nothing is averaged: give average_last"):
+        replace(plain, report="averaged")
+    with pytest.raises(ConfigError, match="average_last is -1; it must be at least 0"):
+        replace(plain, average_last=-1)
     moved = replace(plain, runtime=Runtime(devices=4, threads=1, data_dir="/elsewhere"))
     assert run_id(moved) == run_id(plain)
 
@@ -150,6 +155,7 @@ NOT_RECORDED = {
     "resnet18": {**RESNET18, "stem": "imagenet", "head": "linear"},
     "wrn28_2": {**WIDE_RESNET, "depth": 28, "width": 2},
     "wrn28_8": {**WIDE_RESNET, "depth": 28, "width": 8},
+    "resnet8": {"in_channels": 3, "width": 4},
     "resnet9": {"in_channels": 3, "width": 64},
     "resnet9_plain": {"in_channels": 3, "width": 64},
     "conv6": {"in_channels": 3, "image_size": 32, "width": 32, "channel_dropout": 0.05, "head_dropout": 0.1},

@@ -79,6 +79,16 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
             fit(config)
 
 
+def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tmp_path, monkeypatch):
+    config = configuration(tmp_path, **SHORT)
+    path = fit(config)
+    assert fit(config) == path
+    monkeypatch.setattr("benchmark.launch.worker.method_source", lambda config: "of another day")
+    made = read_record(path)["environment"]["method_source"]
+    with pytest.raises(ConfigError, match=rf"its source was {made} .* is of another day now .* give --overwrite"):
+        fit(config)
+
+
 def test_a_sweep_refuses_an_interrupted_run_of_other_defaults_however_often_it_is_called(tmp_path):
     """What the refusal rests on, the record, stays: else the next call would go on from the old checkpoint."""
     config = configuration(tmp_path, **MIXED)

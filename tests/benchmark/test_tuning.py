@@ -1,5 +1,6 @@
 """Tuning: what a trial may see, what is chosen, and that the choice reaches the row."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,12 +65,13 @@ def test_a_trial_is_the_row_with_other_rates_and_a_seed_of_its_own(tmp_path, run
     assert found[2].options == {"method.lr": 0.06}
     assert found[5].options == {"method.lr": 0.06, "method.lr_unlabelled": 0.042}  # their ratio stays
     for one in found:
-        config = one.run.config
+        (run,) = one.runs
+        config = run.config
         assert (config.seed, config.rounds) == (1000, 3)
         assert config.data.init_args["labelled_holdout"] == 0.5
         assert config.method.init_args["lr"] == one.options["method.lr"]
-    assert found[3].run.config.method.init_args["warmup_rounds"] == 0
-    assert len({one.run.id for one in found}) == 6
+    assert found[3].runs[0].config.method.init_args["warmup_rounds"] == 0
+    assert len({one.runs[0].id for one in found}) == 6
 
 
 def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
@@ -78,8 +80,8 @@ def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
     tuning = {**quick["tuning"], "datasets": own}
     suite = Suite({**SPEC, "scales": {"quick": {**quick, "tuning": tuning}}}, "toy.yaml", tmp_path)
     *_, last = trials(suite, "quick", suite.rows, runtime)
-    assert last.run.config.data.init_args["labelled_clients"] == 2
-    assert last.run.config.method.init_args["warmup_rounds"] == 1
+    assert last.runs[0].config.data.init_args["labelled_clients"] == 2
+    assert last.runs[0].config.method.init_args["warmup_rounds"] == 1
     quick = {**quick, "tuning": {**tuning, "factor": [1]}}
     with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.factor is unknown; did you mean 'factors'"):
         Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
@@ -113,7 +115,7 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     assert again.config(again.rows[1], "quick") == suite.config(teacher, "quick")
     assert suite.config(plain, "paper").method.init_args["lr"] == before.method.init_args["lr"]
 
-    paths = [folder(one.run.config) for one in trials(suite, "quick", [plain], runtime)]
+    paths = [folder(one.runs[0].config) for one in trials(suite, "quick", [plain], runtime)]
     assert all(state(path) == "complete" for path in paths)
     assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 1437 // 2
 
@@ -197,6 +199,104 @@ def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime
     assert made["options"] == {"method.lr": 0.03}
 
 
+def with_tuning(tmp_path, **entries):
+    """A copy of the toy with other entries of ``tuning``; ``None`` leaves one out."""
+    spec = deepcopy(SPEC)
+    quick = spec["scales"]["quick"]
+    quick["tuning"] = {name: value for name, value in {**quick["tuning"], **entries}.items() if value is not None}
+    return Suite(spec, "toy.yaml", tmp_path / "suites")
+
+
+def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monkeypatch):
+    """On all their held-out images. As long as one of its runs is missing, nothing is chosen for the row."""
+    suite, given = with_tuning(tmp_path, factors=[1, 2], seeds=[1000, 1001]), {1000: 80.0, 1001: 60.0}
+    first, second = trials(suite, "quick", suite.rows[:1], runtime)
+    assert [run.config.seed for run in (*first.runs, *second.runs)] == [1000, 1001] * 2
+    ran = []
+
+    def run_all(runs, *_):
+        ran.extend((run.config.seed, run.config.method.init_args["lr"]) for run in runs)
+
+    def accuracy(path):
+        run = next(run for trial in (first, second) for run in trial.runs if folder(run.config) == path)
+        lost = 30.0 if run in second.runs else 0.0
+        return {"test_images": 100, "code_version": "v", "final": {"acc": given[run.config.seed] - lost}}
+
+    ended = {folder(run.config) for run in (*first.runs, second.runs[0])}
+    monkeypatch.setattr("benchmark.launch.pool.run_all", run_all)
+    monkeypatch.setattr(tuning, "state", lambda path: "complete" if path in ended else "missing")
+    monkeypatch.setattr(tuning, "read_record", accuracy)
+    with pytest.raises(RunError, match=r"no score of tune 1/Digits/plain x 2 \(.*\): nothing is chosen"):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+    assert ran == [(1000, 0.03), (1001, 0.03), (1000, 0.06), (1001, 0.06)]
+    ended.add(folder(second.runs[1].config))
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert ran[4:] == [(1001, 0.06)]
+    assert [one["held_out_accuracy"] for one in made["tried"]] == [70.0, 40.0]
+    assert made["seeds"] == [1000, 1001] and made["held_out_images"] == 200
+    assert made["margin"] == pytest.approx(100 * (0.7 * 0.3 / 200) ** 0.5, abs=0.005)
+
+
+def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime, monkeypatch):
+    suite = with_tuning(tmp_path, factors=[1, 2])
+    suite.report, suite.spec["base"]["set"]["average_last"] = "averaged", 2
+    (first, second), told = trials(suite, "quick", suite.rows[:1], runtime), {}
+    told[folder(first.runs[0].config)], told[folder(second.runs[0].config)] = (90.0, 10.0), (20.0, 50.0)
+
+    def read(path):
+        last, averaged = told[path]
+        record = {"test_images": 100, "code_version": "v", "final": {"acc": last}, "averaged": {"acc": averaged}}
+        return record
+
+    monkeypatch.setattr("benchmark.launch.pool.run_all", lambda *_: None)
+    monkeypatch.setattr(tuning, "state", lambda path: "complete")
+    monkeypatch.setattr(tuning, "read_record", read)
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
+    assert made["options"] == {"method.lr": 0.06} and made["tried"][0]["held_out_accuracy"] == 10.0
+
+
+def test_lengths_in_rounds_are_shortened_with_the_run(tmp_path, runtime):
+    """Rounded up, as the rounds are, from what the row has without tuning; what the entry sets itself stays."""
+    lengths = ["method.warmup_rounds", "average_last", "method.ramp_length"]
+    suite = with_tuning(tmp_path, lengths=lengths, share_of_rounds=0.3333333333, methods=None)
+    suite.spec["base"]["set"] |= {"rounds": 30, "average_last": 20}
+    suite.spec["labels"]["teacher"]["method.warmup_rounds"] = 6
+    plain, *_, teacher = trials(suite, "quick", suite.rows, runtime)
+    ours, theirs = plain.runs[0].config, teacher.runs[0].config
+    assert (ours.rounds, ours.average_last, theirs.average_last) == (10, 7, 7)
+    assert theirs.method.init_args["warmup_rounds"] == 2
+    assert suite.config(suite.rows[1], "quick").method.init_args["warmup_rounds"] == 6
+    kept = with_tuning(tmp_path, lengths=lengths, methods={"fed_consist": {"method.warmup_rounds": 1}})
+    *_, teacher = trials(kept, "quick", kept.rows, runtime)
+    assert teacher.runs[0].config.method.init_args["warmup_rounds"] == 1
+
+
+def test_a_second_rate_stays_at_its_papers(tmp_path, runtime):
+    """FedDure's C-reg has a rate of its own, which does not follow ``lr``."""
+    label = {"feddure": {"method": "feddure", "data.scenario": "all_clients", "data.num_labels": 30}}
+    table = {**SPEC["tables"]["1"], "rows": [{"method": "feddure"}]}
+    tuning = {**SPEC["scales"]["quick"]["tuning"], "factors": [1, 3], "methods": {}}
+    tuning["set"] = {"seed": 1000, "data.balanced_holdout": 50}
+    quick = {"seeds": [0], "tuning": tuning}
+    suite = Suite({**SPEC, "labels": label, "tables": {"1": table}, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
+    one, three = (trial.runs[0].config.method.init_args for trial in trials(suite, "quick", suite.rows, runtime))
+    assert three["lr"] == pytest.approx(3 * one["lr"]) and three["creg_lr"] == one["creg_lr"]
+
+
+def test_test_images_and_reported_seeds_take_no_part(tmp_path, runtime):
+    for held_out in ("data.labelled_holdout", "data.balanced_holdout"):
+        suite = with_tuning(tmp_path, set={"seed": 1000, held_out: {"data.labelled_holdout": 0.5}.get(held_out, 50)})
+        assert trials(suite, "quick", suite.rows[:1], runtime)
+    suite = with_tuning(tmp_path, set={"seed": 1000})
+    with pytest.raises(ConfigError, match=r"tuning would be scored on test images: set data\.balanced_holdout or data"):
+        trials(suite, "quick", suite.rows[:1], runtime)
+    suite = with_tuning(tmp_path, set={"seed": 1, "data.balanced_holdout": 50})
+    with pytest.raises(ConfigError, match="tuning has the seed 1, which scale quick reports; give it others"):
+        trials(suite, "quick", suite.rows[:1], runtime)
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has a seed twice: \[1000, 1000\]"):
+        with_tuning(tmp_path, set={}, seeds=[1000, 1000])
+
+
 def scored(tmp_path, runtime, **accuracies):
     suite = toy(tmp_path)
     own = trials(suite, "quick", suite.rows[:1], runtime)
@@ -218,6 +318,20 @@ def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, hi
     assert len(made["tried"]) == 3
 
 
+def test_of_several_that_are_tied_it_is_the_nearest_to_the_paper(tmp_path, runtime):
+    """A hundredth of the rate is as good as twice; of two equally near, the better one and then the lower one."""
+    suite = with_tuning(tmp_path, factors=[0.01, 0.5, 2, 4])
+    own = trials(suite, "quick", suite.rows[:1], runtime)
+
+    def chosen(*accuracies):
+        return choice([(one, (acc, 100)) for one, acc in zip(own, accuracies, strict=True)])["options"]["method.lr"]
+
+    assert chosen(60.0, 10.0, 58.0, 60.0) == 0.06
+    assert chosen(10.0, 60.0, 59.0, 10.0) == chosen(10.0, 59.0, 59.0, 10.0) == 0.015
+    assert chosen(10.0, 59.0, 60.0, 10.0) == 0.06
+    assert chosen(60.0, 10.0, 10.0, 10.0) == 0.0003
+
+
 @pytest.mark.parametrize(
     ("low", "paper", "high", "factor"),
     [
@@ -228,6 +342,8 @@ def test_noise_is_no_reason_to_leave_the_paper(tmp_path, runtime, low, paper, hi
         (60.0, 50.0, 60.0, 6.0),
         (50.0, 50.0, 51.0, 6.0),
         (51.0, 50.0, 50.0, 0.001 / 3),
+        (50.0, 60.0, 56.0, 6.0),  # not the best, but no worse than it by one standard error
+        (56.0, 60.0, 55.0, 0.001 / 3),
     ],
 )
 def test_the_best_at_the_edge_asks_for_one_trial_further_out(tmp_path, runtime, low, paper, high, factor):
@@ -241,8 +357,8 @@ def test_the_best_at_the_edge_asks_for_one_trial_further_out(tmp_path, runtime, 
     assert (one and one.factor) == (factor and pytest.approx(factor))
     if one:
         rate = float(f"{0.03 * factor:.2g}")
-        assert one.options == {"method.lr": rate} and one.run.config.method.init_args["lr"] == rate
-        assert (one.run.config.seed, one.run.config.rounds) == (1000, 3)
+        assert one.options == {"method.lr": rate} and one.runs[0].config.method.init_args["lr"] == rate
+        assert (one.runs[0].config.seed, one.runs[0].config.rounds) == (1000, 3)
 
 
 def test_the_trial_further_out_is_run_and_may_be_chosen(tmp_path, runtime):

@@ -31,6 +31,11 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     ),
     (faults.ServerMemory, runs.check_resume_is_exact, r"in no registered tensor\. It is self\.rounds\. Register it"),
     (
+        faults.PredictsByMemory,
+        runs.check_the_averaged_model_is_the_mean_of_what_the_server_held,
+        "the averaged model is not the mean of the last two global models",
+    ),
+    (
         faults.BroadcastInPlace,
         isolation.check_hooks_change_nothing_they_are_given,
         "broadcast changes the server's usual",

@@ -21,35 +21,7 @@ from datamodules.digits import Digits
 from datamodules.io import text
 from datamodules.views.features import FeatureView
 from methods import models
-
-WORDS = ("treaty minister border vote", "match goal coach season", "shares profit bank oil", "chip software orbit web")
-DIM = 16
-
-
-def sentences(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Texts of nine words, six of their topic and three of any, topics in turn; every text ends with its own number."""
-    draw = np.random.RandomState(seed)
-    every = " ".join(WORDS).split()
-    labels = np.arange(count) % 4
-    own = [draw.choice(WORDS[y].split(), 6).tolist() + draw.choice(every, 3).tolist() for y in labels]
-    return [f"{' '.join(words)} {seed}-{i}" for i, words in enumerate(own)], labels
-
-
-class Stub:
-    """Counts the 16 topic words of a text; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[str]] = []
-        self.kinds: list[str] = []
-
-    def load(self, kind: str, device: torch.device) -> text.Encoder:
-        self.kinds.append(kind)
-        return self.encode
-
-    def encode(self, texts: Any) -> text.Features:
-        self.asked.append(list(texts))
-        every = " ".join(WORDS).split()
-        return np.array([[t.split().count(w) for w in every] for t in texts], dtype=np.float32)
+from texts import DIM, Stub, list_texts, sentences, write_texts
 
 
 @pytest.fixture
@@ -61,12 +33,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    train, labels = sentences(240, 1)
-    test, test_labels = sentences(40, 2)
-    np.savez(
-        tmp_path / "ag_news.npz",
-        train_texts=train, train_labels=labels, test_texts=test, test_labels=test_labels, class_names=ag_news.CLASSES,
-    )  # fmt: skip
+    write_texts(tmp_path)
     return tmp_path
 
 
@@ -145,6 +112,79 @@ def test_the_sample_has_as_many_texts_per_class_as_there_are_at_most() -> None:
     assert np.all(np.diff(keep) > 0)
     assert np.array_equal(keep, ag_news.sample(labels, 12))
     assert set(ag_news.sample(labels, 11)) < set(keep)
+
+
+def write_csv(folder: Path, part: str, texts: list[str], labels: np.ndarray) -> None:
+    """As the original release: title, description, line breaks as backslashes, double spaces."""
+    rows = [t.split(" ", 2) for t in texts]
+    lines = [f'"{y + 1}","{a}  {b}"," {c}"'.replace(" of ", "\\of ") for y, (a, b, c) in zip(labels, rows, strict=True)]
+    (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
+    folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The original files in another order and with more texts, and our copy, give the same data to the bit."""
+    keys = list_texts(folder, monkeypatch, 120)
+    ours = make(folder, texts="listed")
+    (train, labels, test, test_labels), _ = ag_news.read_texts(folder)
+    more, more_labels = sentences(60, 7)
+    whole, order = [*train, *more], np.random.RandomState(5).permutation(300)
+    official = tmp_path_factory.mktemp("official")
+    write_csv(official, "train", [whole[i] for i in order], np.concatenate([labels, more_labels])[order])
+    back = np.arange(len(test))[::-1]
+    write_csv(official, "test", [test[i] for i in back], test_labels[back])
+    theirs = make(official, texts="listed")
+    for name in ("_train", "_labels", "_test", "test_labels"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    assert ours.partition.hash == theirs.partition.hash
+    chosen = ag_news.listed(ag_news.read_texts(official)[0])
+    assert [ag_news.text_key(t, y) for t, y in zip(chosen[0], chosen[1].tolist(), strict=True)] == keys
+    assert make(folder).num_images == 200 and ours.num_images == 120
+
+
+def test_what_follows_from_the_list_is_kept(folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read instead of texts and features, says of itself what these would, and is made again when damaged."""
+    list_texts(folder, monkeypatch, 120)
+    options = {"texts": "listed", "strong": "words", "encoder": "minilm", "pipeline": "feature_copies"}
+    first = make(folder, **options)
+    (kept,) = folder.glob("ag_news-*.npz")
+    (folder / "ag_news.npz").rename(folder / "elsewhere")
+    for file in folder.glob("features-*"):
+        file.unlink()
+    second = make(folder, **options)
+    for name in ("_train", "_labels", "_test", "test_labels"):
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
+    assert second.provenance == first.provenance and second.sha256 == first.sha256
+    assert "ag_news.npz" in second.sha256
+    kept.write_bytes(kept.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"is damaged .* delete it"):
+        make(folder, **options)
+
+
+def test_a_text_with_another_label_is_another_text() -> None:
+    assert ag_news.text_key("a b", 1) != ag_news.text_key("a b", 2)
+    assert ag_news.plain("a\\b  c\n") == "a b c"
+
+
+def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"7000 of the 7000 listed training texts are not among the 240 .*original rel"):
+        make(folder, texts="listed")
+    list_texts(folder, monkeypatch)
+    with np.load(folder / "ag_news.npz") as data:
+        content = dict(data)
+    np.savez(folder / "ag_news.npz", **{**content, "train_labels": (content["train_labels"] + 1) % 4})
+    with pytest.raises(DataError, match=r"240 of the 240 listed .*data\.texts=all"):
+        make(folder, texts="listed")
+    np.savez(folder / "ag_news.npz", **{**content, "test_texts": content["test_texts"][::-1]})
+    with pytest.raises(DataError, match=r"the 40 test texts are not the 7600 of the release"):
+        make(folder, texts="listed")
+
+
+def test_the_committed_list() -> None:
+    keys = ag_news.read_keys()
+    assert len(set(keys)) == 7000 and keys == sorted(keys)
+    assert all(len(key) == 12 and int(key, 16) >= 0 for key in keys)
 
 
 def test_distorted_texts_lose_a_tenth_of_their_words_and_change_places() -> None:
@@ -283,6 +323,37 @@ def test_views(folder: Path, stub: Stub) -> None:
         data.take("strong", index)
 
 
+def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
+    """Weak: the text or one of two copies with a tenth of the words changed; strong: one of two with three tenths."""
+    data = make(folder, pipeline="feature_copies", strong="words")
+    (texts, labels, _, _), _ = ag_news.read_texts(folder)
+    kept = [texts[i] for i in ag_news.sample(labels, 50)]
+    copies = [text.distorted(kept, seed, rate) for seed, rate in ((10, 0.1), (11, 0.1), (1, 0.3), (2, 0.3))]
+    plain = stub.encode(kept)
+    for version, texts in enumerate([kept, *copies]):
+        expected = (stub.encode(texts) - plain.mean(axis=0)) / plain.std(axis=0)
+        assert np.allclose(data._train[:, version], expected, atol=1e-5)
+    assert np.allclose(data._train[:, 0].mean(0), 0, atol=1e-5) and np.allclose(
+        data._train[:, 0].std(0, correction=0), 1, atol=1e-5
+    )
+    assert data._train.shape == (200, 5, DIM)
+    index = torch.arange(200).repeat(30)
+    for view, versions in (("weak", (0, 1, 2)), ("cutout", (0, 1, 2)), ("strong", (3, 4))):
+        values = data.take(view, index, generator(0, "a"))
+        hits = torch.stack([(values == data._train[index, v]).all(1) for v in versions])
+        assert bool(hits.any(0).all())
+        told = hits.sum(0) == 1  # copies that differ
+        shares = hits[:, told].float().mean(1)
+        assert int(told.sum()) > 3_000 and shares.min() > 0.2
+        assert torch.equal(values, data.take(view, index, generator(0, "a")))
+        assert not torch.equal(values, data.take(view, index, generator(0, "b")))
+        with pytest.raises(RunError, match="Generator"):
+            data.take(view, index)
+    assert torch.equal(data.take("test", index), data._train[index, 0])
+    with pytest.raises(DataError, match="no distorted copy"):
+        FeatureView(0, 3).prepare(torch.zeros(3, 2, 4))
+
+
 def test_double_precision(folder: Path, stub: Stub) -> None:
     data = make(folder)
     data.place(torch.device("cpu"), torch.float64)
@@ -295,7 +366,7 @@ def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
     with pytest.raises(DataError, match="expected 8-bit images"):
         make(folder, pipeline="randaugment_uniform")
     with pytest.raises(DataError, match="no distorted copy"):
-        FeatureView(distorted=True).prepare(torch.zeros(3, 1, 4))
+        FeatureView(1, None).prepare(torch.zeros(3, 1, 4))
     with pytest.raises(DataError, match="one size"):
         make(folder, split="random80")
     with pytest.raises(ConfigError, match="--model linear"):

@@ -232,6 +232,49 @@ def test_labelled_images_can_be_tested_on_instead(scenario, digits):
     torch.testing.assert_close(block(), shown)
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("validation", [0, 200])
+def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation, digits):
+    """They take the place of the test set, nobody holds them, and with ``validation`` no image more is taken away."""
+    data = make_data(scenario, validation=validation, balanced_holdout=50)
+    assert torch.bincount(data.test_labels).tolist() == [5] * 10
+    [(_, block)] = data.test_blocks(10_000)
+    spread = [part for one in sites(data) for part in (one.labelled, one.unlabelled)]
+    pools = [torch.tensor(data.partition.labelled_pool) if scenario == "all_clients" else data.pool(), data.pool()]
+    held = {*range(len(digits.train_labels))} - {*torch.cat([*pools, *spread]).tolist()}
+    server = set() if data.server.validation is None else {*data.server.validation.tolist()}
+    assert len(held) == max(50, validation) and len(server) == max(0, validation - 50)
+    tested = torch.tensor(sorted(held - server))
+    assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[tested])
+    shown = data.views["test"](data.views["test"].geometry.prepare(data._train), tested, None)
+    torch.testing.assert_close(block(), shown)
+
+
+def test_one_thing_replaces_the_test_set():
+    with pytest.raises(
+        ConfigError, match=r"labelled_holdout=0\.5 and data\.balanced_holdout=10 both replace the test set"
+    ):
+        make_data(labelled_holdout=0.5, balanced_holdout=10)
+
+
+def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
+    """Two settings of equally large data sets share their partitions seed by seed, unless their streams have names."""
+    plain, *others = (make_data(split="random80", partition_stream=name) for name in (None, "a/clients", "b/clients"))
+    assert len({data.partition.hash for data in (plain, *others)}) == 3
+    assert all(torch.equal(data.test_labels, plain.test_labels) for data in others)
+    again = make_data(split="random80", partition_stream="a/clients")
+    assert again.partition.hash == others[0].partition.hash
+    seeds = {make_data(partition_stream="a", partition_seed=None, run_seed=seed).partition.hash for seed in (1, 2)}
+    assert len(seeds) == 2
+
+
+def test_a_rule_for_labelled_clients_belongs_to_its_scenario():
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class says nothing about data\.scenario=server"):
+        make_data("server", labelled_min_per_class=3)
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class is 0; it must be at least 1"):
+        make_data(labelled_min_per_class=0)
+
+
 @pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
 def test_a_holdout_leaves_every_site_a_label(share):
     with pytest.raises(ConfigError, match="labelled_holdout"):
@@ -274,6 +317,9 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     [
         ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
+        ({"split_seed": -1}, r"split_seed is -1; NumPy takes 0 to 2\^32 - 1"),
+        ({"test_std": [0.0]}, r"data.test_std is \[0.0\]; give finite numbers above 0"),
+        ({"test_mean": [0.1, 0.2]}, r"data.test_mean is \[0.1, 0.2\]; give one number, or one for each of 3 channels"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* take 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
@@ -300,6 +346,19 @@ def test_views_are_normalised_pixels(digits):
         data.take("strong", index)
     with pytest.raises(RunError, match=r"random views need a torch\.Generator"):
         data.take("weak", index)
+
+
+def test_test_images_can_be_normalised_by_constants_of_their_own(digits):
+    """As in SAGE's and ProxyFL's released codes; training images keep theirs."""
+    plain, other = make_data(), make_data(test_mean=[0.25], test_std=[0.5])
+    (_, block), *_ = other.test_blocks(4)
+    pixels = torch.from_numpy(digits.test_images[:4]).permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(block(), (pixels / 255 - 0.25) / 0.5, rtol=1e-5, atol=1e-5)
+    weak = (data.take("weak", torch.arange(4), torch.Generator().manual_seed(0)) for data in (plain, other))
+    assert torch.equal(*weak)
+    assert torch.equal(*(data.take("test", torch.arange(4)) for data in (plain, other)))  # of training images
+    same = make_data(test_mean=[float(plain.mean[0])], test_std=[float(plain.std[0])])
+    assert torch.equal(next(iter(same.test_blocks(4)))[1](), next(iter(plain.test_blocks(4)))[1]())
 
 
 def test_random_views_follow_their_generator():

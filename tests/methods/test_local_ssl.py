@@ -27,7 +27,7 @@ from federations import (
 from methods.ablations.local_ssl import OwnStatistics
 from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
-from methods.local_ssl import LocalSSL, proximal_term, unlabelled_batch
+from methods.local_ssl import LocalSSL, unlabelled_batch
 
 SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
 RULES = {
@@ -315,16 +315,6 @@ def test_ramp_over_a_visit() -> None:
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))
         assert weights[2:] == [8 * (k + 1) / 20 for k in range(4)]
-
-
-def test_the_proximal_term() -> None:
-    """Half the squared distance over all parameters; its gradient is the difference."""
-    here = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([[3.0]], requires_grad=True)]
-    there = [torch.tensor([0.0, 2.0]), torch.tensor([[1.0]])]
-    term = proximal_term(here, there)
-    assert float(term) == 0.5 * (1 + 4)
-    gradients = torch.autograd.grad(term, here)
-    assert [g.tolist() for g in gradients] == [[1.0, 0.0], [[2.0]]]
 
 
 def test_a_client_without_images_has_nothing_to_do() -> None:

@@ -58,9 +58,7 @@ def test_fit_names_the_readings_it_shows(here, fitted, capsys):
         "last (round 3): acc 50.00, recall 60.00",
         "last_k_mean (2 rounds): acc 50.50, recall 60.00",
     ]
-    assert again.splitlines()[0].endswith(
-        " (was complete, nothing was run; if the code has changed since, delete the folder to run it again)"
-    )
+    assert again.splitlines()[0].endswith(" (was complete, nothing was run; --overwrite runs it again)")
 
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
@@ -89,12 +87,13 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
 
 @pytest.mark.parametrize("paper", available())
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
-    """The full name leads to the row's own run, at the paper's scale."""
+    """The full name leads to the row's own run, at the full scale."""
     suite = load(paper)
-    plan = suite.plan("paper", seeds=[1])
+    full = "board" if paper == "text" else "paper"
+    plan = suite.plan(full, seeds=[1])
     for row in suite.rows:
         if id(row) in plan.of_row:
-            assert plan.of_row[id(suite.row(row.full_name, "paper"))] == plan.of_row[id(row)], row.full_name
+            assert plan.of_row[id(suite.row(row.full_name, full))] == plan.of_row[id(row)], row.full_name
 
 
 def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
@@ -105,6 +104,8 @@ def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     assert (run_id(fitted[0]), fitted[0].scale) == (planned.id, "paper")
     assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
     assert fitted[1].data.init_args["partition"] == "iid"
+    assert main(["fit", "--suite", "text", "--row", "all/AG News/FedDB"]) == 0
+    assert fitted[2].scale == "board"
 
 
 def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys):
@@ -130,3 +131,49 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
     said = capsys.readouterr().err
     assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said
+
+
+def test_fit_runs_again_at_will(here, fitted, capsys):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1,2"]
+    assert main(fit) == 0
+    folders = [folder(config) for config in fitted]
+    for path in folders:
+        (path / "left.txt").touch()
+    assert main(fit) == 0 and all((path / "left.txt").exists() for path in folders)
+    capsys.readouterr()
+    assert main([*fit, "--overwrite"]) == 0
+    assert not any((path / "left.txt").exists() for path in folders)
+    assert "nothing was run" not in capsys.readouterr().out
+
+
+def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, capsys):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
+    assert main(fit) == 0
+    monkeypatch.setenv("LT_CLI_USED", "1")
+    assert main([*fit, "--overwrite"]) == 2
+    assert "delete the run's folder" in capsys.readouterr().err and (folder(fitted[0]) / "record.json").exists()
+
+
+def test_several_values_make_a_grid(here, fitted, capsys):
+    """A run per point and seed, and a table at the end; the made-up accuracies of seeds 1 and 2 are 50 and 51."""
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--report", "last", "--seed", "1,2"]
+    assert main([*fit, "--method.lr", "0.01,0.03", "--data.beta", "1,2,1"]) == 0
+    seen = [(one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in fitted]
+    assert seen == [(lr, beta, seed) for lr in (0.01, 0.03) for beta in (1.0, 2.0) for seed in (1, 2)]
+    out = capsys.readouterr().out
+    assert "method.lr 0.03, data.beta 2, seed 1" in out
+    lines = out.splitlines()[-4:]
+    assert [line.split()[:2] for line in lines] == [["0.01", "1"], ["0.01", "2"], ["0.03", "1"], ["0.03", "2"]]
+    assert all("50.50 ± 6.35" in line and line.split()[-1] == "2" for line in lines)
+
+
+def test_a_value_with_commas_of_an_option_that_takes_it_is_one(here, fitted):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
+    assert main([*fit, "--data.labelled_histogram", "[1,1,1,1,1,1,1,1,1,1]"]) == 0
+    assert len(fitted) == 1
+
+
+def test_a_grid_with_a_wrong_value_runs_nothing(here, fitted, capsys):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
+    assert main([*fit, "--method.lr", "0.01,fast"]) == 2
+    assert "fast" in capsys.readouterr().err and not fitted

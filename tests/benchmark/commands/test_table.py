@@ -253,3 +253,18 @@ def test_a_real_table_from_nothing(here, monkeypatch):
     assert "digits (as A)" in text and "not run" not in text
     for path in here.glob("results/runs/*"):
         assert read_record(path)["status"] == "complete" and len(RunFolder(path).rows()) == 2
+
+
+def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
+    assert table() == 0 and len(fitted) == 4
+    assert table("--overwrite", "--methods", "mid", "--dry-run") == 0 and len(fitted) == 4
+    assert table("--overwrite", "--methods", "mid") == 0
+    assert [config.method.name for config in fitted[4:]] == ["fed_consist", "fed_consist"]
+    assert table() == 0 and len(fitted) == 6
+
+
+def test_runs_of_other_code_are_told(here, fitted, capsys, monkeypatch):
+    assert table() == 0
+    monkeypatch.setattr(records, "method_source", lambda config: "other" if config.method.name == "fedavg" else None)
+    assert table("--tables", "1") == 0
+    assert "note: 2 complete runs were made by other code of fedavg" in capsys.readouterr().err

@@ -1,11 +1,6 @@
 """What processes tell each other: messages taken apart and put together, alone and between two real processes."""
 
-import multiprocessing
-import os
-import socket
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -14,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Fabric
-from lightning.fabric.strategies import DDPStrategy
 
 from benchmark.federation.collectives import (
     Place,
@@ -28,6 +22,7 @@ from benchmark.federation.collectives import (
     wait_for_all,
 )
 from federations import plain_fabric
+from two_processes import between_two
 
 
 class Pair(NamedTuple):
@@ -149,36 +144,6 @@ def test_alone_nothing_is_sent():
 
 
 # --- between processes
-
-
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
-
-
-def meet(rank: int, port: int, work: Any) -> Any:
-    """One of two processes: wait for the other, do the work and answer with how it went."""
-    os.environ |= {
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-    }
-    torch.set_num_threads(1)
-    patience = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=100))
-    fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
-    fabric.launch()
-    answer = work(fabric)
-    wait_for_all(fabric)
-    return answer
-
-
-def between_two(work: Any) -> list[Any]:
-    """What ``work(fabric)`` returns in each of two processes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.federation.collectives"])
-    port = free_port()
-    with ProcessPoolExecutor(2, context) as pool:
-        return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]
 
 
 def fail(fabric: Fabric) -> str:

@@ -21,6 +21,7 @@ from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition
 from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Pass, Stream, Upload, Visit
+from two_processes import between_two
 
 PARAMETERS = 92_626
 
@@ -293,6 +294,66 @@ def test_a_resumed_method_is_the_server_when_clients_are_chosen():
     seen.clear()
     run_rows(rest)
     assert dict(seen) == {1: whole[1]}
+
+
+# --- a shared optimiser
+
+
+class HandsOn(Everybody):
+    """One optimiser state for all clients."""
+
+    def optimizer_scopes(self):
+        return ["shared"]
+
+
+def test_an_interrupted_run_takes_up_the_shared_optimiser(tmp_path):
+    """From its file it goes on as if nothing had been."""
+    whole, half, rest = (federation(HandsOn, clients=2, rounds=3) for _ in range(3))
+    rows = run_rows(whole)
+    half.run_round(0)
+    half.round = 1
+    Checkpoint(tmp_path / "checkpoint.pt").save(half.state_dict())
+    rest.load_state_dict(Checkpoint(tmp_path / "checkpoint.pt").load())
+    assert run_rows(rest) == rows[1:]
+    assert equal(rest.server, whole.server)
+    forgotten = federation(HandsOn, clients=2, rounds=3)
+    forgotten.load_state_dict({**half.state_dict(), "handed_on": []})
+    assert run_rows(forgotten) != rows[1:]
+
+
+def test_a_visit_that_is_left_out_leaves_no_momentum():
+    """The next round begins with the optimiser state that the round with it had begun with."""
+
+    class Diverges(HandsOn):
+        def make_upload(self, client):
+            upload = super().make_upload(client)
+            if (client.visit.round, client.visit.client) == (1, 1):
+                upload.tensors["model.conv1.bias"].fill_(float("nan"))
+            return upload
+
+    run = federation(Diverges, clients=3, rounds=3)
+    run.nonfinite = "skip"
+    run.run_round(0)
+    before = copy.deepcopy(run.engine.handed_on)
+    run.run_round(1)
+    pairs = zip(before[0], run.engine.handed_on[0], strict=True)
+    assert run.skipped == 1 and all(equal(old, new) for old, new in pairs)
+    run.run_round(2)
+    assert any(not equal(old, new) for old, new in zip(before[0], run.engine.handed_on[0], strict=True))
+
+
+def hand_on(fabric):
+    """A run's rows, and its last model, in one of several processes."""
+    method = make_method(HandsOn)
+    data = few_data(3)
+    run = Federation(method, data, data.roster(0), fabric, rounds=2, seed=0)
+    return run_rows(run), {name: value.tolist() for name, value in run.server.items()}
+
+
+def test_several_processes_hand_on_as_one_does():
+    """Both hold what one process alone comes to."""
+    alone = hand_on(plain_fabric())
+    assert between_two(hand_on) == [alone, alone]
 
 
 # --- many clients

@@ -17,6 +17,7 @@ from datamodules.common.streams import SERVER, generator
 from federations import FewDigits, different, few_data, make_federation, run_rows, site_of, visited
 from methods import models
 from methods.base import FedMethod, Pass, Visit
+from methods.parts.aggregation import weighted_mean
 
 ROUNDS = 2
 
@@ -61,6 +62,43 @@ def test_one_client_is_a_plain_training_loop(reset):
     trained = {f"model.{k}": v for k, v in model.state_dict().items()}
     assert trained.keys() == run.server.keys()
     assert all(torch.equal(v, run.server[k]) for k, v in trained.items())
+
+
+class HandsOn(Plain):
+    """One optimiser state for all clients, who come from the last to the first."""
+
+    def optimizer_scopes(self):
+        return ["shared"]
+
+    def select_clients(self, round, roster):
+        return [roster.sample(round)[::-1]]
+
+
+def test_a_shared_optimiser_goes_from_visit_to_visit():
+    """One optimiser of plain torch for both clients and all rounds, in the order drawn, bit for bit."""
+    run = federation(HandsOn, clients=2, lr=0.1, clip_norm=None)
+    data = run.data
+    run_rows(run)
+    assert not any(state.optimizers for state in run.clients.values())
+    assert run.client_state_bytes == 0
+
+    torch.manual_seed(0)
+    model = models.build("small_cnn", 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, fused=True)
+    for number in range(ROUNDS):
+        sent = {name: value.clone() for name, value in model.state_dict().items()}
+        left = {}
+        for client in (1, 0):
+            site = data.client(client)
+            model.load_state_dict(sent)
+            order = torch.randperm(site.size, generator=generator(0, "order/labelled/1", number, client, 0))
+            for part in order.split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(model(data.take("test", site.labelled[part])), site.labels[part]).backward()
+                optimizer.step()
+            left[client] = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(weighted_mean([left[0], left[1]], [data.client(k).size for k in (0, 1)]))
+    assert all(torch.equal(value, run.server[f"model.{name}"]) for name, value in model.state_dict().items())
 
 
 class Epochs(IterableDataset):
@@ -177,6 +215,11 @@ class KeepsOne(TwoOptimisers):
         return ["local", "personal"]
 
 
+class Both(TwoOptimisers):
+    def optimizer_scopes(self):
+        return ["shared", "personal"]
+
+
 class Miscounts(TwoOptimisers):
     def optimizer_scopes(self):
         return ["local", "personal", "personal"]
@@ -222,6 +265,8 @@ def test_each_optimiser_has_its_scope():
     assert not adam.state and all(sgd.state[p]["momentum_buffer"].any() for p in sgd.param_groups[0]["params"])
     with pytest.raises(RunError, match=r"Miscounts, client 0 .*optimizer_scopes names 3 scopes for 2 optimisers"):
         federation(Miscounts, clients=2).run()
+    with pytest.raises(RunError, match="names both shared and personal; an optimiser beside a shared one is local"):
+        federation(Both, clients=2).run()
 
 
 # --- scopes

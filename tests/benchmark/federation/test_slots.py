@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from benchmark.federation import slots
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import RecordedStep
-from federations import few_data, make_federation, run_rows
+from federations import contract_federation, few_data, make_federation, run_rows
 from methods.base import FedMethod
 
 
@@ -127,3 +127,13 @@ def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(slot.recorded) == 1 and len(slot.met) > 1
     assert list(slot.recorded) == [key for key, _ in slot.met.most_common(1)]
     assert all(torch.equal(value, federation.server[name]) for name, value in expected.server.items())
+
+
+def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:
+    """Slots then take turns in whole visits: with replay, too, they come to the reference's bits."""
+    args = {"share_momentum": True, "local_epochs": 2}
+    runs = [contract_federation("client_fixmatch", **args, **engine) for engine in ({}, {"slots": 3})]
+    rows = [run_rows(run) for run in runs]
+    assert rows[0] == rows[1]
+    assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
+    assert rows[0] != run_rows(contract_federation("client_fixmatch", local_epochs=2))

@@ -23,7 +23,7 @@ from benchmark.launch import worker
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.lock import RunLocked, run_lock
-from benchmark.runs.records import read_record, saved_rounds, state
+from benchmark.runs.records import read_record, read_rows, saved_rounds, state, without_clock
 from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
 from methods.fedavg import FedAvg
@@ -41,6 +41,33 @@ def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, refer
     assert "continues from" not in capsys.readouterr().err
     assert_same_run(fit(config), reference)
     assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
+
+
+def test_an_averaged_model_changes_no_row_and_outlives_a_kill_at_the_end(tmp_path, reference, monkeypatch):
+    """``reference`` averages six of its eight rounds. A kill between the last round and the record loses nothing."""
+    config = configuration(tmp_path, **MIXED)
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Federation, "evaluate_averaged", killed)
+        fit(config)
+    assert checkpoint.load(folder(config) / CHECKPOINT)["round"] == ROUNDS
+    assert_same_run(fit(config), reference)
+    plain = fit(configuration(tmp_path, **{**MIXED, "average_last": 0}))
+    assert without_clock(read_rows(plain)) == without_clock(read_rows(reference))
+    ours, theirs = read_record(plain), read_record(reference)
+    assert "averaged" not in ours and theirs["averaged"]["rounds"] == 6
+    assert all(ours[name] == theirs[name] for name in ("final", "best", "last_k_mean", "partition_hash", "bytes_up"))
+
+
+def test_a_checkpoint_without_its_sums_is_refused(tmp_path):
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 4) / CHECKPOINT
+    checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
+    with pytest.raises(RunError, match=r"summed\..* is missing, unknown, or of another shape; bring this run's own"):
+        fit(config)
 
 
 def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
@@ -106,6 +133,7 @@ HEADS = {
     "bytes": [..., (1,), ("1", 2), (1, -2)],
     "steps": [None],
     "skipped": ["no"],
+    "summed": [None, {"w": 1}, {"stranger": torch.zeros(1)}],
     "origin": ["here", {"run_id": "a"}],
     "rows": [5],
 }

@@ -84,3 +84,25 @@ def test_a_run_that_is_not_finished_is_not_equal(make):
 def test_a_folder_without_a_run(make, tmp_path):
     with pytest.raises(RunError, match=r"nowhere/record\.json: cannot be read"):
         compare(make("a"), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("last", "within"), [(41.0, True), (60.0, False)])
+def test_a_run_on_another_machine_lies_within_what_the_seeds_let_expect(make, last, within):
+    """The last rounds of three seeds are 38, 40 and 42: t(2) = 4.303, s = 2, so 40 +- 9.94."""
+    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
+    make("a", accuracy=(*ACCURACY[:3], 90.0), last_k=3)  # of another row
+    found = compare(one, make("b", accuracy=(*ACCURACY[:3], last), seed=0))
+    assert (found.equal, found.within) == (False, within)
+    place = "within" if within else "outside"
+    assert line(found, "final") == f"acc 40.00 | {last:.2f} ({last - 40:+.2f}, {place} 30.06 to 49.94)"
+
+
+def test_two_seeds_make_no_interval(make):
+    one, _ = make("a", seed=0), make("a", accuracy=(*ACCURACY[:3], 38.0), seed=1)
+    found = compare(one, make("b", accuracy=(*ACCURACY[:3], 39.0), seed=0))
+    assert found.within is None and line(found, "final") == "acc 40.00 | 39.00 (-1.00)"
+
+
+def test_another_row_has_no_say(make):
+    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
+    assert compare(one, make("b", rounds=4, last_k=3)).within is None

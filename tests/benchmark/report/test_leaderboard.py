@@ -56,6 +56,8 @@ def record(accuracy):
 def made(monkeypatch, tmp_path):
     """Suite, plan and settings; seed 3 of ``bad`` on B is missing. Every run gets there in its second row, or never."""
     suite = Suite(SPEC, "toy.yaml", tmp_path)
+    suite.admitted_file("quick").parent.mkdir()
+    suite.admitted_file("quick").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
     plan = suite.plan("quick")
     runs, curves = {}, {}
     for row in suite.rows:
@@ -105,6 +107,20 @@ def test_ranks_are_of_one_data_set_and_leave_bounds_and_broken_seeds_out(made):
     *_, (_, second) = made
     assert second.lines.loc["good", "rank"] == 1.0
     assert second.lines["rank"].drop(index="bound").sum() == 1 + 2 + 3
+
+
+def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
+    suite, plan, runs, _ = made
+    refused = "admitted: false, gap: 7.2, premise: 4.0, rise: {base: 0.1, bound: 0.3}"
+    suite.admitted_file("quick").write_text(f"clients/A: {{{refused}}}\nclients/B: {{admitted: true}}\n")
+    first, second = leaderboard.settings(suite, plan, runs)
+    assert (first.ranked, second.ranked) == (False, True)
+    assert first.lines["rank"].isna().all() and first.lines.loc["good", "mean"] == second.lines.loc["good", "mean"]
+    assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
+    page = leaderboard.markdown(suite, plan, runs, [first, second])
+    assert page.count("Not ranked") == 1 and "7.2 points" in page
+    suite.admitted_file("quick").unlink()
+    assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan, runs)[0])
 
 
 def test_bounds_are_shown_but_not_tested(made):
@@ -336,6 +352,7 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
         ("last", "Accuracy of the last round in percent, mean ±", "the reference's mean final accuracy;"),
         ("best", "Accuracy of the best round in percent, mean ±", "the reference's mean best accuracy;"),
         ("last_k_mean", "Accuracy, mean of the last rounds, in percent", "mean accuracy of the last rounds;"),
+        ("averaged", "Accuracy of the averaged model of the last rounds in percent", "accuracy of the last rounds;"),
     ],
 )
 def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
@@ -344,6 +361,19 @@ def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
     page = leaderboard.markdown(suite, plan, runs, found)
     assert read in page and goal in page
     assert ("nothing is compared by it" in page) == (report != "last_k_mean")
+
+
+def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_reach(made):
+    """Its accuracy is above that of every round, so that no round would reach the reference's."""
+    suite, plan, runs, _ = made
+    suite.report = "averaged"
+    for key, one in runs.items():
+        if one.record is not None:
+            higher = {**one.record, "averaged": {"acc": one.record["final"]["acc"] + 5.0, "rounds": 20}}
+            runs[key] = Run("complete", higher)
+    first, *_ = leaderboard.settings(suite, plan, runs)
+    assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
+    assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
 
 
 def test_as_data(made):

@@ -17,7 +17,7 @@ FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 ACCURACY = (10.0, 60.0, 50.0, 30.0)
 
 
-def planned(tmp_path, report="best", clients=10, seed=1, rounds=4):
+def planned(tmp_path, report="best", clients=10, seed=1, rounds=4, average_last=0):
     config = RunConfig(
         ClassSpec("fedavg"),
         ClassSpec("digits", {"num_clients": clients}),
@@ -25,19 +25,20 @@ def planned(tmp_path, report="best", clients=10, seed=1, rounds=4):
         seed=seed,
         last_k=2,
         report=report,
+        average_last=average_last,
         runtime=Runtime(results_dir=str(tmp_path)),
     )
     config = resolve(config)
     return PlannedRun(run_id(config), config, ["4/A/low"])
 
 
-def run(planned_run, rounds=4):
+def run(planned_run, rounds=4, averaged=None):
     run_folder = RunFolder(folder(planned_run.config))
     run_folder.open(planned_run.config, FACTS)
     for number in range(rounds):
         run_folder.append({"round": number, "acc": ACCURACY[number]})
     if rounds == 4:
-        run_folder.finish()
+        run_folder.finish(averaged)
 
 
 def said(*runs, every_run=True):
@@ -80,6 +81,15 @@ def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, r
     head, line, counts, totals = said(one)
     assert f"acc ({report})" in head and line.split()[:5] == ["DONE", folder(one.config).name, "1", "4/4", value]
     assert counts == "1 DONE" and totals == "1 runs, 4 rounds; 0 rounds are left"
+
+
+def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
+    (one, half) = (planned(tmp_path, "averaged", seed=seed, average_last=2) for seed in (1, 2))
+    run(one, averaged={"rounds": 2, "acc": 71.0})
+    run(half, rounds=3)
+    lines = said(one, half)
+    assert "acc (averaged)" in lines[0]
+    assert lines[1].split()[3:5] == ["4/4", "71.00"] and lines[2].split()[3:5] == ["3/4", "4/A/low"]
 
 
 def test_an_unfinished_run_shows_the_reading_so_far(tmp_path):

@@ -118,6 +118,24 @@ def test_means_intervals_and_the_three_readings():
     assert "| low      | 61.00 ± 2.48 (3)<br>60.0 (+1.0, ± 4.97)<br>level " in table.markdown
 
 
+def test_the_averaged_model_is_a_fourth_reading_where_runs_have_one():
+    suite = toy()
+    suite.spec["base"]["set"]["average_last"], suite.report = 3, "averaged"
+    plan = suite.plan("quick")
+    runs = {
+        plan.run(row, seed).id: Run("complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}})
+        for row in suite.rows[:2]
+        for seed in (1, 2, 3)
+    }
+    (table,) = render(suite, plan, runs, {})
+    low = lines(table)["low", "acc"]
+    assert (low["ours"], low["averaged"], low["best"]) == ("72.0000", "72.0000", "62.0000")
+    assert "all four readings" in table.markdown and "averaged model of the last 3 rounds" in table.markdown
+    assert "one model, the mean of the global weights of the last 3 rounds" in table.markdown
+    *_, plain = rendered("quick", FULL)
+    assert "averaged" not in plain.csv + plain.markdown and "all three readings" in plain.markdown
+
+
 def test_a_difference_is_taken_seed_by_seed():
     *_, table = rendered("paper", FULL | {("low", 2): None})
     gain = lines(table)["gain", "acc"]

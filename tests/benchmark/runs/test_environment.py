@@ -1,9 +1,21 @@
 """What is asked of the machine: the version of the code, threads, idle cores, and what its processor can do."""
 
+import importlib
+import sys
+
 import pytest
 
 from benchmark.runs import environment
-from benchmark.runs.environment import _busy_and_all, _cpuinfo, asked_threads, hardware, idle_cores, slow_precision
+from benchmark.runs.environment import (
+    _busy_and_all,
+    _cpuinfo,
+    asked_threads,
+    hardware,
+    idle_cores,
+    slow_precision,
+    source_digest,
+)
+from methods.base import FedMethod
 
 
 @pytest.mark.parametrize(
@@ -124,3 +136,30 @@ def test_a_checkout_is_described_and_marked_if_it_differs(monkeypatch, tmp_path)
 )
 def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
     assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
+
+
+PLUGIN = """
+from methods.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    \"\"\"First words.\"\"\"
+
+    def training_step(self, batch, batch_idx):
+        return STEP
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [(("First", "Other"), True), (("return", "# why\n        return"), True), (("STEP", "2 * STEP"), False)],
+)
+def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, change, same):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("plugin_before", "plugin_after"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "plugin_before.py").write_text(PLUGIN)
+    (tmp_path / "plugin_after.py").write_text(PLUGIN.replace(*change))
+    before, after = (importlib.import_module(f"plugin_{name}").Mine for name in ("before", "after"))
+    assert (source_digest(before, FedMethod) == source_digest(after, FedMethod)) is same
+    assert source_digest(before, FedMethod) != source_digest(before.__base__, FedMethod)

@@ -80,6 +80,30 @@ def test_a_complete_run(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def averaged_run(path, reading):
+    folder = RunFolder(path)
+    folder.open(replace(CONFIG, average_last=3), FACTS)
+    for number in range(4):
+        folder.append(row(number))
+    return folder.finish(reading)
+
+
+def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without_it(tmp_path):
+    reading = {"rounds": 3, "acc": 62.5, "loss": float("nan")}
+    record = averaged_run(tmp_path / "with", reading)
+    assert read_record(tmp_path / "with")["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
+    file = tmp_path / "with" / "record.json"
+    file.write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
+    with pytest.raises(RunError, match="the digest differs"):
+        read_record(tmp_path / "with")
+    file.write_text(json.dumps({**record, "averaged": 99.0}))
+    with pytest.raises(RunError, match="averaged is float"):
+        read_record(tmp_path / "with")
+    with pytest.raises(RunError, match="averaged is empty"):
+        averaged_run(tmp_path / "without", None)
+    assert "averaged" not in whole_run(tmp_path / "plain").record()
+
+
 def test_two_runs_are_equal_byte_for_byte_but_for_clock_and_environment(tmp_path):
     whole_run(tmp_path / "a")
     whole_run(tmp_path / "b")
@@ -619,3 +643,21 @@ def test_a_run_on_the_cpu_does_not_wake_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = environment()
     assert (found["gpu"], found["gpus"]) == ("H200", 2)
+
+
+def test_a_discarded_run_leaves_nothing(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    (folder.path / "more").mkdir()
+    (folder.path / "more" / "file").touch()
+    folder.discard()
+    assert state(folder.path) == "missing" and [file.name for file in folder.path.iterdir()] in ([], ["run.lock"])
+    whole_run(folder.path)
+    RunFolder(tmp_path / "never").discard()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_run_that_goes_on_is_not_discarded(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    with run_lock(folder.path), pytest.raises(RunLocked):
+        folder.discard()
+    assert state(folder.path) == "complete"

@@ -21,7 +21,7 @@ from benchmark.site.build import MARK, render, write
 from benchmark.site.charts import Charts
 from benchmark.site.gather import View, find_runs
 from benchmark.site.pages import value_text
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Suite, load
 
 HOSTILE = "\"></a><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>&amp; $\\frac{ #0a0c00"
 FACTS: Any = {
@@ -336,6 +336,17 @@ def test_the_command_makes_a_site_and_leaves_other_folders_alone(
     Path("results/runs/broken/record.json").write_text("{")
     assert main(["site", "--papers", "toy.yaml"]) == 2
     assert "results/runs/broken/record.json: cannot be read" in capsys.readouterr().err
+
+
+def test_a_papers_page_has_what_other_groups_report(tmp_path: Path) -> None:
+    """As the written tables have it, below all scales."""
+    feddb = load("feddb")
+    view = run(feddb, "paper", tmp_path, {})
+    text = render([view], {})["papers/feddb.html"]
+    assert text.index("What other groups report for FedRGD") > text.index('id="scale-paper"')
+    assert re.search(r"<th scope=\"row\">FedLoKe \(CIKM 2023\), table 1</th>\s*<td>SVHN</td>", text)
+    assert "What other groups report for FedRGD" in tables.exports(feddb, view.tables)[".md"]
+    assert "other groups" not in render([run(suite(), "paper", tmp_path, {})], {})["papers/toy.html"]
 
 
 def test_a_mean_of_one_seed_is_hollow_and_long_names_are_whole() -> None:

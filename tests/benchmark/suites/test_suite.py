@@ -2,16 +2,19 @@
 
 import csv
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from benchmark.config import Runtime, from_yaml, run_id, to_yaml
+from benchmark.config import Runtime, from_dict, from_yaml, resolve, run_id, to_yaml
 from benchmark.files import dump_yaml
 from benchmark.registry import build
 from benchmark.report.tables import collect
+from benchmark.run import fit_resolved
+from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
-from benchmark.suites.published import read_published
+from benchmark.suites.published import read_others, read_published
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from methods import models
@@ -311,6 +314,26 @@ def test_pending_rows_have_no_run_and_say_why():
     assert {row.dataset for row in by_data.rows if not row.pending} == {"B"}
 
 
+def test_methods_that_others_report_are_labels_of_the_suite():
+    assert Suite(spec(reported=["low"])).reported == ("low",)
+    assert Suite(spec()).reported == ()
+    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*toy\.yaml, reported"):
+        Suite(spec(reported=["lo"]), "toy.yaml")
+
+
+def test_others_values_are_read_by_column(tmp_path):
+    path = tmp_path / "others.csv"
+    path.write_text('method,dataset,setting,value,std,seeds,source\nM,D,"a, b",50.10,,,P\n')
+    line = {"method": "M", "dataset": "D", "setting": "a, b", "value": "50.10", "std": "", "seeds": "", "source": "P"}
+    assert read_others(path) == [line]
+    path.write_text("method,dataset,setting,value,std,seeds\nM,D,a,50.10,,\n")
+    with pytest.raises(ConfigError, match=r"others\.csv: the column source is missing"):
+        read_others(path)
+    path.write_text("method,dataset,setting,value,std,seeds,source\nM,D,a,much,,,P\n")
+    with pytest.raises(ConfigError, match=r"others\.csv, line 2: value is 'much'; print a number"):
+        read_others(path)
+
+
 def test_published_spreads(tmp_path):
     path = tmp_path / "toy.csv"
     path.write_text("table,dataset,method,M,metric,value,std\n1,A,low,1,acc,50.1,2.0\n1,A,low,2,acc,51.0,\n")
@@ -552,3 +575,24 @@ def test_every_data_module_of_a_suite_can_be_made(paper):
     }
     for spec in specs.values():
         build(spec, "data")
+
+
+@pytest.mark.parametrize(
+    ("paper", "row", "all_labels"),
+    [
+        ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none"}),
+        ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed"}),
+        ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000}),
+    ],
+)
+def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
+    """The few labels teach something, all labels 15 points more: between them unlabelled images can be of use."""
+    papers = suite.load(paper)
+    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
+    accuracy = []
+    for options in ({}, all_labels):
+        values = papers.values(papers.row(row, "quick"), "quick", last={"set": options})
+        config = replace(resolve(from_dict(values)), runtime=runtime)
+        accuracy.append(read_record(fit_resolved(config))["final"]["acc"])
+    lower, upper = accuracy
+    assert lower > 40 and upper > 85 and upper - lower > 15

@@ -2,19 +2,11 @@
 
 import pytest
 
-from benchmark.config import RunConfig
 from benchmark.registry import KINDS, find_class
 from benchmark.suites import suite
+from runs import setting
 
 SCALES = ("paper", "laptop", "quick")
-
-
-def setting(config: RunConfig) -> tuple[object, ...]:
-    """What rows of a table share; bounds alone see more labels."""
-    network = {k: v for k, v in config.model_args.items() if k != "head_dropout"}
-    data = {k: v for k, v in config.data.init_args.items() if k != "hidden_labels"}
-    shared = config.model, config.rounds, config.roster, config.report, config.eval_every, config.data.class_path
-    return (*shared, network, data)
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -38,7 +38,8 @@ def test_every_published_value_has_a_row(suite: Suite) -> None:
 def test_all_rows_run(suite: Suite, scale: str) -> None:
     plan = suite.plan(scale)
     assert not [r.name for r in suite.rows if r.pending]
-    assert set(plan.of_row) == {id(r) for r in suite.rows}
+    gone = {r.method for r in suite.rows if id(r) not in plan.of_row}
+    assert gone == ({"FedAvg*, statistics of its own"} if scale == "quick" else set())  # there are no norms at quick
     assert {r.config.report for r in plan.runs.values()} == {"last"}
     if scale == "quick":
         assert {r.config.data.name for r in plan.runs.values()} == {"digits"}
@@ -150,7 +151,7 @@ def test_the_released_constants_for_cinic10(suite: Suite) -> None:
 def test_the_rate_of_creg_at_scale_quick(suite: Suite) -> None:
     """It is the local model's there, in every row with a C-reg."""
     quick = [run.config.method.init_args for run in suite.plan("quick").runs.values()]
-    assert {(args["lr"], args["creg_lr"]) for args in quick if "creg_lr" in args} == {(0.003, 0.003)}
+    assert {(args["lr"], args["creg_lr"]) for args in quick if "creg_lr" in args} == {(0.015, 0.015)}
 
 
 UDA: dict[str, Any] = {"unsup_targets": "soft", "threshold": 0.6, "temperature": 1.0}

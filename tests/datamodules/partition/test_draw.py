@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from datamodules.common.errors import ConfigError
-from datamodules.partition.draw import draw, draw_without, labelled_holdout, validation_images
-from datamodules.partition.partition import unlabelled_sets
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition.draw import (
+    balanced_holdout,
+    draw,
+    draw_without,
+    labelled_holdout,
+    split_rule,
+    stream_seed,
+    validation_images,
+)
+from datamodules.partition.partition import Partition, labelled_pool, labels_at_partial_clients, pairs, unlabelled_sets
 from federations import SCENARIOS, make_data
 
 SEED = 3
@@ -108,3 +116,107 @@ def test_a_draw_per_client_reaches_every_pool():
     for role in ("labelled", "unlabelled"):
         assert len({len(part) for part in getattr(made, role)}) == 1
         assert len({len(part) for part in getattr(plain, role)}) > 1
+
+
+def test_pairs_meet_the_pools_in_the_order_of_their_draw_and_a_generator_of_their_own():
+    """SAGE's released code: one generator draws the labelled pool, a fresh one spreads each of the two pools."""
+    given = options("all_clients", partition="pairs", labelled_partition=None, beta=0.5, num_labels=60, num_clients=4)
+    made = draw(given | {"split_seed": 0}, labels, 7)
+    rng = np.random.RandomState(7)
+    pools = labelled_pool(labels, 6, rng)
+    for pool, role in zip(pools, ("labelled", "unlabelled"), strict=True):
+        expected = pairs(labels[pool], 4, 0.5, np.random.RandomState(0))
+        assert [part.tolist() for part in getattr(made, role)] == [pool[part].tolist() for part in expected]
+    going_on = draw(given, labels, 7)
+    first = pairs(labels[pools[0]], 4, 0.5, rng)
+    assert [part.tolist() for part in going_on.labelled] == [pools[0][part].tolist() for part in first]
+    assert going_on.hash != made.hash
+
+
+SKEWED = {"partition": "dirichlet", "beta": 0.5, "min_size": 5, "num_clients": 8, "labelled_clients": 3}
+
+
+def least_of_a_class(partition, clients):
+    return np.bincount(labels[np.concatenate(partition.labelled[:clients])], minlength=10).min()
+
+
+def test_a_draw_is_repeated_from_its_stream_until_the_labelled_clients_hold_enough():
+    """The first of the partitions that one generator gives which does; how many did not is counted."""
+    given = options("partial_clients", labelled_pick="index0", **SKEWED)
+    made = draw(given | {"labelled_min_per_class": 12}, labels, SEED)
+    rng = np.random.RandomState(SEED)
+    split = split_rule(given, "dirichlet")
+    drawn = [
+        labels_at_partial_clients(labels, 8, rng, split=split, labelled_clients=3, rule="index0")
+        for _ in range(made.redraws + 1)
+    ]
+    assert made.redraws > 0 and made.hash == drawn[-1].hash
+    assert [least_of_a_class(one, 3) >= 12 for one in drawn] == [False] * made.redraws + [True]
+    plain = draw(given, labels, SEED)
+    assert plain.redraws == 0 and plain.hash == drawn[0].hash
+    met = draw(given | {"labelled_min_per_class": int(least_of_a_class(plain, 3)) or None}, labels, SEED)
+    assert (met.redraws, met.hash) == (0, plain.hash)
+
+
+def test_a_bound_that_labels_everybody_meets_the_same_clients():
+    given = options("partial_clients", labelled_min_per_class=12, **SKEWED, picked=3, labelled_pick="index0")
+    method, bound = (draw(given | {"labelled_clients": n}, labels, SEED) for n in (3, 8))
+    assert method.redraws == bound.redraws > 0
+    ours = [*method.labelled[:3], *method.unlabelled[3:]]
+    assert all(np.array_equal(part, other) for part, other in zip(ours, bound.labelled, strict=True))
+
+
+def test_the_count_of_draws_goes_along(tmp_path):
+    made = draw(options("partial_clients", labelled_pick="index0", labelled_min_per_class=12, **SKEWED), labels, SEED)
+    assert made.moved(np.arange(600)).redraws == made.without_labelled([]).redraws == made.redraws
+    made.save(tmp_path / "partition.json", labels)
+    assert Partition.load(tmp_path / "partition.json", labels).redraws == made.redraws
+    saved = options("partial_clients", **SKEWED, partition_file=str(tmp_path / "partition.json"))
+    assert draw(saved | {"labelled_min_per_class": 12}, labels, SEED).redraws == made.redraws
+    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .* they did in none of 1 partitions: label more"):
+        draw(saved | {"labelled_min_per_class": 55}, labels, SEED)
+
+
+@pytest.mark.parametrize(
+    ("least", "says"),
+    [
+        (61, r"the labelled clients \(3\) should hold so many .*the rarest class has 60 in all: label more clients"),
+        (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or ask for fewer"),
+    ],
+)
+def test_labelled_clients_that_never_hold_enough_are_one_clear_error(least, says):
+    given = options("partial_clients", labelled_min_per_class=least, **SKEWED)
+    with pytest.raises(DataError, match=rf"(?s)data\.labelled_min_per_class={least}: .*{says}"):
+        draw(given, labels, SEED)
+
+
+def test_a_named_stream_has_partitions_of_its_own():
+    """No name is the seed itself; a seed of NumPy's generator comes out."""
+    assert stream_seed(7, None) == 7
+    seeds = [stream_seed(seed, name) for seed in (0, 1) for name in ("text/clients", "text/all", "")]
+    assert len({0, 1, *seeds}) == 8 and all(0 <= seed < 2**32 for seed in seeds)
+    assert stream_seed(0, "text/clients") == 83450096  # frozen: records rest on it
+
+
+def test_a_balanced_holdout_has_equally_many_of_every_class():
+    given = {"balanced_holdout": 50, "partition_file": None}
+    held, again, other = (balanced_holdout(given, labels, seed) for seed in (SEED, SEED, SEED + 1))
+    assert np.bincount(labels[held]).tolist() == [5] * 10
+    assert held.tolist() == again.tolist() == sorted({*held.tolist()}) != other.tolist()
+    beside = validation_images({"validation": 80, "partition_file": None}, 600, SEED, held)
+    assert len(beside) == 30 and not {*beside.tolist()} & {*held.tolist()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"balanced_holdout": 55, "partition_file": None},
+        {"balanced_holdout": 600, "partition_file": None},
+        {"balanced_holdout": 50, "partition_file": "x"},
+    ],
+)
+def test_a_balanced_holdout_that_cannot_be(wrong):
+    with pytest.raises(ConfigError, match=r"balanced_holdout=.*a multiple of the 10 classes, up to 590, and no data"):
+        balanced_holdout(wrong, labels, SEED)
+    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: give more"):
+        validation_images({"validation": 5, "partition_file": None}, 600, SEED, np.arange(10))

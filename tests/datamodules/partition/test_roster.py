@@ -1,12 +1,16 @@
 """The schedule of participants: a function of the round, fair, and equal to the published ones."""
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def test_everybody_takes_part_by_default():
@@ -43,6 +47,16 @@ def test_numpy_round_draws_the_published_clients():
     published = [[26, 86, 2, 55, 75], [80, 84, 33, 81, 93], [83, 30, 56, 24, 16]]
     roster = Roster(100, tuple(range(100)), participants=5, rule="numpy_round")
     assert [roster.sample(r) for r in range(3)] == [sorted(clients) for clients in published]
+
+
+def test_numpy_run_draws_the_published_clients_in_their_order():
+    """The first five rounds of SAGE's and ProxyFL's released codes, in whichever order rounds are asked for."""
+    published = json.loads((GOLDEN / "allclients/client_sampling.json").read_text())["cases"][0]
+    given, expected = published["inputs"], published["outputs"]
+    for rounds in (range(5), reversed(range(5))):
+        roster = Roster(given["clients"], (), given["seed"], given["online"], "numpy_run")
+        assert {r: roster.sample(r) for r in rounds} == dict(enumerate(expected))
+    assert Roster(20, (), 8, 8, "numpy_run").sample(0) != expected[0]
 
 
 def test_uniform_is_fair():
@@ -83,7 +97,7 @@ def test_shuffled_participants():
     [
         ({"participants": 0}, "0 participants per round from 10 clients; choose 1..10"),
         ({"participants": 11}, "11 participants per round from 10 clients"),
-        ({"rule": "fair"}, "unknown rule 'fair'; choose one of uniform, numpy_round"),
+        ({"rule": "fair"}, "unknown rule 'fair'; choose one of uniform, numpy_round, numpy_run"),
     ],
 )
 def test_bad_rosters(options, message):

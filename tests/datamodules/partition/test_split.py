@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition import split as split_module
-from datamodules.partition.split import dirichlet, dirichlet_per_client, iid, labelled_pool, pick_labelled
+from datamodules.partition.split import dirichlet, dirichlet_per_client, iid, labelled_pool, pairs, pick_labelled
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLASS_COUNTS = {
@@ -349,6 +349,74 @@ def test_later_classes_go_to_nobody_and_order_is_that_of_the_pool():
 def test_impossible_requests_per_client_name_values_and_remedy(num_clients, options, message):
     with pytest.raises(DataError, match=message):
         dirichlet_per_client(np.arange(50) % 3, num_clients, rng=RandomState(0), **{"beta": 0.5, **options})
+
+
+# --- Pairs
+
+
+@pytest.mark.parametrize("case", golden("allclients/partition.json"), ids=["small", "CIFAR-10"])
+def test_pairs_reproduce_the_released_partition(case):
+    """Of CIFAR-10 the class counts, which do not depend on the order of its images."""
+    given, out = case["inputs"], case["outputs"]
+    small = given["classes"] == 5
+    labels = np.array([(7 * i + i // 9) % 5 for i in range(300)]) if small else sorted_labels([5000] * 10)
+    pools = labelled_pool(labels, given["labelled_per_class"], RandomState(given["numpy_global_seed"]))
+    for role, pool in zip(("labelled", "unlabelled"), pools, strict=True):
+        parts = pairs(labels[pool], given["clients"], given["alpha"], RandomState(given["dirichlet_seed"]))
+        counts = [np.bincount(labels[pool[part]], minlength=given["classes"]).tolist() for part in parts]
+        assert counts == out[f"class_counts_{role}"]
+        if small:
+            assert lists(pool[part] for part in parts) == out[role]
+
+
+@derandomised
+@given(pools())
+def test_pairs_give_every_sample_to_one_client_and_level_their_sizes(pool):
+    labels, num_clients, beta, seed = pool
+    parts = pairs(labels, num_clients, max(beta, 0.3), RandomState(seed))
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+def test_neighbours_have_an_even_mix_together_and_an_uneven_one_alone():
+    """At 0.1 a client has about 6 effective classes of 10, where a Dirichlet draw over 20 clients gives 2.6."""
+    labels = np.arange(5000) % 10
+    counts = np.array([np.bincount(labels[part], minlength=10) for part in pairs(labels, 20, 0.1, RandomState(0))])
+
+    def effective(counts):
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        return np.exp(-(shares * np.log(np.maximum(shares, 1e-12))).sum(axis=1)).mean()
+
+    assert 5 < effective(counts) < 7
+    assert effective(counts.reshape(10, 2, 10).sum(axis=1)) > 9.5
+
+
+def test_the_last_client_of_an_odd_number_has_a_group_alone():
+    """Three clients: a group of two thirds and one of a third, whose owner gets a mix as even as that of the pool."""
+    labels = sorted_labels([300, 300, 300])
+    parts = pairs(labels, 3, 0.1, RandomState(1))
+    assert [len(part) for part in parts] == [300, 300, 300]
+    assert np.bincount(labels[parts[2]]).min() > 70
+
+
+def test_pairs_leave_later_classes_to_nobody():
+    labels = np.arange(90) % 3
+    parts = pairs(labels, 4, 1.0, RandomState(0), num_classes=2)
+    assert sorted(np.concatenate(parts)) == np.flatnonzero(labels < 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "beta", "message"),
+    [
+        (51, 0.5, "cannot spread 50 samples over 51 clients"),
+        (4, 0.0, "beta must be positive and finite, got 0.0"),
+        (4, float("nan"), "got nan"),
+    ],
+)
+def test_impossible_pairs(num_clients, beta, message):
+    with pytest.raises(DataError, match=message):
+        pairs(np.arange(50) % 3, num_clients, beta, RandomState(0))
 
 
 # --- IID

@@ -33,6 +33,9 @@ def count(model: nn.Module) -> int:
         ("wrn28_2", 100, {"norm": "batch"}, 1_479_220, 80, 80, 128),
         ("wrn28_2", 10, {"norm": "group"}, 1_467_610, 80, 80, 128),
         ("wrn28_8", 100, {}, 23_401_012, 80, 155, 512),
+        ("resnet8", 10, {}, 1_227_594, 29, 56, 256),
+        ("resnet8", 100, {}, 1_250_724, 29, 56, 256),
+        ("resnet8", 10, {"width": 1}, 78_042, 29, 56, 64),
         ("resnet9", 10, {}, 6_575_370, 34, 58, 512),
         ("resnet9_plain", 10, {}, 6_568_640, 9, 9, 512),
         ("conv6", 10, {}, 5_852_170, 24, 33, 4096),
@@ -71,6 +74,8 @@ def test_the_stock_resnet_buffers():
         ("resnet18", 32),
         ("wrn28_2", 32),
         ("wrn28_2", 8),
+        ("resnet8", 32),
+        ("resnet8", 16),
         ("resnet9", 32),
         ("resnet9", 28),
         ("resnet9_plain", 32),
@@ -92,7 +97,7 @@ def test_forward_is_the_head_of_the_features(name, side):
 
 
 @pytest.mark.parametrize(
-    "name", ["small_cnn", "resnet18_cifar", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6"]
+    "name", ["small_cnn", "resnet18_cifar", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6"]
 )
 def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
     torch.manual_seed(0)
@@ -115,7 +120,9 @@ def test_the_mlp_sees_the_mean_of_every_cell():
     assert not torch.allclose(model(x.flip(3)), model(x))
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "wrn28_2", "resnet9", "resnet9_plain", "conv6", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["small_cnn", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6", "mlp"]
+)
 def test_every_head_takes_several_passes(name):
     """Without dropout they are all alike."""
     model = build(name, 4).eval()
@@ -281,6 +288,46 @@ def test_imagenet_weights_are_loaded_except_for_stem_and_head(monkeypatch):
     cifar = ResNet18(7, stem="cifar", pretrained=True).backbone
     assert cifar.conv1.weight.shape == (64, 3, 3, 3)
     assert torch.equal(cifar.layer4[1].conv2.weight, stored["layer4.1.conv2.weight"])
+
+
+def test_resnet8_matches_the_released_network():
+    """Equal layers in equal order, under names of our own where they differ; the sine has a phase per entry."""
+    case = json.loads((GOLDEN / "allclients/resnet8.json").read_text())["cases"][0]
+    out = case["outputs"]
+    model = build("resnet8", 10).double()
+    state = model.state_dict()
+    assert [list(v.shape) for v in state.values()] == [shape for _, shape in case["inputs"]["state_dict_order"]]
+    floating = {k: v for k, v in state.items() if v.is_floating_point()}
+    with torch.no_grad():
+        for k, (name, v) in enumerate(floating.items()):
+            s = torch.sin(0.1 * torch.arange(1, v.numel() + 1, dtype=torch.float64) + k)
+            if name.endswith("running_mean"):
+                value = 0.05 * s
+            elif name.endswith("running_var"):
+                value = 1 + 0.5 * s**2
+            elif v.ndim > 1:
+                value = s * math.sqrt(2 / v[0].numel())
+            else:
+                value = 0.1 * s if name.endswith("bias") else 1 + 0.1 * s
+            v.copy_(value.view(v.shape))
+    x = torch.sin(0.01 * torch.arange(2 * 3 * 32 * 32, dtype=torch.float64)).view(2, 3, 32, 32)
+
+    def check(tensor, name):
+        torch.testing.assert_close(tensor, torch.tensor(out[name], dtype=torch.float64), rtol=1e-6, atol=1e-8)
+
+    model.eval()
+    check(model.features(x)[:, :8], "feature_eval_first_8")
+    check(model(x), "logits_eval")
+    model.train()
+    logits = model(x)
+    check(logits, "logits_train")
+    check(model.bn1.running_mean[:4], "bn1_running_mean_after_first_4")
+    check(model.bn1.running_var[:4], "bn1_running_var_after_first_4")
+    loss = F.cross_entropy(logits, torch.tensor(case["inputs"]["labels"]))
+    assert loss.item() == pytest.approx(out["loss_train"], rel=1e-6)
+    loss.backward()
+    norms = [p.grad.norm().item() for p in model.parameters()]
+    assert norms == pytest.approx(list(out["grad_norms"].values()), rel=1e-6)
 
 
 def test_resnet9_matches_the_released_network():

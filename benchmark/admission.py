@@ -1,0 +1,184 @@
+"""Admission of a leaderboard's settings: a setting is ranked only if its bounds and its premise hold (RULES.md).
+
+Only bounds run for it, with seeds of their own and the rates of their papers. No method is looked at.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, resolve, run_id
+from benchmark.files import dump_yaml, write_atomic
+from benchmark.launch import pool
+from benchmark.launch.progress import Display
+from benchmark.report.statistics import late_rise
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import READING, Record, RunFolder, code_versions, read_record, state
+from benchmark.suites.plan import PlannedRun, Row, Table
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError, RunError
+
+FOLDER = "admission"
+GAP = 15.0
+"""Points that all labels must be worth above the reference."""
+RISE = 1.0
+"""Points below which reference and bound must stay from three quarters of the rounds on."""
+PREMISE = 3.0
+"""Points that unlabelled data must be worth where one place has everything."""
+
+Runs = dict[str, list[PlannedRun]]
+"""The runs of a setting: of its reference, its bound and the two central rows, by their labels; one per seed."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that asks for admission.
+
+    Args:
+        name: ``table/dataset``.
+        reference: label of the reference.
+        bound: label of the bound that knows all labels.
+        supervised: label of the central row that trains on the labelled data alone.
+        semi_supervised: label of the central row that uses the unlabelled data, too.
+        runs: what is run for it.
+    """
+
+    name: str
+    reference: str
+    bound: str
+    supervised: str
+    semi_supervised: str
+    runs: Runs
+
+
+def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
+    """The settings of a scale: its tables that have a reference, on each of their data sets.
+
+    The scale's entry ``admission`` names the ``seeds`` and, under ``central``, two ``labels`` (supervised and
+    semi-supervised), the options that put all data in one place, and what of these differs by table. The first of a
+    table's bounds is the one that knows all labels.
+
+    Raises:
+        ConfigError: the scale has no such entry, or a table with a reference has no bound.
+    """
+    spec = suite.scale(scale).get(FOLDER)
+    if spec is None:
+        raise ConfigError(f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so no setting asks for it there")
+    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
+    found = []
+    for table in filter(lambda table: table.reference, suite.tables):
+        if not table.bounds:
+            raise ConfigError(f"{suite.where}, table {table.number}: admission needs a row under `bounds`")
+        for dataset in dict.fromkeys(row.dataset for row in table.rows):
+            found.append(_candidate(suite, scale, spec, table, dataset, own))
+    return found
+
+
+def _candidate(
+    suite: Suite, scale: str, spec: Mapping[str, Any], table: Table, dataset: str, runtime: Runtime
+) -> Candidate:
+    central = spec["central"]
+    at_table = {str(number): layer for number, layer in central.get("tables", {}).items()}.get(table.number, {})
+    supervised, semi_supervised = central["labels"]
+    runs: Runs = {}
+    for label in (table.reference, table.bounds[0]):
+        (row,) = [row for row in table.rows if (row.dataset, row.method) == (dataset, label)]
+        runs[label] = _runs(suite.values(row, scale, tuned=False), spec["seeds"], runtime, f"admit {row.name}")
+    for label in (supervised, semi_supervised):
+        row = Row(table.number, dataset, label, {}, {})
+        values = suite.values(row, scale, tuned=False, last=central)
+        values = apply(values, at_table.get("set", {}))
+        runs[label] = _runs(values, spec["seeds"], runtime, f"admit {row.name}")
+    name = f"{table.number}/{dataset}"
+    return Candidate(name, table.reference, table.bounds[0], supervised, semi_supervised, runs)
+
+
+def _runs(values: Mapping[str, Any], seeds: Sequence[int], runtime: Runtime, cell: str) -> list[PlannedRun]:
+    base: RunConfig = replace(resolve(from_dict(values)), runtime=runtime)
+    configs = [replace(base, seed=seed) for seed in seeds]
+    return [PlannedRun(run_id(config), config, [cell]) for config in configs]
+
+
+def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, Any]:
+    """Run what is missing, judge every setting, and write the verdicts beside the suite.
+
+    Returns:
+        what was written, by ``table/dataset``: see ``judged``.
+
+    Raises:
+        ConfigError: the suite is part of an installed package; or as ``candidates`` does.
+        RunError: a run has failed or did not end; nothing is written.
+    """
+    if suite.is_installed:
+        raise ConfigError(
+            f"suite {suite.paper} lies in the installed package ({suite.folder}), and verdicts are written beside the "
+            f"suite: write one of your own with `extends: {suite.paper}` and admit that (docs/leaderboard.md)"
+        )
+    asked = candidates(suite, scale, runtime)
+    every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
+    missing = [run for run in every.values() if state(folder(run.config)) != "complete"]
+    if missing:
+        _, gpus = pool.default_jobs(runtime)
+        pool.run_all(missing, jobs, gpus, Display(len(missing)))
+    without = [run for run in missing if state(folder(run.config)) != "complete"]
+    if without:
+        named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({folder(run.config)})" for run in without[:3])
+        raise RunError(f"{len(without)} runs without a result: {named}. Mend what failed and call admit again")
+    made = {one.name: judged(one, suite.report) for one in asked}
+    path = suite.admitted_file(scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, HEAD + dump_yaml({**suite.own_admitted(scale), **made}))
+    return made
+
+
+HEAD = "# Made by `python -m benchmark admit`: which settings are ranked, and the figures that decided (RULES.md).\n"
+
+
+def judged(one: Candidate, report: str) -> dict[str, Any]:
+    """The figures of a setting whose runs are complete, in points, and whether it is admitted.
+
+    Args:
+        one: the setting.
+        report: the reading that its suite compares.
+
+    Returns:
+        ``admitted``; ``accuracy`` of the four rows, means over the seeds; ``gap`` (bound minus reference), ``premise``
+        (semi-supervised minus supervised) and ``rise`` of reference and bound over the last quarter of the rounds;
+        standard errors of the first two; ``seeds``, ``rounds``, ``code`` and ``hardware``.
+    """
+    folders = {label: [folder(run.config) for run in runs] for label, runs in one.runs.items()}
+    records: dict[str, list[Record]] = {label: [read_record(path) for path in own] for label, own in folders.items()}
+    scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
+    gap, gap_error = _difference(scores[one.bound], scores[one.reference])
+    premise, premise_error = _difference(scores[one.semi_supervised], scores[one.supervised])
+    rises = {label: fmean(_rise(path) for path in folders[label]) for label in (one.reference, one.bound)}
+    configs = [run.config for run in one.runs[one.reference]]
+    every = [record for own in records.values() for record in own]
+    return {
+        "admitted": gap >= GAP and premise >= PREMISE and all(rise < RISE for rise in rises.values()),
+        "accuracy": {label: round(fmean(values), 2) for label, values in scores.items()},
+        "gap": round(gap, 2),
+        "gap_standard_error": gap_error,
+        "premise": round(premise, 2),
+        "premise_standard_error": premise_error,
+        "rise": {label: None if isnan(rise) else round(rise, 2) for label, rise in rises.items()},
+        "seeds": [config.seed for config in configs],
+        "rounds": configs[0].rounds,
+        "code": sorted({version for record in every for version in code_versions(record)}),
+        "hardware": sorted({hardware(record["environment"]) for record in every}),
+    }
+
+
+def _difference(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float | None]:
+    """Mean over the seeds of a difference paired by seed, and its standard error, ``None`` with one seed."""
+    differences = [a - b for a, b in zip(upper, lower, strict=True)]
+    error = round(stdev(differences) / sqrt(len(differences)), 2) if len(differences) > 1 else None
+    return fmean(differences), error
+
+
+def _rise(path: Path) -> float:
+    rows = RunFolder(path).rows()
+    return late_rise([row["round"] for row in rows], [row["acc"] for row in rows])

@@ -1,0 +1,39 @@
+"""``admit``: test whether a leaderboard's settings can be ranked."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jobs_and_gpus, refuse
+from benchmark.config import Runtime
+from benchmark.suites.suite import load
+
+ABOUT = "Test by their bounds whether the settings of a leaderboard can be ranked."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    add_suite_arguments(parser)
+    add_jobs_argument(parser)
+    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse(dotted, "admit")
+    from benchmark import admission
+
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    suite = load(options.paper)
+    jobs, _ = jobs_and_gpus(options, runtime)
+    for name, made in admission.admit(suite, options.scale, runtime, jobs).items():
+        rises = ", ".join(f"{label} {rise:+.1f}" for label, rise in made["rise"].items() if rise is not None)
+        print(
+            f"{name}: {'admitted' if made['admitted'] else 'not admitted'}; all labels are worth {made['gap']:.1f} "
+            f"points ({admission.GAP:g} needed), unlabelled data {made['premise']:.1f} in one place "
+            f"({admission.PREMISE:g} needed); late rise {rises or 'unknown'} (below {admission.RISE:g} needed)"
+        )
+    print(f"wrote {suite.admitted_file(options.scale)}")
+    return 0

@@ -1,0 +1,99 @@
+"""``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from benchmark.commands.common import (
+    add_jobs_argument,
+    add_seeds_argument,
+    add_suite_arguments,
+    jobs_and_gpus,
+    planned,
+    refuse,
+)
+from benchmark.config import Runtime
+from benchmark.files import dump_yaml, read_yaml, write_atomic
+from benchmark.registry import KINDS, find_class
+from benchmark.suites.suite import Suite, load
+from datamodules.common.errors import ConfigError, RunError
+
+ABOUT = (
+    "Give a method its row in a setting of a leaderboard: tune its learning rate by the rules, run its seeds and what "
+    "else is missing of the setting, and say where it stands. Options of the method are given as --method.NAME."
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    add_suite_arguments(parser)
+    add_seeds_argument(parser)
+    add_jobs_argument(parser)
+    parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
+    parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
+    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+
+
+def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
+    """Carry the command out; returns its exit code."""
+    refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
+    from benchmark import tuning
+    from benchmark.launch import pool
+    from benchmark.launch.progress import Display
+    from benchmark.report import leaderboard, tables
+
+    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    path, label = _written(options, dotted)
+    suite = load(str(path))
+    jobs, gpus = jobs_and_gpus(options, runtime)
+    own = [row for row in suite.matching([f"{options.table}/*"], options.scale) if row.method == label]
+    tuning.tune(suite, options.scale, own, runtime, jobs)
+
+    suite = load(str(path))  # with what was chosen
+    plan = planned(suite, options, runtime)
+    wanted = suite.select(plan, [options.table])
+    before = tables.collect(plan)
+    missing = [one for one in wanted if before[one.id].state != "complete"]
+    outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
+    for setting in leaderboard.settings(suite, plan, tables.collect(plan, before)):
+        if setting.table.number == options.table:
+            print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
+    print(f"\nthe row is described by {path}, what was tried by {suite.tuned_file(options.scale)}")
+    if bad := [one for one in outcomes if one.status != "complete"]:
+        raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
+    return 0
+
+
+def _written(options: Namespace, dotted: Mapping[str, Any]) -> tuple[Path, str]:
+    """The file of a suite that extends the leaderboard's by the method's row, made if it is missing, and its label.
+
+    Raises:
+        ConfigError: the suite has no such setting, or has the label already, or another row is described there.
+    """
+    extended, label = load(options.paper), options.method.rpartition(".")[2]
+    find_class(options.method, KINDS["method"])
+    _check(extended, options.table, label)
+    paper = f"{extended.paper}-{label}"
+    spec = {
+        "extends": options.paper,
+        "paper": paper,
+        "labels": {label: {"method": options.method}},
+        "tables": {options.table: {"rows": [{"method": label, "set": dict(dotted)}]}},
+    }
+    path = Path(f"{paper}-{options.table}.yaml")
+    if not path.exists():
+        write_atomic(path, dump_yaml(spec))
+    elif read_yaml(path, "suite") != spec:
+        raise ConfigError(f"{path} describes another row than these options do; delete it, or rename it to keep both")
+    return path, label
+
+
+def _check(suite: Suite, table: str, label: str) -> None:
+    ranked = [one.number for one in suite.tables if one.reference]
+    if table not in ranked:
+        raise ConfigError(f"--table {table}: {suite.where} compares rows in {', '.join(ranked) or 'no table'}")
+    if label in suite.spec["labels"]:
+        raise ConfigError(f"{suite.where} has a row {label} already: give the class of the method another name")

@@ -1,0 +1,97 @@
+"""What other papers report for a suite's methods, beside what its own paper prints and what our runs gave."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from benchmark.report.layout import Rendered, Section, same_name
+from benchmark.suites.plan import Row
+from benchmark.suites.published import read_others
+from benchmark.suites.suite import OTHERS, Suite, available, load
+
+NOTE = (
+    "Each paper has its own protocol, and often its own version of the method: values of different settings are not to "
+    "be compared. Mean ± standard deviation over the runs, as printed; ours ± half-width of the 95 % t interval."
+)
+COLUMNS = ("reported by", "data set", "setting", "accuracy", "runs")
+WHO = {"partial_clients": "some clients", "all_clients": "all clients", "server": "the server"}
+
+Line = dict[str, Any]
+
+
+def sections(suite: Suite, tables: Sequence[Rendered]) -> list[Section]:
+    """A table for each method that the suite names under ``reported``.
+
+    Args:
+        suite: with the methods' labels.
+        tables: its tables at one scale or at several.
+    """
+    own = {suite.paper, suite.extended.paper if suite.extended else ""}
+    others = [load(paper) for paper in available() if paper not in own] if suite.reported else []
+    return [_section(suite, others, label, tables) for label in suite.reported]
+
+
+def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence[Rendered]) -> Section:
+    elsewhere = [line for other in others for line in _printed(other, label)] + _in_papers_without_suite(label)
+    nothing = "" if elsewhere else " No value from another paper is known to us."
+    frame = pd.DataFrame([*_here(suite, label, tables), *elsewhere], columns=COLUMNS)
+    return Section(f"What other groups report for {label}", NOTE + nothing, frame)
+
+
+def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line]:
+    """What the suite's paper prints, and what our runs gave at each scale; runs of several tables stand in one line."""
+    yield from _printed(suite, label)
+    shown = set()
+    for table in tables:
+        for line in table.lines:
+            if line.row.method == label and line.metric == "acc" and line.n and line.runs not in shown:
+                shown.add(line.runs)
+                yield {
+                    "reported by": f"ours, scale {table.scale}, table {table.number}",
+                    "data set": table.data_label(line.row.dataset),
+                    "setting": _setting(suite, line.row, table.scale),
+                    "accuracy": line.ours_text,
+                    "runs": str(line.n),
+                }
+
+
+def _printed(suite: Suite, label: str) -> Iterator[Line]:
+    """What the suite's paper prints for a method, whatever its spelling there."""
+    protocol = next((name for name in suite.spec["scales"] if suite.compares(name)), "")
+    published = suite.published() if protocol else {}
+    for row in suite.rows:
+        value, spread = published.get(row.key("acc")), published.get(row.key("acc std"))
+        if value is not None and same_name(row.method, label):
+            runs = next(table.published_runs for table in suite.tables if table.number == row.table)
+            yield {
+                "reported by": f"{suite.title.partition(':')[0]}, table {row.table}",
+                "data set": row.dataset,
+                "setting": _setting(suite, row, protocol),
+                "accuracy": f"{value} ± {spread}" if spread else value,
+                "runs": str(runs),
+            }
+
+
+def _in_papers_without_suite(label: str) -> list[Line]:
+    """What the other papers print for it."""
+    lines = []
+    for one in read_others(OTHERS):
+        if same_name(one["method"], label):
+            value = f"{one['value']} ± {one['std']}" if one["std"] else one["value"]
+            told = (one["source"], one["dataset"], one["setting"], value, one["seeds"])
+            lines.append(dict(zip(COLUMNS, told, strict=True)))
+    return lines
+
+
+def _setting(suite: Suite, row: Row, scale: str) -> str:
+    """What tells the row apart in its table, and as much of the protocol behind it as is short."""
+    told = [f"{name.replace('_', ' ')} {value}" for name, value in row.columns.items()]
+    if not row.pending:
+        config = suite.config(row, scale)
+        data, drawn = config.data.init_args, config.roster.get("participants")
+        told.append(f"labels at {WHO[data['scenario']]}")
+        told += [f"{data['num_labels']} labels"] if data["num_labels"] else []
+        told.append(f"{data['num_clients']} clients" + (f" ({drawn} a round)" if drawn else ""))
+        told += [config.model, f"{config.rounds} rounds"]
+    return ", ".join(told)

@@ -1,0 +1,87 @@
+"""FlexMatch at clients: class-wise thresholds that follow what each client has learnt of each class."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import StepNumber
+from methods.parts.joint_steps import JointSteps
+from methods.parts.tensors import one_hot
+
+
+class FlexMatch(JointSteps):
+    """FedAvg with FlexMatch (Zhang et al., NeurIPS 2021), a baseline of SAGE (CVPR 2025) and ProxyFL (CVPR 2026).
+
+    A client remembers of each of its unlabelled images the class that the model in training was last sure of: s = -1 at
+    first, then the class of a weak view whose probability reached ``threshold``. With sigma_c, the number of images
+    of class c, a class is learnt to the degree beta_c, and an image counts where it reaches its class's threshold::
+
+        beta_c = sigma_c / max(max_k sigma_k, number of images with s = -1)
+        t_i = onehot(argmax p(weak_i)),  m_i = 1[max p(weak_i) >= threshold * beta / (2 - beta)]
+
+    beta is that before the step; the step then updates s. A class that was never met has the threshold 0.
+
+    | hyperparameter | paper (ProxyFL) | released code | here |
+    |---|---|---|---|
+    | ``threshold`` | 0.95 | not released; 0.95 (FlexMatch's) | 0.95 |
+    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as the code |
+    | s between visits | not given | not released | stays with the client |
+    | ``lambda_u`` | 1 | not released | 1 |
+    | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as the code |
+    | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 (SAGE) | 5 |
+    | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none (SAGE) | so |
+    | optimiser state | not given | one for all (SAGE) | one per client (``share_momentum``: as the code) |
+
+    s of a visit alone is the ablation ``methods.ablations.flexmatch.Forgetful``. The rest is ``JointSteps``'.
+    """
+
+    scopes = {**JointSteps.scopes, "status": "personal"}
+    contract_args = {**JointSteps.contract_args, "lr": 0.001}  # at first every pseudo-label counts
+    warm_up: ClassVar[bool] = True
+    status: Tensor
+    unlabelled = StepNumber()
+
+    def __init__(self, model: nn.Module, num_classes: int, num_images: int, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.num_classes = num_classes
+        self.register_buffer("status", torch.full((num_images,), -1, dtype=torch.int16))
+
+    def on_train_start(self) -> None:
+        """Note how many images the client has."""
+        super().on_train_start()
+        self.unlabelled = 0 if self.site is None else len(self.site.data.unlabelled)
+
+    def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
+        """The local model's classes where they reach the thresholds of this moment; then s moves."""
+        confidence, labels = local.max(dim=1)
+        beta = self.learning_status().to(local.dtype)
+        mask = confidence >= flexible(self.hparams.threshold, beta)[labels]
+        index, sure = samples["index"], confidence >= self.hparams.threshold
+        self.status[index] = torch.where(sure, labels.to(self.status.dtype), self.status[index])
+        return one_hot(labels, local.shape[1]).to(local.dtype), mask
+
+    def learning_status(self) -> Tensor:
+        """beta of the client, ``[C]``."""
+        counts = one_hot(self.status, self.num_classes).sum(dim=0)
+        return learning_status(counts, self.unlabelled, self.warm_up)
+
+
+def learning_status(counts: Tensor, images: Tensor | float, warm_up: bool = True) -> Tensor:
+    """beta ``[C]``: how far each class is learnt (FlexMatch, Eqs. 6, 11).
+
+    Args:
+        counts: sigma ``[C]``, images whose last sure prediction is of the class.
+        images: number of all images.
+        warm_up: the images of no class count like one class.
+    """
+    most = counts.max()
+    if warm_up:
+        most = torch.maximum(most, images - counts.sum())
+    return counts / most.clamp_min(1)
+
+
+def flexible(threshold: float, beta: Tensor) -> Tensor:
+    """Thresholds ``[C]``: the convex map of beta times the threshold (FlexMatch, Eq. 12 with x / (2 - x))."""
+    return threshold * beta / (2.0 - beta)

@@ -1,0 +1,159 @@
+"""Steps on labels and pseudo-labels in one forward pass, as clients that hold both take them in SAGE and ProxyFL."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.base import Batch, FedMethod, LocalWork, Pass, Scope, Site
+from methods.parts.losses import proximal_term, smoothed_divergence
+from methods.parts.tensors import wide
+
+
+class JointSteps(FedMethod):
+    """One visit of FixMatch's kind at a client with labels, with all choices of SAGE's released code.
+
+    A batch is labelled images x with labels y, and N unlabelled images in a weak and a strong view. A step minimises ::
+
+        CE(y, x) + lambda_u / N sum_i m_i KL(t_i || p(strong_i)) + prox_mu / 2 ||theta - theta_received||^2
+
+    where a method's ``targets`` says what t and m are. The three views share one forward pass, so also the statistics
+    of batch norm. ``received`` is a copy of the received model that rests for the whole visit, in evaluation mode.
+
+    A local epoch has floor(n / ``batch_size``) steps, n being the client's unlabelled images (its labelled ones where
+    it has no others). Labelled images are drawn with replacement; unlabelled ones come in shuffled passes, of which a
+    last incomplete batch is left out.
+
+    Args:
+        model: the network.
+        threshold: smallest probability that makes a pseudo-label.
+        lambda_u: weight of the unlabelled images; 0: they are not looked at.
+        prox_mu: weight of FedProx's term (MLSys 2020), over the parameters of the network.
+        unlabelled_bs: unlabelled images per step; a client with fewer takes all of them.
+        batch_size: labelled images per step.
+        share_momentum: one optimiser state for all clients and rounds, as released: a visit begins with the momentum of
+            the one before. Clients then train one at a time, in the order drawn.
+    """
+
+    scenario = "all_clients"
+    scopes = {"received": "local"}
+    views = {"labelled": {"x": "weak"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
+    contract_args: ClassVar[Mapping[str, Any]] = MappingProxyType({"batch_size": 10, "unlabelled_bs": 20})
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threshold: float = 0.95,
+        lambda_u: float = 1.0,
+        prox_mu: float = 0.0,
+        unlabelled_bs: int = 256,
+        batch_size: int = 128,
+        local_epochs: int = 5,
+        share_momentum: bool = False,
+        lr: float = 0.1,
+        weight_decay: float = 1e-4,
+        clip_norm: float | None = None,
+        **base: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            batch_size=batch_size,
+            local_epochs=local_epochs,
+            lr=lr,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+            **base,
+        )
+        self.require("from 0", lambda_u=lambda_u >= 0, prox_mu=prox_mu >= 0)
+        self.require("from 1", unlabelled_bs=unlabelled_bs >= 1)
+        self.require("false beside reset_momentum", share_momentum=not (share_momentum and self.hparams.reset_momentum))
+        self.require_thresholds("threshold")
+        self.received = copy.deepcopy(model).requires_grad_(False).eval()
+        self.site: Site | None = None
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As many steps per local epoch as the client's images make."""
+        h, data = self.hparams, client.data
+        self.site, streams = client, self.streams(data)
+        steps = max(1, (len(data.unlabelled) or len(data.labelled)) // h.batch_size)
+        if "labelled" in streams:
+            streams["labelled"].resample = steps * h.batch_size
+        if not h.lambda_u:
+            streams.pop("unlabelled", None)
+        if "unlabelled" in streams:
+            unlabelled = streams["unlabelled"]
+            unlabelled.batch_size = unlabelled.min_batch = min(h.unlabelled_bs, len(unlabelled))
+            unlabelled.cycle, unlabelled.fields = True, {"index": data.unlabelled}
+        return [Pass(streams, steps)] * int(h.local_epochs)
+
+    def optimizer_scopes(self) -> Sequence[Scope]:
+        """See ``share_momentum``."""
+        return ["shared"] if self.hparams.share_momentum else super().optimizer_scopes()
+
+    def on_train_start(self) -> None:
+        """Keep what was received."""
+        self.received.load_state_dict(self.model.state_dict())
+        self.received.eval()
+
+    def on_train_end(self) -> None:
+        """The step reports to no site any more."""
+        super().on_train_end()
+        self.site = None
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        """The local objective."""
+        out = self.outputs(batch)
+        loss = torch.zeros((), device=self.device)
+        if "labelled" in batch:
+            supervised = F.cross_entropy(out["x"], batch["labelled"]["y"])
+            self.log("loss_labelled", supervised.detach())
+            loss = loss + supervised
+        if "unlabelled" in batch:
+            unlabelled = self.unlabelled_loss(batch, out)
+            self.log("loss_unlabelled", unlabelled.detach())
+            loss = loss + self.hparams.lambda_u * unlabelled
+        if self.hparams.prox_mu:
+            loss = loss + self.hparams.prox_mu * proximal_term(self.model.parameters(), self.received.parameters())
+        return loss
+
+    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits of x, the weak and the strong view, by field, from one forward pass."""
+        views = images(batch)
+        logits = wide(self(torch.cat(list(views.values()))))
+        parts = torch.split(logits, [len(view) for view in views.values()])
+        return dict(zip(views, parts, strict=True))
+
+    def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """L_u: divergence of the strong views' predictions from the targets; masked images count as 0."""
+        targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
+        self.report(batch["unlabelled"], targets.argmax(dim=1), mask)
+        return (mask * smoothed_divergence(targets, out["strong"])).mean()
+
+    def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets t ``[N, C]`` of unlabelled images, and which of them count, bool ``[N]``.
+
+        Args:
+            samples: the unlabelled part of the batch.
+            local: the local model's probabilities of the weak views, ``[N, C]``, without gradient.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define targets(samples, local)")
+
+    @torch.no_grad()
+    def received_predicts(self, x: Tensor) -> Tensor:
+        """Probabilities ``[N, C]`` of the received model."""
+        return wide(self.received(x)).softmax(dim=1)
+
+    def report(self, samples: Mapping[str, Tensor], labels: Tensor, mask: Tensor) -> None:
+        """How good the pseudo-labels of a batch are goes into the record."""
+        if self.site is not None:
+            self.site.report_pseudo_labels(samples["index"], labels, mask)
+
+
+def images(batch: Batch) -> dict[str, Tensor]:
+    """The views of a batch by field, labelled images first."""
+    streams = [batch[name] for name in ("labelled", "unlabelled") if name in batch]
+    return {field: values for stream in streams for field, values in stream.items() if field not in ("y", "index")}

@@ -1,0 +1,80 @@
+"""``enter``: a stranger's method gets its row in a setting, by the rules, in one command."""
+
+import pytest
+import yaml
+
+from benchmark.cli import main
+from benchmark.suites.suite import load
+
+BOARD = """
+paper: board
+title: A board
+published: null
+report: last
+ranked: true
+base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 3, method.batch_size: 64}}
+datasets: {A: {}}
+labels: {low: {method: fedavg}, mid: {method: fed_consist, method.warmup_rounds: 1}}
+tables:
+  one: {title: One, datasets: [A], metrics: [acc], reference: low, rows: [{method: low}, {method: mid}]}
+  two: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}
+scales:
+  quick:
+    seeds: [0, 1, 2]
+    tuning:
+      factors: [0.5, 1]
+      rates: [method.lr]
+      share_of_rounds: 0.5
+      set: {seed: 1000, data.labelled_holdout: 0.5}
+"""
+MINE = """
+from methods.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    \"\"\"Averages (an example, 2026).\"\"\"
+"""
+ENTER = ["enter", "--paper", "board.yaml", "--method", "mine_of_a_stranger.Mine", "--jobs", "1", "--wandb", "off"]
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "board.yaml").write_text(BOARD)
+    (tmp_path / "mine_of_a_stranger.py").write_text(MINE)
+    return tmp_path
+
+
+def test_a_method_gets_its_row(board, capsys):
+    """It is tuned, runs the setting's seeds beside the others, and is told its place; it is FedAvg, so it ties."""
+    assert main([*ENTER, "--table", "one"]) == 0
+    out = capsys.readouterr().out
+    assert "of 3 by the mean" in out and "not resolved" in out and "| mid" in out and "(3 seeds)" in out
+    suite = load("board-Mine-one.yaml")
+    (chosen,) = suite.own_tuned("quick").values()
+    assert len(chosen["tried"]) == 2
+    assert len(list((board / "results" / "runs").iterdir())) == 9
+    before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
+    assert main([*ENTER, "--table", "one"]) == 0  # nothing is run twice
+    assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--table", "two"], "compares rows in one"),
+        (["--table", "one", "--method", "nobodys.Mine"], "nobodys"),
+        (["--table", "one", "--rounds", "3"], "--rounds"),
+        (["--table", "one", "--data.beta", "3"], "--data.beta"),
+    ],
+)
+def test_what_cannot_be_entered(board, capsys, more, told):
+    assert main([*ENTER, *more]) == 2
+    assert told in capsys.readouterr().err and not list(board.glob("board-*.yaml"))
+
+
+def test_another_row_is_not_overwritten(board, capsys):
+    (board / "board-Mine-one.yaml").write_text(yaml.safe_dump({"extends": "board.yaml", "paper": "board-Mine"}))
+    assert main([*ENTER, "--table", "one"]) == 2
+    assert "describes another row" in capsys.readouterr().err

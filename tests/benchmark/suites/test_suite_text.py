@@ -1,0 +1,83 @@
+"""The suite of news texts: rows of a table share the setting, and every row runs on features."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmark.config import Runtime, apply, from_dict, identity, resolve
+from benchmark.run import fit
+from benchmark.runs.records import RunFolder
+from benchmark.suites import suite
+from datamodules.io import text
+from runs import setting
+from texts import Stub, list_texts, write_texts
+
+ROWS = [row.full_name for row in suite.load("text").rows]
+
+
+def test_rows_of_a_table_share_the_setting() -> None:
+    for scale in ("board", "quick"):
+        papers = suite.load("text")
+        for table in papers.tables:
+            configs = {row.method: papers.config(row, scale) for row in table.rows}
+            first = configs[table.reference or table.rows[0].method]
+            assert all(setting(config) == setting(first) for config in configs.values())
+            hidden = {name for name, c in configs.items() if c.data.init_args["hidden_labels"] == "hidden"}
+            assert set(configs) - hidden == set(table.bounds) | ({"revealed labels"} & set(configs))
+
+
+def test_variants_meet_the_setting_that_they_explain() -> None:
+    """They stand in tables of their own, which have no reference and so are not ranked."""
+    papers = suite.load("text")
+    named = {table.number: table for table in papers.tables}
+    for name in ("clients", "all"):
+        own, beside = named[name], named[f"{name}-diagnostics"]
+        assert own.reference and not beside.reference
+        for scale in ("board", "quick"):
+            assert setting(papers.config(own.rows[0], scale)) == setting(papers.config(beside.rows[0], scale))
+
+
+def test_labels_are_those_of_the_common_settings() -> None:
+    own = suite.load("text").spec["labels"]
+    assert suite.load("common").spec["labels"].items() <= own.items()
+
+
+def test_seeds_and_data() -> None:
+    papers = suite.load("text")
+    assert papers.ranked and papers.plan("board").seeds == tuple(range(20))
+    for run in papers.plan("board").runs.values():
+        data = run.config.data.init_args
+        assert (data["texts"], data["encoder"], data["strong"]) == ("listed", "minilm", "words")
+        assert data["pipeline"] == "feature_copies" and run.config.model == "mlp"
+
+
+@pytest.mark.parametrize("engine", ["reference", "slots"])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_runs_a_round_on_features(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small set of texts with an encoder that counts topic words."""
+    monkeypatch.setattr(text, "load", Stub().load)
+    write_texts(tmp_path, 400, 40)
+    list_texts(tmp_path, monkeypatch)
+    papers = suite.load("text")
+    config = papers.config(papers.row(name, "board"), "board")
+    small = {
+        "rounds": 2,
+        "last_k": 1,
+        "data.validation": 40,
+        "data.num_clients": 6,
+        "data.min_size": 4,
+        "data.partition": "iid",
+    }
+    small |= {"data.num_labels": 12} if config.data.init_args["num_labels"] else {}
+    small |= {"roster.participants": 3} if config.roster.get("participants") else {}
+    values = apply(identity(config), {**small, "scale": "custom"})
+    runtime = Runtime(
+        devices=1, accelerator="cpu", threads=1, engine=engine, slots=2, data_dir=str(tmp_path),
+        results_dir=str(tmp_path / "results"), wandb="off",
+    )  # fmt: skip
+    path = fit(replace(resolve(from_dict(values)), runtime=runtime))
+    record = RunFolder(path).record()
+    assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100

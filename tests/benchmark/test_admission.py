@@ -1,0 +1,147 @@
+"""Admission: which runs a setting needs, and which figures let it in."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from benchmark import admission
+from benchmark.admission import admit, candidates, judged
+from benchmark.config import Runtime, folder
+from benchmark.runs.records import state
+from benchmark.suites.suite import Suite
+from datamodules.common.errors import ConfigError
+
+SPEC = {
+    "paper": "toy",
+    "title": "A toy",
+    "published": None,
+    "report": "last",
+    "ranked": True,
+    "base": {
+        "set": {"data": "digits", "data.num_clients": 3, "data.pipeline": "randaugment_levels_cutout", "rounds": 2}
+    },
+    "datasets": {"Digits": {"set": {}}},
+    "labels": {
+        "bound": {"method": "fedavg", "data.hidden_labels": "pooled"},
+        "base": {"method": "fedavg"},
+        "supervised": {"method": "local_ssl", "method.unsup_weight": 0},
+        "consistent": {"method": "local_ssl"},
+    },
+    "tables": {
+        "clients": {
+            "title": "Labels at some clients",
+            "datasets": ["Digits"],
+            "metrics": ["acc"],
+            "reference": "base",
+            "bounds": ["bound"],
+            "rows": [{"method": "bound"}, {"method": "base"}],
+        }
+    },
+    "scales": {
+        "quick": {
+            "seeds": [0],
+            "admission": {
+                "seeds": [1000, 1001],
+                "central": {
+                    "labels": ["supervised", "consistent"],
+                    "set": {"data.scenario": "all_clients", "data.num_clients": 1},
+                    "tables": {"clients": {"set": {"data.num_labels": 40}}},
+                },
+            },
+        },
+        "paper": {"seeds": [0]},
+    },
+}
+
+
+@pytest.fixture
+def suite(tmp_path):
+    return Suite(SPEC, "toy.yaml", tmp_path / "suites")
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
+
+
+def test_bounds_and_central_rows_run_with_seeds_of_their_own(suite, runtime):
+    (one,) = candidates(suite, "quick", runtime)
+    assert (one.name, list(one.runs)) == ("clients/Digits", ["base", "bound", "supervised", "consistent"])
+    for runs in one.runs.values():
+        assert [run.config.seed for run in runs] == [1000, 1001]
+    reference, central = one.runs["base"][0].config, one.runs["consistent"][0].config
+    assert reference.data.init_args["num_clients"] == 3
+    asked = {"scenario": "all_clients", "num_clients": 1, "num_labels": 40}
+    assert asked.items() <= central.data.init_args.items()
+    assert one.runs["supervised"][0].config.method.init_args["unsup_weight"] == 0
+
+
+def test_what_tuning_has_chosen_does_not_count(suite, runtime):
+    before = candidates(suite, "quick", runtime)
+    suite.tuned_file("quick").parent.mkdir(parents=True)
+    suite.tuned_file("quick").write_text("clients/Digits/base: {options: {method.lr: 0.5}}\n")
+    assert suite.plan("quick").runs and candidates(suite, "quick", runtime) == before
+
+
+def test_a_scale_that_asks_for_none_has_none(suite, runtime):
+    with pytest.raises(ConfigError, match="no entry `admission`"):
+        candidates(suite, "paper", runtime)
+
+
+def test_a_suite_names_what_is_there():
+    quick = SPEC["scales"]["quick"]
+    central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
+    scales = {"quick": {**quick, "admission": {"seeds": [1], "central": central}}}
+    with pytest.raises(ConfigError, match="did you mean 'consistent'"):
+        Suite({**SPEC, "scales": scales}, "toy.yaml")
+
+
+@pytest.mark.parametrize(
+    ("bound", "consistent", "late", "admitted"),
+    [(80, 53, 0.0, True), (74, 53, 0.0, False), (80, 52, 0.0, False), (80, 53, 2.0, False)],
+)
+def test_three_figures_decide(suite, runtime, monkeypatch, bound, consistent, late, admitted):
+    """Accuracy of the reference 60 and of the central supervised row 50; all curves are flat, or rise by ``late``."""
+    (one,) = candidates(suite, "quick", runtime)
+    accuracy = {"base": 60, "bound": bound, "supervised": 50, "consistent": consistent}
+    of = {str(folder(run.config)): accuracy[label] for label, runs in one.runs.items() for run in runs}
+
+    def record(path):
+        environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
+        return {"final": {"acc": float(of[str(path)])}, "environment": environment, "code_version": "abc"}
+
+    class Folder:
+        def __init__(self, path):
+            pass
+
+        def rows(self):
+            return [{"round": n, "acc": 50 + late * n / 2} for n in range(8)]
+
+    monkeypatch.setattr(admission, "read_record", record)
+    monkeypatch.setattr(admission, "RunFolder", Folder)
+    found = judged(one, "last")
+    assert found["admitted"] is admitted
+    assert (found["gap"], found["premise"]) == (bound - 60, consistent - 50)
+    assert found["rise"]["base"] == pytest.approx(late)
+    assert found["seeds"] == [1000, 1001]
+
+
+def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
+    made = admit(suite, "quick", runtime, 1)
+    written = yaml.safe_load(suite.admitted_file("quick").read_text())
+    assert written == made == suite.admitted("quick")
+    assert set(written["clients/Digits"]["accuracy"]) == {"base", "bound", "supervised", "consistent"}
+    (one,) = candidates(suite, "quick", runtime)
+    paths = [folder(run.config) for runs in one.runs.values() for run in runs]
+    assert all(state(path) == "complete" and "admission" in path.parts for path in paths)
+    before = [path.stat().st_mtime_ns for path in paths]
+    admit(suite, "quick", replace(runtime), 1)
+    assert [path.stat().st_mtime_ns for path in paths] == before
+
+
+def test_damaged_verdicts_are_told(suite):
+    suite.admitted_file("quick").parent.mkdir(parents=True)
+    suite.admitted_file("quick").write_text("clients/Digits: {admitted: perhaps}\n")
+    with pytest.raises(ConfigError, match="`admit` writes it"):
+        suite.admitted("quick")

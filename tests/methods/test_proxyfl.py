@@ -1,0 +1,339 @@
+"""ProxyFL: its parts and visits against the released code, closed forms, and what is left without its terms."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allclients_visits import Toy, arguments, own_name, precise, visits
+from datamodules.common.errors import ConfigError
+from federations import contract_federation, make_method, rounds_until, run_rows, site_of, visited
+from golden_files import load
+from methods.ablations.proxyfl import AsPrinted
+from methods.base import Upload, Visit
+from methods.client_fixmatch import ClientFixMatch
+from methods.parts.aggregation import weighted_mean
+from methods.proxyfl import ProxyFL, class_sets, classifier, distances, icpl, tuned_proxies, widest_gap
+from methods.sage import SAGE
+
+ICPL, SERVER = load("allclients/proxyfl_icpl"), load("allclients/proxyfl_server")
+PRIOR, UPDATE = load("allclients/proxyfl_prior"), load("allclients/proxyfl_update")
+ALONE = {"icpl_weight": 0.0, "gpt_epochs": 0}
+
+
+def toy(**args: Any) -> ProxyFL:
+    """ProxyFL around the toy network, in double precision."""
+    return ProxyFL(Toy(), num_classes=3, **args).double()
+
+
+# --- the released code
+
+
+@pytest.mark.parametrize("case", ICPL["cases"])
+def test_released_icpl(case: dict[str, Any]) -> None:
+    """Sets, loss, and gradients at features, proxies and both heads, through the method itself."""
+    given, out = case["inputs"], case["outputs"]
+    labelled, close = given["n_labelled"], {"rtol": 0.0, "atol": ICPL["tolerance"]}
+    logits = precise(given["global_logits_labelled_then_weak"])
+    p_x, p = logits[:labelled].softmax(dim=1), logits[labelled:].softmax(dim=1)
+    decided = p.amax(dim=1) >= given["threshold"]
+    every, known = torch.cat([p_x, p, p]), torch.tensor(out["confident"])
+    assert class_sets(every, known, precise(given["prior"])).tolist() == out["category_sets"]
+
+    method = toy(threshold=given["threshold"])
+    heads = {f"feat_proj.{name}": value for name, value in given["feat_proj"].items()}
+    heads |= {"proxy_proj.weight": given["proxy_proj_weight"], "model.head.weight": given["classifier_weight"]}
+    method.load_tensors({name: precise(value) for name, value in (heads | {"prior": given["prior"]}).items()})
+    method.received_predicts = lambda x: p_x
+    features = precise(given["features"]).requires_grad_()
+    batch = {"labelled": {"x": p_x}, "unlabelled": {}}
+    loss = method.proxy_learning(batch, {"features": features}, p, decided)
+    assert float(loss.detach()) == pytest.approx(out["loss"], abs=ICPL["tolerance"])
+    loss.backward()
+    for tensor, name in (
+        (features, "grad_features"),
+        (method.model.head.weight, "grad_classifier_weight"),
+        (method.proxy_proj.weight, "grad_proxy_proj"),
+        (method.feat_proj.weight, "grad_feat_proj"),
+    ):
+        torch.testing.assert_close(tensor.grad, precise(out[name]), **close)
+
+
+@pytest.mark.parametrize("case", UPDATE["cases"])
+def test_released_visits(case: dict[str, Any]) -> None:
+    """Weights, buffers, momentum and class counts after two visits that share an optimiser."""
+    method, close = toy(**arguments(case)), {"rtol": 0.0, "atol": UPDATE["tolerance"]}
+    method.prior.copy_(precise(case["inputs"]["prior"]))
+    for out, momentum in visits(method, case):
+        for name, value in out["state"].items():
+            torch.testing.assert_close(method.registered()[own_name(name)].double(), precise(value), **close)
+        for name, value in out["momentum"].items():
+            torch.testing.assert_close(momentum[own_name(name)], precise(value), **close)
+        assert method.counts.tolist() == out["local_class_counts"]
+        method.counts.zero_()  # as an engine does between visits
+
+
+@pytest.mark.parametrize("case", SERVER["cases"])
+def test_released_server(case: dict[str, Any]) -> None:
+    """Mean, margin and tuned proxies; the bias keeps its mean."""
+    given, out = case["inputs"], case["outputs"]
+    method = toy(gpt_epochs=given["epochs"], gpt_lr=given["lr"])
+    names = {own_name(name): name for name in out["plain_average"]}
+    states = [filled(method, list(names), 3 * m, given["scale"]) for m in range(len(given["weights"]))]
+    stats = {"counts": torch.zeros(3, dtype=torch.float64)}
+    uploads = [Upload(Visit(), s, w, stats) for s, w in zip(states, given["weights"], strict=True)]
+    mean = weighted_mean(states, given["weights"])
+    close = {"rtol": 0.0, "atol": SERVER["tolerance"]}
+    for ours, theirs in names.items():
+        if "num_batches" not in ours:
+            torch.testing.assert_close(mean[ours], precise(out["plain_average"][theirs]), **close)
+    assert widest_gap(mean["model.head.weight"]) == pytest.approx(out["margin"], abs=1e-9)
+    in_order = lambda rows, proxies: tuned_proxies(  # noqa: E731
+        rows, proxies, [torch.arange(9)] * given["epochs"], given["lr"], method.margin(proxies)
+    )
+    method.tuned = in_order
+    method.aggregate(uploads)
+    torch.testing.assert_close(method.model.head.weight.data, precise(out["tuned_classifier_weight"]), **close)
+    torch.testing.assert_close(method.model.head.bias.data, precise(out["classifier_bias"]), **close)
+
+
+def filled(method: ProxyFL, names: list[str], k: int, scale: float) -> dict[str, Tensor]:
+    """A state of the released network: sines, entry by entry."""
+    state, shapes = {}, method.registered()
+    for name in names:
+        shape = shapes[name].shape
+        if name.endswith("num_batches_tracked"):
+            state[name] = torch.tensor(95 + k // 3)
+            continue
+        s = torch.sin(0.1 * (torch.arange(shape.numel(), dtype=torch.float64) + 1) + k).reshape(shape)
+        kinds = {"bn.weight": 1 + 0.1 * s, "running_mean": 0.05 * s, "running_var": 1 + 0.5 * s**2}
+        state[name] = next((value for kind, value in kinds.items() if name.endswith(kind)), scale * s)
+        k += 1
+    return state
+
+
+@pytest.mark.parametrize("case", PRIOR["cases"])
+def test_released_prior(case: dict[str, Any]) -> None:
+    """Round by round, from the uniform one."""
+    method, expected = toy(), case["outputs"]["prior_after_each_round"]
+    assert method.prior.tolist() == pytest.approx(expected[0])
+    method.prior.copy_(precise(expected[0]))
+    for counts, prior in zip(case["inputs"]["counts_per_round_and_client"], expected[1:], strict=True):
+        method.prior.copy_(method.next_prior(precise(counts)))
+        assert method.prior.tolist() == pytest.approx(prior, abs=PRIOR["tolerance"])
+
+
+# --- closed forms
+
+
+def test_one_row_that_pushes() -> None:
+    """-log of a share of two; rows that share a class, and products of nothing, do not push."""
+    z, w = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), torch.eye(2)
+    sets = torch.tensor([[True, False], [False, True], [False, True]])
+    losses = icpl(z, w, sets.float(), sets)
+    first = torch.log1p(torch.exp(torch.tensor(0.6 - 1.0)))  # the third row is at a right angle to the first
+    second = torch.log1p(torch.exp(torch.tensor(0.6 - 0.8)))
+    torch.testing.assert_close(losses, torch.stack([first, second, torch.tensor(0.0)]))
+    common = torch.ones(3, 2, dtype=torch.bool)
+    assert icpl(z, w, sets.float(), common).tolist() == [0.0] * 3
+    everything = icpl(z, w, sets.float(), sets, least=-torch.inf)
+    assert everything[2].item() == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.0)))))
+
+
+def test_loss_follows_rows_and_classes() -> None:
+    """Other names of classes change nothing; rows in another order have their own losses."""
+    g = torch.Generator().manual_seed(0)
+    z, w = F.normalize(torch.randn(12, 6, generator=g)), F.normalize(torch.randn(5, 6, generator=g))
+    sets = torch.rand(12, 5, generator=g) < 0.4
+    weights = torch.rand(12, 5, generator=g) * sets
+    losses, names, order = icpl(z, w, weights, sets), torch.randperm(5, generator=g), torch.randperm(12, generator=g)
+    torch.testing.assert_close(icpl(z, w[names], weights[:, names], sets[:, names]), losses)
+    torch.testing.assert_close(icpl(z[order], w, weights[order], sets[order]), losses[order])
+
+
+def test_sets() -> None:
+    """Decided rows have one class, undecided ones all that are likelier than usual."""
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    prior = torch.tensor([0.2, 0.3, 0.5])
+    assert class_sets(p, torch.tensor([True, False]), prior).tolist() == [[True, False, False]] * 2
+    assert class_sets(p, torch.tensor([True, False]), prior.flip(0))[1].tolist() == [False, False, False]
+    assert class_sets(p, torch.tensor([True, False]), prior / 10)[1].tolist() == [True, True, True]
+
+
+def test_the_margin_is_the_widest_gap_to_a_nearest_proxy() -> None:
+    """Three points on a line; never above 100."""
+    proxies = torch.tensor([[0.0], [1.0], [4.0]])
+    assert widest_gap(proxies) == 3.0
+    assert widest_gap(1000 * proxies) == 100.0
+    assert torch.equal(distances(proxies, proxies), (proxies - proxies.T).abs())
+
+
+def test_one_tuning_step() -> None:
+    """Two proxies on a line, one client with the same ones: the gradient by hand."""
+    proxies, margin, lr = torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 2.0, 0.1
+    tuned = tuned_proxies(proxies[None], proxies, [torch.arange(2)], lr, margin)
+    share = 1 / (1 + torch.exp(torch.tensor(-(2.0 - margin), dtype=torch.float64)))  # exp(-2) against exp(-(0 + 2))
+    # a row leaves the other class's proxy at the rate 1 - share; its own stays, from which its distance is 0
+    expected = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) * (1 + lr * float(1 - share) / 2)
+    torch.testing.assert_close(tuned, expected)
+
+
+def test_tuning_separates_the_classes_and_moves_no_symmetric_centre() -> None:
+    """The cross-entropy falls; proxies at the corners of a square stay at the corners of one."""
+    g = torch.Generator().manual_seed(0)
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    rows = corners + 0.3 * torch.randn(6, 4, 2, generator=g, dtype=torch.float64)
+    orders = [torch.randperm(24, generator=g) for _ in range(50)]
+    mean = rows.mean(dim=0)
+
+    def loss(proxies: Tensor) -> float:
+        return float(F.cross_entropy(-distances(rows.flatten(0, 1), proxies), torch.arange(4).repeat(6)))
+
+    assert loss(tuned_proxies(rows, mean, orders, 0.02, 2.0)) < loss(mean)
+    square = tuned_proxies(corners[None], corners, [torch.arange(4)] * 30, 0.05, 2.0)
+    torch.testing.assert_close(square, corners * square[0, 0])
+
+
+# --- the federation
+
+
+def rows_and_server(method: type | str, **args: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """A contract federation's rows and last model."""
+    run = contract_federation(method, **args)
+    return run_rows(run), run.server
+
+
+def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both modules off leave GPL, but for images that only the local model is sure of."""
+    _, wide = rows_and_server("proxyfl", **ALONE)
+    monkeypatch.setattr(ProxyFL, "decided", lambda self, local, p: p.amax(dim=1) >= self.hparams.threshold)
+    rows, server = rows_and_server("proxyfl", **ALONE)
+    gpl_rows, gpl = rows_and_server(ClientFixMatch)
+    assert all(torch.equal(server[name], value) for name, value in gpl.items())
+    assert [row["acc"] for row in rows] == [row["acc"] for row in gpl_rows]
+    assert any(not torch.equal(wide[name], value) for name, value in gpl.items())
+
+
+def test_without_its_terms_it_is_sage_with_global_labels_only() -> None:
+    """SAGE's local weight at its floor of 1e-6."""
+    _, server = rows_and_server("proxyfl", **ALONE)
+    _, sage = rows_and_server(SAGE, kappa=1e9)
+    for name, value in sage.items():
+        torch.testing.assert_close(server[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_heads_are_trained_sent_and_averaged() -> None:
+    """Two more linear layers, 131,072 numbers and 256 at 256 features; without ICPL there are none."""
+    run = contract_federation("proxyfl", rounds=1)
+    plain = contract_federation("proxyfl", rounds=1, icpl_weight=0.0)
+    heads = set(run.server) - set(plain.server)
+    assert heads == {"feat_proj.weight", "feat_proj.bias", "proxy_proj.weight"}
+    assert sum(run.server[name].numel() for name in heads) == 131_328
+    before = {name: run.server[name].clone() for name in heads}
+    row, less = run_rows(run)[0], run_rows(plain)[0]
+    assert all(not torch.equal(run.server[name], value) for name, value in before.items())
+    assert row["loss_icpl"] > 0 and "loss_icpl" not in less
+    assert row["bytes_up"] - less["bytes_up"] == 6 * 4 * 131_328
+
+
+def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
+    """One number per class on the way down; a hundredth of the way towards the round's counts."""
+    run, again = contract_federation("proxyfl"), contract_federation("proxyfl")
+    uploads = again.run_visits(again.visits(0))[0]
+    assert "prior" not in uploads[0].tensors
+    counts = torch.stack([upload.stats["counts"] for upload in uploads]).sum(dim=0)
+    rounds_until(run, 1)
+    expected = 0.99 * 0.1 + 0.01 * counts / counts.sum()
+    torch.testing.assert_close(run.server["prior"], expected)
+    sent = run.method.broadcast(run.server, Visit())
+    torch.testing.assert_close(sent["prior"], expected)
+
+
+def test_classes_are_counted_in_the_last_epoch_alone() -> None:
+    """As many labels as one epoch's steps draw, and as many images as it selects."""
+    run = contract_federation("proxyfl", rounds=1, local_epochs=3)
+    chosen: list[Tensor] = []
+    report = run.method.report
+    run.method.report = lambda samples, labels, mask: (chosen.append(mask), report(samples, labels, mask))
+    upload = visited(run, run.visits(0)[0])[0].upload
+    steps = len(chosen) // 3
+    assert upload is not None and steps > 1
+    last = int(torch.stack(chosen[-steps:]).sum())
+    assert float(upload.stats["counts"].sum()) == steps * run.method.hparams.batch_size + last
+
+
+def test_a_round_without_counts_keeps_the_prior() -> None:
+    """Nobody met anything."""
+    method = make_method("proxyfl")
+    assert torch.equal(method.next_prior(torch.zeros(3, 10)), method.prior)
+
+
+def test_tuning_moves_the_classifier_alone_and_makes_its_rows_longer() -> None:
+    """After one round, with and without GPT."""
+    (rows, server), (_, plain) = (rows_and_server("proxyfl", rounds=1, gpt_epochs=epochs) for epochs in (30, 0))
+    moved = {name for name, value in plain.items() if not torch.equal(server[name], value)}
+    assert moved == {"model.head.classifier.weight"}
+    (name,) = moved
+    assert rows[0]["server/gpt/stretch"] > 1.0
+    ratio = (server[name].norm(dim=1) / plain[name].norm(dim=1)).mean()
+    assert rows[0]["server/gpt/stretch"] == pytest.approx(float(ratio), rel=1e-5)
+
+
+def test_a_network_that_ends_in_no_linear_layer_is_refused() -> None:
+    """Its proxies would be nowhere."""
+    model = Toy()
+    model.head = nn.Identity()
+    with pytest.raises(ConfigError, match="no linear layer, whose rows are the proxies"):
+        ProxyFL(model, num_classes=3)
+    assert classifier(Toy()).out_features == 3
+
+
+def test_features_are_what_the_classifier_gets() -> None:
+    """Also where the head has layers before its last one."""
+    method, site = make_method("proxyfl"), site_of(contract_federation("proxyfl"))
+    batch = next(iter(site.batches(method.local_work(site), 0)))
+    out = method.outputs(batch)
+    rows = torch.cat([out["x"], out["weak"], out["strong"]])
+    torch.testing.assert_close(classifier(method.model)(out["features"]), rows)
+
+
+# --- as printed
+
+
+def test_as_printed_each_difference() -> None:
+    """Who is decided, the means, the prior and the margin, on small numbers."""
+    method = AsPrinted(Toy(), num_classes=3, threshold=0.8)
+    assert method.feat_proj is None and len(method.configure_optimizers().param_groups) == 1
+    sure, unsure = torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([[0.5, 0.3, 0.2]])
+    assert method.decided(sure, unsure).tolist() == [False] and method.decided(unsure, sure).tolist() == [True]
+    assert float(method.mean_loss(torch.tensor([4.0, 8.0]), torch.tensor([True, False]))) == 4.0
+    counts = torch.tensor([[10.0, 0.0, 0.0], [1.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+    assert method.next_prior(counts).tolist() == [0.625, 0.125, 0.25]
+    assert method.margin(torch.eye(3)) == 0.0
+
+
+def test_as_printed_icpl_on_two_images() -> None:
+    """A decided and an undecided image and a label of a third class, by hand."""
+    method = AsPrinted(Toy(), num_classes=3).double()
+    z = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = precise([[1.0, 0.0, 0.0], [3.0, 1.0, -2.0]])
+    p = precise([[0.96, 0.02, 0.02], [0.5, 0.4, 0.1]])  # of the second, classes 0 and 1 are above a third
+    batch = {"labelled": {"x": z[:1], "y": torch.tensor([2])}, "unlabelled": {}}
+    loss = method.proxy_learning(batch, {"features": z, "weak": logits}, p, torch.tensor([True, False]))
+    w = method.model.head.weight
+    drawn = [z[1] @ w[0], z[2] @ (0.75 * w[0] + 0.25 * w[1])]
+    pushed = [z[1] @ z[0], z[2] @ z[0]]  # the two images share class 0
+    by_hand = sum(torch.logaddexp(pos, neg) - pos for pos, neg in zip(drawn, pushed, strict=True))
+    torch.testing.assert_close(loss, by_hand)
+
+
+def test_as_printed_is_another_method() -> None:
+    """It runs at a low rate, since features have any length, and trains another model."""
+    (_, printed), (_, coded) = (rows_and_server(method, rounds=1, lr=1e-5) for method in (AsPrinted, ProxyFL))
+    assert set(printed) < set(coded)
+    assert all(bool(value.isfinite().all()) for value in printed.values())
+    assert any(not torch.equal(value, coded[name]) for name, value in printed.items())

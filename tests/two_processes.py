@@ -1,0 +1,42 @@
+"""Work that two real processes do together, with gloo, as runs on several CPU processes do."""
+
+import multiprocessing
+import os
+import socket
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+from lightning import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def meet(rank: int, port: int, work: Any) -> Any:
+    """One of two processes: wait for the other, do the work and answer with how it went."""
+    os.environ |= {
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+    }
+    torch.set_num_threads(1)
+    patience = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=100))
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
+    fabric.launch()
+    answer = work(fabric)
+    fabric.barrier()
+    return answer
+
+
+def between_two(work: Any) -> list[Any]:
+    """What ``work(fabric)`` returns in each of two processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.federation.loop"])
+    port = free_port()
+    with ProcessPoolExecutor(2, context) as pool:
+        return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]
