@@ -49,6 +49,7 @@ WAITS = {
     "methods/fl2.py FL2.pseudo_labelled": "once per visit",
     "methods/fl2.py FL2.weights": "once per round",
     "methods/parts/pseudo_labels.py PseudoLabels.pseudo_labelled": "once per visit",
+    "methods/proxyfl.py ProxyFL.aggregate": "once per round",
     "methods/rscfed.py consensus_weights": "once per subset",
     "methods/semifl.py SemiFL.mix_set": "once per visit",
 }
