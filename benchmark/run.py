@@ -21,6 +21,7 @@ from benchmark.config import RunConfig, folder, resolve
 from benchmark.federation.assembly import make_data
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.placement import placed
+from benchmark.launch.queues import enough_queues
 from benchmark.launch.signals import STOPPED, children, stop, stoppable
 from benchmark.launch.worker import is_complete, work
 from benchmark.registry import imported, one_line
@@ -119,6 +120,7 @@ def _check_spawned(config: RunConfig) -> None:
 def _fabric(config: RunConfig, spawned: bool) -> Fabric:
     """Fabric for the run's processes, which it starts itself if they are ``spawned``."""
     rt = config.runtime
+    enough_queues()
     # Messages of plain values go over gloo on GPUs, too: it notices a process that has ended, and lets signals through.
     several = DDPStrategy(
         start_method="spawn" if spawned else "popen",

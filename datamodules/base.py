@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
+from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, told
 from datamodules.common.memory import available_bytes, in_words
 from datamodules.common.plugins import place
@@ -514,6 +515,7 @@ class FSSLDataModule(L.LightningDataModule):
         geometry = self.views[view].geometry
         if geometry not in self._prepared:
             self._prepared[geometry] = geometry.prepare(self._train)
+            finished(self.device)
         return self._seen(self.views[view](self._prepared[geometry], index, generator))
 
     def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:

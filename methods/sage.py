@@ -14,7 +14,7 @@ LEAST = 1e-6
 
 
 class SAGE(JointSteps):
-    """Mind the gap: confidence discrepancy can guide FSSL across heterogeneity (Liu et al., CVPR 2025).
+    """Mind the gap: confidence discrepancy can guide FSSL across pseudo-mismatch (Liu et al., CVPR 2025).
 
     Local models are overconfident, global ones undecided. The model in training gives an image the confidence c_l and
     the class y_l, the received model, which rests, c_g and y_g. Collaborative pseudo-labels: an image counts where

@@ -68,7 +68,7 @@ class Sound(FedMethod):
 
     def refresh_norm(self, data: FSSLDataModule) -> None:
         """The server measures the mean of some training images."""
-        self.centre.copy_(data.take("test", torch.arange(50)).mean())
+        self.centre.copy_(data.take("test", torch.arange(50, device=self.device)).mean())
 
     def aggregate(self, uploads: Any) -> None:
         """The weighted mean, drawn a little to the measured mean."""
@@ -391,6 +391,40 @@ class ReadsBack(Sound):
         """Large losses are cut."""
         loss = super().training_step(batch, batch_idx)
         return loss * min(1.0, 10.0 / max(float(loss.detach()), 1.0))
+
+
+class ConstantOnTheHost(Sound):
+    """A step weighs its loss with a tensor that it makes on the CPU."""
+
+    def known_prior(self) -> Tensor:
+        """Uniform in half."""
+        return 0.5 * self.prior + 0.5 * torch.full((10,), 0.1)
+
+
+class PositionsOnTheHost(Sound):
+    """A step picks images by an order that lies on the CPU."""
+
+    def noise(self, x: Tensor) -> Tensor:
+        """The images in turn."""
+        return x[torch.arange(len(x)).flip(0)]
+
+
+class DrawsOnTheHost(Sound):
+    """A step draws from a generator that lives on the CPU, for a tensor that does not."""
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Seeded, in the shape of the images."""
+        generator = torch.Generator().manual_seed(self.visit.client)
+        return torch.randn(x.shape, device=x.device, generator=generator)
+
+
+class ArrayOfALoss(Sound):
+    """A step looks at a tensor through NumPy."""
+
+    def follow(self, mean: Tensor) -> None:
+        """As an array."""
+        super().follow(mean)
+        self.last = mean.numpy()
 
 
 class CountsBatches(Sound):

@@ -11,6 +11,8 @@ import torch
 from lightning import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
+from benchmark.federation.collectives import wait_for_all
+
 
 def free_port() -> int:
     with socket.socket() as door:
@@ -29,7 +31,7 @@ def meet(rank: int, port: int, work: Any) -> Any:
     fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
     fabric.launch()
     answer = work(fabric)
-    fabric.barrier()
+    wait_for_all(fabric)
     return answer
 
 

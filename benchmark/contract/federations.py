@@ -42,14 +42,26 @@ class FewerDigits(Digits):
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        whole = _digits()
-        return replace(
-            whole,
-            train_images=whole.train_images[:480].copy(),
-            train_labels=whole.train_labels[:480].copy(),
-            test_images=whole.test_images[:120].copy(),
-            test_labels=whole.test_labels[:120].copy(),
-        )
+        return cut(_digits(), 480, 120)
+
+
+class FewestDigits(Digits):
+    """The first 120 training and 30 test images: a handful of steps for each client."""
+
+    def read(self) -> Arrays:
+        """Digits, cut."""
+        return cut(_digits(), 120, 30)
+
+
+def cut(whole: Arrays, train: int, test: int) -> Arrays:
+    """The first images of a data set."""
+    return replace(
+        whole,
+        train_images=whole.train_images[:train].copy(),
+        train_labels=whole.train_labels[:train].copy(),
+        test_images=whole.test_images[:test].copy(),
+        test_labels=whole.test_labels[:test].copy(),
+    )
 
 
 @cache
@@ -150,6 +162,25 @@ def contract_federation(method: str | type, data: FSSLDataModule | None = None, 
     given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
     data = data or data_for(make_method(method, **brief(method)))
     return make_federation(method, data, weights=half_trained(), **given)
+
+
+def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
+    """Two brief rounds on the fewest digits, in batches of 8 and ragged ones, on any device.
+
+    Args:
+        method: name, dotted path or class.
+        fabric: launched; default: the CPU.
+        engine: arguments of the ``Federation``.
+    """
+    fabric = fabric or plain_fabric()
+    made = make_method(method, weights=half_trained(), **(brief(method) | {"batch_size": 8}))
+    scenario = made.scenario
+    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 60}}.get(scenario, {})
+    options = SCENARIOS[scenario] | labels | dict(made.contract_data)
+    data = FewestDigits(**{"scenario": scenario, "partition": "iid", **options})
+    data.setup()
+    data.place(fabric.device, torch.float32)
+    return Federation(made, data, data.roster(0), fabric, rounds=2, seed=0, **engine)
 
 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:

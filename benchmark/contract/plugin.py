@@ -22,4 +22,6 @@ def pytest_configure() -> None:
     """Let a failed assertion of a check show its values, as one in a test does."""
     import pytest
 
-    pytest.register_assert_rewrite(*(f"benchmark.contract.{name}" for name in ("runs", "steps", "isolation")))
+    pytest.register_assert_rewrite(
+        *(f"benchmark.contract.{name}" for name in ("runs", "steps", "isolation", "devices"))
+    )

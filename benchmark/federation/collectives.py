@@ -75,6 +75,12 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     return [theirs for _, theirs in everyone]
 
 
+def wait_for_all(fabric: Fabric) -> None:
+    """Wait until every process is here, over gloo where there is such a group: a barrier takes a GPU's group, NCCL."""
+    if fabric.world_size > 1:
+        dist.all_gather_object([None] * dist.get_world_size(), None)
+
+
 def from_first(fabric: Fabric, mine: Found) -> Found:
     """What the first process holds, with its tensors on this process's device."""
     if fabric.world_size == 1:

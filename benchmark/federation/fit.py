@@ -1,6 +1,7 @@
 """A visit as a fit: the steps of a client, or of the server, in the order of Lightning's ``Trainer.fit``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import c_float
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,7 @@ class Fit:
                 batch = method.on_after_batch_transfer(method.on_before_batch_transfer(loaded, 0), 0)
                 if self.call("on_train_batch_start", batch, number) == -1:
                     break
+                round_rates(self.optimizers)
                 step(batch, number)
                 self.steps += 1
                 yield
@@ -340,9 +342,31 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
     ]
 
 
+def round_rates(optimizers: Sequence[Optimizer]) -> None:
+    """On a GPU, round rates to single precision: a recorded step holds them so, and all engines take the same steps."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], float) and reads_single(group["params"]):
+                group["lr"] = c_float(group["lr"]).value
+
+
+def reads_single(parameters: Sequence[Tensor]) -> bool:
+    """Whether fused kernels read their rate as a float32 where these parameters are."""
+    return bool(parameters) and parameters[0].device.type != "cpu"
+
+
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of an optimiser, in order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-__all__ = ["Fit", "OptimizerStates", "Schedule", "configured", "kept_states", "load_states", "parameters_of"]
+__all__ = [
+    "Fit",
+    "OptimizerStates",
+    "Schedule",
+    "configured",
+    "kept_states",
+    "load_states",
+    "parameters_of",
+    "round_rates",
+]

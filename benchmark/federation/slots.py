@@ -6,8 +6,10 @@ slot has a stream of its own, and a recorded step is a CUDA graph.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,7 +25,9 @@ from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 
-MOST_RECORDINGS = 32  # per slot; further shapes run unrecorded
+MOST_RECORDINGS = 32  # per slot; steps of further kinds run unrecorded, the rarest ones
+SKIPPED = ("params", "lr", "initial_lr")
+PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class SlotsEngine(ReferenceEngine):
@@ -82,19 +86,21 @@ class Slot:
     def __init__(self, engine: ReferenceEngine, replay: bool) -> None:
         self.engine, self.replay = engine, replay
         self.device = engine.around.data.device
-        on_gpu = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None  # its recordings run one at a time
+        self.accelerator: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        self.stream = self.accelerator.Stream(self.device) if self.accelerator else None
+        self.pool = self.accelerator.graph_pool_handle() if self.accelerator else None  # recordings run one at a time
         self.states: dict[Tensor, dict[str, Any]] = {}
-        self.rates: dict[tuple[int, int], Tensor] = {}
+        self.rates: list[Tensor] = []
+        self.held: list[Any] = []  # the numbers in these tensors
         self.parts, self.parameters = list(engine.method.modules()), list(engine.method.parameters())
-        self.met: set[Any] = set()
+        self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
+        self.captures = 0
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            self.stream.wait_stream(self.accelerator.current_stream(self.device))
         with self.on_stream(), self.engine.random(visit):
             self.sent = sent
             self.site, self.work = self.engine.arrive(visit, sent, state)
@@ -121,7 +127,7 @@ class Slot:
         with self.on_stream(), self.engine.random(self.site.visit):
             left = self.engine.depart(self.site, self.sent)
         if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            self.accelerator.current_stream(self.device).wait_stream(self.stream)
         return left
 
     def settle(self, fit: Fit) -> bool:
@@ -139,18 +145,28 @@ class Slot:
                 optimizer.state[parameter] = dict(own)
         return True
 
-    def own_rates(self, fit: Fit) -> None:
-        """Move rates into the slot's own tensors, where a recording reads them; hooks may have set them anew."""
-        for number, optimizer in enumerate(fit.optimizers):
-            for place, group in enumerate(optimizer.param_groups):
-                rate = self.rates.setdefault((number, place), _rate(self.device))
-                if group["lr"] is not rate:
-                    rate.fill_(group["lr"])
-                    group["lr"] = rate
+    @contextmanager
+    def own_rates(self, fit: Fit) -> Iterator[None]:
+        """Meanwhile rates lie in the slot's own tensors, where a recording reads them; hooks meet them as numbers."""
+        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
+        given = [group["lr"] for group in groups]
+        while len(self.rates) < len(groups):
+            self.rates.append(_rate(self.device))
+            self.held.append(None)
+        for number, (group, rate) in enumerate(zip(groups, given, strict=True)):
+            if isinstance(rate, Tensor) or rate != self.held[number]:
+                self.rates[number].fill_(rate)
+                self.held[number] = rate
+            group["lr"] = self.rates[number]
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, given, strict=True):
+                group["lr"] = rate
 
     def modes(self) -> tuple[bool, ...]:
         """Which parts of the copy train, and which of its parameters get gradients."""
-        return *(part.training for part in self.parts), *(one.requires_grad for one in self.parameters)
+        return *map(attrgetter("training"), self.parts), *map(attrgetter("requires_grad"), self.parameters)
 
     def step(self, fit: Fit) -> Any:
         """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
@@ -164,23 +180,37 @@ class Slot:
             fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
-            self.own_rates(fit)
+            same = True
             key = tuple(map(settings, fit.optimizers)), self.modes(), form(batch)
             if key in self.recorded:
-                self.recorded[key].replay(batch, self.engine, fit)
-            elif key in self.met and len(self.recorded) < MOST_RECORDINGS:
-                self.recorded[key] = RecordedStep(unit, batch, self, fit)
-            elif key in self.met:  # there is no room for another recording
+                with self.own_rates(fit):
+                    self.recorded[key].replay(batch, self.engine, fit)
+            elif self.met[key] and self.has_room(key):
+                with self.own_rates(fit):
+                    self.recorded[key] = RecordedStep(unit, batch, self, fit)
+                self.captures += 1
+            elif self.met[key]:
                 unit(batch)
             else:
                 before = numbers(fit)
                 unit(batch)
-                if numbers(fit) == before:
-                    self.met.add(key)
                 self.adopt(fit)
+                same = numbers(fit) == before
+            if same:
+                self.met[key] += 1
             fit.advance_schedules("step")
 
         return take
+
+    def has_room(self, key: Any) -> bool:
+        """Whether another kind of step can be recorded; the rarest one gives way to one that is more frequent."""
+        if len(self.recorded) < MOST_RECORDINGS:
+            return True
+        rarest = min(self.recorded, key=self.met.__getitem__)
+        if self.met[rarest] >= self.met[key]:
+            return False
+        del self.recorded[rarest]
+        return True
 
     def adopt(self, fit: Fit) -> None:
         """Keep the state tensors that an optimiser has made; they are the slot's from now on."""
@@ -192,7 +222,7 @@ class Slot:
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """The slot's stream on a GPU."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        return nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
 
 
 class RecordedStep:
@@ -262,10 +292,11 @@ def numbers(fit: Fit) -> tuple[Any, ...]:
 
 def settings(optimizer: Optimizer) -> tuple[Any, ...]:
     """An optimiser's numbers that are no tensors."""
-    skipped = ("params", "lr", "initial_lr")
-    return tuple(
-        (type(optimizer), *(sorted((k, str(v)) for k, v in group.items() if k not in skipped)))
+    return type(optimizer), *(
+        (k, v if isinstance(v, PLAIN) else str(v))
         for group in optimizer.param_groups
+        for k, v in group.items()
+        if k not in SKIPPED
     )
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from benchmark.config import RunConfig, differences, folder
 from benchmark.federation import checkpoint
 from benchmark.federation.assembly import assemble, make
-from benchmark.federation.collectives import from_first
+from benchmark.federation.collectives import from_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
@@ -169,7 +169,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
             federation.load_state_dict(saved)
             if recorder:
                 recorder.checkpoint.taken_up(federation.state_dict())
-        fabric.barrier()
+        wait_for_all(fabric)
         rows = saved.get("rows") if saved is not None else None
         _first(fabric, lambda: run.rewind(federation.round, rows))
         if recorder:
@@ -185,7 +185,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
             checkpoint.save_plain(path / "weights.pt", weights)
             recorder.finish(federation.averaged)
             checkpoint.remove(path / CHECKPOINT)
-        fabric.barrier()
+        wait_for_all(fabric)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:

@@ -1,6 +1,5 @@
 """How far other engines and devices end from the reference engine, by method."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,14 +9,12 @@ from torch import Tensor
 from benchmark.config import RunConfig, resolve
 from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
-from benchmark.perf.federations import arithmetic, launched
+from benchmark.perf.federations import Noise, arithmetic, launched, tensor_cores
 from benchmark.perf.measure import Section, attempt, probe
 from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
-from datamodules.digits import Digits
-from datamodules.io.sources import Arrays
 from methods.base import FedMethod
 
-ROUNDS, CLIENTS, SLOTS, BATCH, TRAIN, TEST = 2, 6, 3, 16, 250, 90
+ROUNDS, CLIENTS, SLOTS, BATCH, IMAGES = 2, 6, 3, 16, 250
 PRECISIONS = ("64-true", "32-true")
 ENGINES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -41,32 +38,18 @@ FLOWING = {
     "projector_width": 64,
 }
 RUNS = (
-    f"Global models after {ROUNDS} rounds on {TRAIN} digits: {CLIENTS} clients, batches of {BATCH} and ragged ones, "
-    f"small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is on. "
-    "`equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
+    f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged "
+    f"ones, small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is "
+    "on. `equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
 )
 HOST_NOTE = f"{RUNS} Views and draws are those of a run."
 DEVICE_NOTE = (
     f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ "
     "between devices; what a method itself draws on the device still differs, so hold such a row against the last "
-    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off. Kernels on a "
-    "GPU may add in another order from run to run: rounding grows with every step in single precision."
+    "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off here, in "
+    "convolutions too. Kernels on a GPU may add in another order from run to run: rounding grows with every step in "
+    "single precision."
 )
-
-
-class SomeDigits(Digits):
-    """The first images of the digits."""
-
-    def read(self) -> Arrays:
-        """Digits, cut."""
-        whole = super().read()
-        return replace(
-            whole,
-            train_images=whole.train_images[:TRAIN],
-            train_labels=whole.train_labels[:TRAIN],
-            test_images=whole.test_images[:TEST],
-            test_labels=whole.test_labels[:TEST],
-        )
 
 
 def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> RunConfig:
@@ -75,8 +58,14 @@ def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) ->
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
     short |= {"batch_size": BATCH} | {name: value for name, value in FLOWING.items() if name in known}
-    held = {"scenario": cls.scenario, "num_clients": CLIENTS, "partition": "iid", **HOLDERS[cls.scenario]}
-    data = ClassSpec(f"{SomeDigits.__module__}.{SomeDigits.__qualname__}", held)
+    held = {
+        "images": IMAGES,
+        "scenario": cls.scenario,
+        "num_clients": CLIENTS,
+        "partition": "iid",
+        **HOLDERS[cls.scenario],
+    }
+    data = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", held)
     return resolve(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
 
 
@@ -96,7 +85,7 @@ def federation(
 
 def ends(method: str, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
     """All numbers of the global model before and after a run, float64; for the options see ``federation``."""
-    with arithmetic(precision):
+    with arithmetic(precision), tensor_cores(products=False, convolutions=False):
         made = federation(configured(method, precision), **options)
         before = numbers(made)
         made.run()

@@ -9,6 +9,7 @@ import torch
 from lightning import Fabric
 
 from benchmark.federation.loop import Federation
+from benchmark.launch.queues import enough_queues
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
 from datamodules.io.sources import Arrays
@@ -77,6 +78,7 @@ def federation(
 
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
     """One process on a device (``cpu`` or ``cuda``)."""
+    enough_queues()
     fabric = Fabric(accelerator=device, devices=1, precision=precision)
     fabric.launch()
     return fabric
@@ -90,11 +92,18 @@ def arithmetic(name: str) -> Iterator[Any]:
     if name != "tf32":
         yield name
         return
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    try:
+    with tensor_cores(products=True, convolutions=True):
         yield "32-true"
+
+
+@contextmanager
+def tensor_cores(products: bool, convolutions: bool) -> Iterator[None]:
+    """Whether matrix products, and convolutions, of single precision are computed in TF32 meanwhile."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    torch.backends.cudnn.allow_tf32 = convolutions
+    try:
+        yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]

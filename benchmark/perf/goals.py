@@ -21,15 +21,17 @@ from datamodules.common.errors import ConfigError
 
 COLD, STEADY = 2, 8
 HEADERS = [
-    "row", "rounds", "precision", "slots", "measured", "before round 0, s", "first rounds, s", "further, s/round",
-    "all, s", "limit, s", "goal", "memory, GiB",
+    "row", "rounds", "precision", "slots", "measured", "before round 0, s", "first rounds, s", "recorded in",
+    "further, s/round", "all, s", "limit, s", "goal", "memory, GiB",
 ]  # fmt: skip
 NOTE = (
     "Federations of the papers' sizes and schedules with random images of 32 x 32 pixels, by the engine `slots` with "
     f"replay, from the first round that is no warm-up; a round is all of it, evaluation too. The first {COLD} rounds "
-    f"record the steps; the next ones, up to {STEADY}, are averaged (if there was no time for any, the last of the "
-    "first stands for them), and all rounds are EXTRAPOLATED from that mean: before round 0 + first rounds + mean x "
-    "the remaining rounds. For a limit on one round, the mean stands alone. "
+    f"record the steps; the next ones, up to {STEADY}, are averaged: those in which no step was recorded, or all where "
+    "there are none (if there was no time for any, the last of the first stands for them). All rounds are EXTRAPOLATED "
+    "from that mean: before round 0 + first rounds + mean x the remaining rounds. For a limit on one round, the mean "
+    "stands alone. Recorded in: rounds after the first ones in which new shapes were met; until all are known, the run "
+    "takes longer than its extrapolation. "
     "Memory: what torch has reserved on the GPU at most."
 )
 
@@ -133,6 +135,17 @@ def rounds_of(made: Federation, device: str) -> Callable[[], float]:
     return unit
 
 
+def recordings(made: Federation) -> int:
+    """Steps that the slots have recorded so far."""
+    return sum(slot.captures for slot in getattr(made.engine, "slots", []))
+
+
+def steady(taken: Sequence[float], recorded: Sequence[bool]) -> float:
+    """Mean seconds of the rounds in which nothing was recorded; of all, where there are none; 0 without rounds."""
+    replayed = [seconds for seconds, new in zip(taken, recorded, strict=True) if not new]
+    return fmean(replayed or taken or [0.0])
+
+
 def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float) -> list[Any]:
     """A line of the table; after ``allowed`` seconds no further round begins."""
     if device == "cuda":
@@ -143,10 +156,12 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
         began = seconds(partial(made.server_phase, 0, first=True))
         synchronize(device)
         unit = rounds_of(made, device)
-        taken = [unit()]
+        taken, recorded = [unit()], [True]
         while len(taken) < COLD + STEADY and (len(taken) < COLD or time.monotonic() < deadline):
+            before = recordings(made)
             taken.append(unit())
-    first, further = taken[:COLD], fmean(taken[COLD:] or taken[-1:])
+            recorded.append(recordings(made) != before)
+    first, further = taken[:COLD], steady(taken[COLD:], recorded[COLD:]) or taken[-1]
     left = max(goal.rounds - COLD, 0)
     whole = further if goal.rounds == 1 else began + sum(first[: goal.rounds]) + left * further
     verdict = "met" if whole <= goal.limit else "missed"
@@ -160,6 +175,7 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
         len(taken),
         began,
         sum(first),
+        sum(recorded[COLD:]),
         further,
         whole,
         goal.limit,

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from tabulate import tabulate
 
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
@@ -51,11 +50,18 @@ class Section:
     def text(self, markdown: bool = False) -> str:
         """The table with its note and the probe, as plain text or Markdown."""
         cells = [[_shown(cell) for cell in row] for row in self.rows]
-        style = "github" if markdown else "simple"
-        table = tabulate(cells, self.headers, tablefmt=style, disable_numparse=True)
+        table = aligned([list(self.headers), *cells])
         speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
         title = f"{HEAD}{self.title}" if markdown else self.title
         return f"{title}\n\n{table}\n\n{self.note} ({speed}; {machine()})\n"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown whose columns stand below each other; the first row has their names."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
 
 
 def machine() -> str:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from datamodules.common.devices import finished
 from datamodules.common.errors import ConfigError, DataError, RunError
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
@@ -316,7 +317,9 @@ def _scale_shift(
     centre, spread = (
         torch.tensor(v, dtype=torch.float64, device=device).expand(channels).repeat(width) for v in (mean, std)
     )
-    return (1 / (255 * spread)).to(torch.float32), (-centre / spread).to(torch.float32)
+    scale, shift = (1 / (255 * spread)).to(torch.float32), (-centre / spread).to(torch.float32)
+    finished(device)
+    return scale, shift
 
 
 def _required(generator: torch.Generator | None, who: object) -> torch.Generator:

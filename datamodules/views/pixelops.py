@@ -11,6 +11,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from datamodules.common.devices import finished
+
 Op = Callable[[Tensor, Tensor], Tensor]
 """Maps images uint8 [b, h, w, 3] and magnitudes float64 [b] (boxes: [b, 3]) to images of the same shape."""
 
@@ -148,7 +150,9 @@ def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
 @lru_cache(maxsize=256)
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """The values as a float64 tensor on the device, made once."""
-    return torch.tensor(values, dtype=torch.float64, device=device)
+    made = torch.tensor(values, dtype=torch.float64, device=device)
+    finished(device)
+    return made
 
 
 def _per_image(v: Tensor) -> Tensor:

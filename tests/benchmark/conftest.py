@@ -40,7 +40,7 @@ def fitted(monkeypatch):
             run_folder.append(
                 {"round": round, "acc": acc + config.seed, "recall": 60.0, "bytes_up": 1, "bytes_down": 2}
             )
-        run_folder.finish()
+        run_folder.finish({"rounds": config.average_last, "acc": 50.0} if config.average_last else None)
         return run_folder.path
 
     monkeypatch.setattr(run, "fit_resolved", made_up)

@@ -3,7 +3,7 @@
 import pytest
 
 import planted_faults as faults
-from benchmark.contract import isolation, runs, steps
+from benchmark.contract import devices, isolation, runs, steps
 from benchmark.contract.checks import CHECKS, Check, title
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
@@ -88,6 +88,19 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
     (faults.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
     (faults.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
+    *(
+        (
+            fault,
+            devices.check_all_tensors_lie_on_the_device,
+            rf"at \S*planted_faults\.py:\d+ \({fault.__name__}.*{told}",
+        )
+        for fault, told in (
+            (faults.ConstantOnTheHost, r"a tensor \[10\] lies on the CPU"),
+            (faults.PositionsOnTheHost, "positions .* lie on the CPU"),
+            (faults.DrawsOnTheHost, "a generator of the CPU draws a tensor of the device"),
+        )
+    ),
+    (faults.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
     *(
         (fault, steps.check_replayed_steps_equal_the_reference, "batch_idx, current_epoch and global_step are Python's")
         for fault in (faults.CountsBatches, faults.CountsEpochs, faults.CountsSteps)

@@ -1,10 +1,13 @@
 """What processes tell each other: messages taken apart and put together, alone and between two real processes."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.federation.collectives import (
@@ -16,6 +19,7 @@ from benchmark.federation.collectives import (
     put_together,
     taken_apart,
     together,
+    wait_for_all,
 )
 from federations import plain_fabric
 from two_processes import between_two
@@ -180,7 +184,7 @@ def exchange(fabric: Fabric) -> dict[str, bool]:
     received = all_gather(fabric, source)[1 - rank]
     source += 10.0
     received += 1.0
-    fabric.barrier()
+    wait_for_all(fabric)
     return {
         "two processes": fabric.world_size == 2 and len(gathered) == 2,
         "in rank order": all(same(theirs, message(number)) for number, theirs in enumerate(gathered)),
@@ -200,3 +204,20 @@ def test_two_processes_exchange_everything():
     """With gloo, as runs on several CPU processes do: every container, type and shape, in both directions."""
     for rank, found in enumerate(between_two(exchange)):
         assert [what for what, right in found.items() if not right] == [], rank
+
+
+def test_nobody_waits_in_the_group_of_the_gpus(tmp_path, monkeypatch):
+    """A barrier takes the device that a process is bound to; what waits sends plain values, which go over gloo."""
+
+    def barrier(*args, **options):
+        raise AssertionError("a barrier")
+
+    monkeypatch.setattr(dist, "barrier", barrier)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        with patch.object(dist, "all_gather_object", side_effect=dist.all_gather_object) as gathered:
+            wait_for_all(SimpleNamespace(world_size=2))
+            wait_for_all(SimpleNamespace(world_size=1))
+        assert gathered.call_count == 1
+    finally:
+        dist.destroy_process_group()

@@ -500,6 +500,7 @@ ALLOWED: dict[str, Callable[[], object]] = {
     "write by integers": lambda: X.clone().index_put_((I[:1] - 2,), torch.ones(3)),
     "fill by mask": lambda: X.clone().masked_fill_(X > 2, 0.0),
     "assignment by mask": lambda: X.clone().__setitem__(X > 2, 0.0),
+    "assignment by mask before torch 2.12": lambda: torch.ops.aten.index_put_(X.clone(), [X > 2], torch.tensor(0.0)),
     "where": lambda: torch.where(X > 2, X, 0.0),
     "0-dim tensors": lambda: X.clone().lerp_(X * 2, X.mean()).clamp(max=X.mean()).fill_(X.sum()),
     "Python loops over rows": lambda: [row.sum() for row in X],

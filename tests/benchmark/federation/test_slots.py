@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
+from benchmark.federation import slots
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import RecordedStep
 from federations import contract_federation, few_data, make_federation, run_rows
@@ -114,6 +115,18 @@ def test_what_a_recording_holds_fast_may_change(cls: type, recorded: bool) -> No
         turns = run(cls, slots=2)
     assert bool(replays.call_count) == recorded
     assert all(torch.equal(value, turns.server[name]) for name, value in run(cls).server.items())
+
+
+def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for one, it is of the kind of step that comes most often, and the result is the same."""
+    monkeypatch.setattr(slots, "MOST_RECORDINGS", 1)
+    expected = run(Plain)
+    federation = run(Plain, slots=1)
+    assert isinstance(federation.engine, slots.SlotsEngine)
+    (slot,) = federation.engine.slots
+    assert len(slot.recorded) == 1 and len(slot.met) > 1
+    assert list(slot.recorded) == [key for key, _ in slot.met.most_common(1)]
+    assert all(torch.equal(value, federation.server[name]) for name, value in expected.server.items())
 
 
 def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:

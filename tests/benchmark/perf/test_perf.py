@@ -26,7 +26,7 @@ from benchmark.perf import (
     start,
     visits,
 )
-from benchmark.perf.federations import Noise, arithmetic, federation
+from benchmark.perf.federations import Noise, arithmetic, federation, tensor_cores
 from benchmark.perf.measure import Processes, Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here
 from datamodules.common.errors import ConfigError
@@ -156,10 +156,30 @@ def test_agreement_names_what_is_equal():
     assert agreement.compared("nobody", "32-true", ["slots"], {})[0].startswith("failed: ConfigError: unknown method")
 
 
+def test_agreement_is_measured_without_tf32(monkeypatch):
+    """In matrix products and in convolutions, whatever runs do; afterwards all is as before."""
+    seen = []
+
+    def flags():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def looked(*args, **options):
+        seen.append(flags())
+        raise ValueError
+
+    monkeypatch.setattr(agreement, "federation", looked)
+    with tensor_cores(products=True, convolutions=True):
+        before = flags()
+        with pytest.raises(ValueError):
+            agreement.ends("fedavg", "32-true")
+        assert flags() == before == ("high", True)
+    assert seen == [("highest", False)]
+
+
 @pytest.fixture
 def few_images(monkeypatch):
     """Shorter runs for the section on agreement."""
-    for name, value in {"TRAIN": 96, "TEST": 20, "BATCH": 8, "CLIENTS": 2, "SLOTS": 2}.items():
+    for name, value in {"IMAGES": 96, "BATCH": 8, "CLIENTS": 2, "SLOTS": 2}.items():
         monkeypatch.setattr(agreement, name, value)
 
 
@@ -262,6 +282,13 @@ def test_a_goal_is_extrapolated(rounds, verdict, monkeypatch):
     assert (row["first rounds, s"], row["further, s/round"], row["measured"], row["slots"]) == (8.0, 3.0, 10, 2)
     whole = 3.0 if rounds == 1 else row["before round 0, s"] + 8.0 + 3.0 * (rounds - 2)
     assert row["all, s"] == pytest.approx(whole) and row["goal"] == verdict
+
+
+def test_rounds_that_record_are_not_typical():
+    """They are left out of the mean, unless there are no others."""
+    assert goals.steady([9.0, 2.0, 4.0], [True, False, False]) == 3.0
+    assert goals.steady([9.0, 5.0], [True, True]) == 7.0
+    assert goals.steady([], []) == 0.0
 
 
 def fine(x):

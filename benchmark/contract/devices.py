@@ -1,0 +1,47 @@
+"""Checks of a method on another device than the CPU, an emulated one: no GPU is needed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+from lightning import Fabric
+from torch import Tensor
+
+from benchmark.contract import emulated
+from benchmark.contract.federations import half_trained, tiny_federation
+from benchmark.contract.reference import Method, different, different_rows, require_equal, rounds_until
+from benchmark.federation import fit
+from methods.models import cnn
+
+
+def run_of(
+    method: Method, fabric: Fabric | None = None, **engine: Any
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Rows and the server's tensors, on the CPU, after two rounds there; see ``tiny_federation``."""
+    with nullcontext() if fabric else as_devices_compute():
+        federation = tiny_federation(method, fabric, **engine)
+        rows = rounds_until(federation, 2)
+    return rows, {name: value.cpu() for name, value in federation.server.items()}
+
+
+@contextmanager
+def as_devices_compute() -> Iterator[None]:
+    """Meanwhile the CPU rounds rates to single precision, and has no form of its own for a convolution."""
+    with patch.object(cnn, "conv_pool", one_kernel), patch.object(fit, "reads_single", lambda parameters: True):
+        yield
+
+
+def one_kernel(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A convolution with pooling, without the form that the CPU has for it, which rounds otherwise."""
+    return cnn.pool(conv(x))
+
+
+def check_all_tensors_lie_on_the_device(method: Method) -> None:
+    """On another device it computes the same bits: no operation meets a tensor, positions or a generator of the CPU."""
+    half_trained()
+    rows, server = run_of(method)
+    with emulated.emulated():
+        other_rows, other = run_of(method, fabric=emulated.fabric())
+    because = "on another device than the CPU it gives another result, though the device computes the same bits"
+    require_equal(method, because, different_rows(other_rows, rows), different(other, server))

@@ -1,0 +1,47 @@
+"""A machine with a GPU that is lent for an hour has torch and few other packages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmark import ROOT
+
+ABSENT = (
+    "jinja2", "matplotlib", "mpl_toolkits", "optuna", "pandas", "pip", "rich", "scikit_learn", "scipy", "sklearn",
+    "statsmodels", "tabulate", "timm", "transformers", "wandb",
+)  # fmt: skip
+
+
+def test_a_gpu_is_measured_without_them(tmp_path: Path) -> None:
+    """The plan for a GPU runs at trial size where these are not installed: engines agree, a goal is timed."""
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if not package.name.lower().startswith(tuple(f"{name}{end}" for name in ABSENT for end in ("-", "."))) and (
+            package.name not in ABSENT
+        ):
+            (tmp_path / package.name).symlink_to(package)
+    words = "gpu:fedavg --trial --parts agreement goals --minutes 0.5 --goal rscfed 1/CIFAR-100/rscfed 993 300"
+    code = f"from benchmark.perf.__main__ import main; main({words.split()!r})"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import benchmark.perf.gpu as g; g.known_names = lambda kind: ['fedavg']\n{code}",
+        ],
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Agreement of engines and devices" in done.stdout and "No module" not in done.stdout
+    assert "failed" not in done.stdout, done.stdout
+
+
+def test_make_installs_nothing_on_a_machine_with_a_gpu() -> None:
+    """It takes the interpreter as it is."""
+    told = subprocess.run(["make", "-n", "perf-gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "benchmark.perf gpu:fedavg" in told and "pip" not in told and "venv " not in told
