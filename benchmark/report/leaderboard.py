@@ -189,11 +189,21 @@ def _refused(admission: Mapping[str, Any]) -> str:
     )
 
 
+def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
+    """A sentence where rows do not have all seeds that the suite fixes; none where they have."""
+    fixed = len(suite.scale(plan.scale)["seeds"])
+    counts = [int(n) for one in found for n in one.lines["n"] + one.lines["failed"]]
+    if not counts or min(counts) >= fixed:
+        return []
+    have = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
+    return [f"**Interim**: rows have {have} of the {fixed} seeds that were fixed beforehand. What is bold may change."]
+
+
 def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
-    parts = [f"# {suite.title}", _provenance(suite, plan, runs), read]
+    parts = [f"# {suite.title}", _provenance(suite, plan, runs), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
@@ -226,7 +236,8 @@ def write(
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
         shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
-        block = "\n\n".join([*parts, _provenance(suite, plan, shown, brief=True)] if parts else [])
+        about = [*interim(suite, plan, told), _provenance(suite, plan, shown, brief=True)]
+        block = "\n\n".join([*parts, *about] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
     return write_changed(texts)
 

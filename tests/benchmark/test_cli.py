@@ -70,9 +70,9 @@ def test_split_dotted():
     [
         (["fit", "--method", "rscfet", "--data", "digits"], "unknown method 'rscfet'; did you mean 'rscfed'?"),
         (["fit", "--method", "fedavg", "--data", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
-        (["fit", "--data", "digits"], "--method is missing; it is one of cbafed, fed_consist, fedavg, "),
+        (["fit", "--data", "digits"], "--method is missing; it is one of cbafed, client_fixmatch, fed_consist, "),
         (["fit", "--method", "fedavg"], "--data is missing; it is one of ag_news, cifar10, "),
-        (["fit", "--method.help"], "--method.help needs a value: cbafed, fed_consist, fedavg, "),
+        (["fit", "--method.help"], "--method.help needs a value: cbafed, client_fixmatch, fed_consist, "),
         (["fit", "--method", "nowhere.Mine", "--data", "digits"], "No module named 'nowhere'; the folder it lies in "),
         (
             ["fit", "--method", "fedavg", "--data", "digits", "--method.lrr", "1"],
@@ -81,7 +81,7 @@ def test_split_dotted():
         (["fit", "--method", "fedavg", "--data", "digits", "--data.beta", "x"], "--data.beta x: expected float\n"),
         (
             ["fit", "--method", "fedavg", "--data", "digits", "--data.partition", "dirichlt"],
-            "data (Digits): --data.partition dirichlt: expected {dirichlet,iid}\n",
+            "data (Digits): --data.partition dirichlt: expected {dirichlet,pairs,iid}\n",
         ),
         (
             ["fit", "--method", "fedavg", "--data", "digits", "--method.clip_norm", "x"],
@@ -109,7 +109,7 @@ def test_split_dotted():
         (["fit", "--suite", "rscfet", "--row", "1/A/low"], "unknown paper 'rscfet'; did you mean 'rscfed'?"),
         (["fit", "--suite", "rscfed", "--row", "1/CIFAR-10/rscfed"], "did you mean '1/CIFAR-100/rscfed'? `s"),
         (["fit", "--suite", "toy.yaml", "--row", "1/a/lo", "--scale", "quick"], "did you mean '1/A/low'? `status"),
-        (["fit", "--suite", "toy.yaml", "--row", "1/A/low"], "unknown scale 'paper'"),
+        (["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "small"], "unknown scale 'small'"),
         (["fit", "--suite", "rscfed"], "--suite and --row go together"),
         (["fit", "--row", "1/A/low"], "--suite and --row go together"),
         (["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--config", "x"], "--config and --suite both say where"),
@@ -158,7 +158,9 @@ def test_help_of_a_method_lists_its_options(capsys):
 def test_help_of_a_data_set_says_what_its_options_mean(capsys):
     assert main(["fit", "--data.help", "digits"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--data.partition {dirichlet,iid} (default dirichlet) ``dirichlet``, or ``iid``." in shown
+    assert (
+        "--data.partition {dirichlet,pairs,iid} (default dirichlet) ``dirichlet``, ``pairs`` (a Dirichlet draw" in shown
+    )
     assert "--data.mean list[float] or null (default null) per-channel mean" in shown and "data_dir" not in shown
 
 

@@ -123,6 +123,14 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan, runs)[0])
 
 
+def test_a_board_without_all_of_its_seeds_is_interim(made):
+    """Seed 3 of ``bad`` on B is missing; on A nothing is."""
+    suite, plan, runs, (first, second) = made
+    assert leaderboard.interim(suite, plan, [first]) == []
+    (told,) = leaderboard.interim(suite, plan, [first, second])
+    assert "3 to 4 of the 4 seeds" in told and told in leaderboard.markdown(suite, plan, runs, [first, second])
+
+
 def test_bounds_are_shown_but_not_tested(made):
     *_, (first, _) = made
     bound = first.lines.loc["bound"]

@@ -14,7 +14,10 @@ def images(side: int = 32, channels: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (6, side, side, channels), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
 
-@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"feature_versions"}))  # that one takes no images
+FEATURES = {"feature_versions", "feature_copies"}  # these take no images
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - FEATURES))
 @pytest.mark.parametrize(("side", "channels"), [(32, 3), (28, 1)])
 def test_every_view_has_the_networks_shape(name: str, side: int, channels: int) -> None:
     views = pipelines.views(name, LOOK)
