@@ -97,8 +97,8 @@ class RunConfig:
         model_args: arguments of the network.
         rounds: number of rounds.
         seed: seed of every random stream.
-        scale: a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``); it
-            changes no option.
+        scale: a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``);
+            it changes no option.
         roster: who takes part in a round: arguments of the roster.
         eval_every: evaluate after every so many rounds (and after the last one).
         last_k: how many last rounds the reading ``last_k_mean`` averages, those of them that are evaluated; a run with
