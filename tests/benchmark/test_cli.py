@@ -180,7 +180,8 @@ def test_help_of_fit_says_what_labels_and_readings_are():
     _, commands = cli._parser()
     shown = " ".join(commands["fit"].format_help().split())
     for text in (
-        "a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``); it changes",
+        "a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``); it "
+        "changes no",
         "``last`` (``final`` in records)",
         "a run with fewer is averaged whole",
     ):
