@@ -1,9 +1,10 @@
 """Configuration of the documentation site: ``make docs``, then open ``build/docs/index.html``.
 
-The source folder is the root of the repository, so that links between pages are the ones that GitHub follows. Nothing is
-fetched, neither to build the site nor to view it.
+The source folder is the root of the repository, so that links between pages are the ones that GitHub follows.
+Nothing is fetched, neither to build the site nor to view it.
 """
 
+import os
 import re
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.transforms import SphinxTransform
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` of notebooks
 OURS = ("benchmark", "methods", "datamodules")
 OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "optuna", "rich", "pydantic_core", "markupsafe"}
 OTHERS |= {"matplotlib", "pytest", "Figure", *sys.stdlib_module_names}
@@ -36,7 +38,17 @@ extensions = [
 ]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**", "results/tables/*.md", "results/archive/*.md"]
-exclude_patterns = [".*", "data", "build", "site", "tests", "results/runs", "results/tuning", "docs/examples", "docs/_*"]
+exclude_patterns = [
+    ".*",
+    "data",
+    "build",
+    "site",
+    "tests",
+    "results/runs",
+    "results/tuning",
+    "docs/examples",
+    "docs/_*",
+]
 highlight_language = "none"  # indented blocks are commands and their output
 nitpicky = True
 nitpick_ignore_regex = [  # pages of Python and of other packages are not looked up, since a build needs no network
@@ -71,7 +83,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 class LinksToCode(SphinxTransform):
-    """A link to the file of a module leads to the module's page in the reference; a link to a folder is left as text."""
+    """Links to the file of a module lead to its place in the reference; links to folders are left as text."""
 
     default_priority = 200
 
@@ -82,7 +94,9 @@ class LinksToCode(SphinxTransform):
             path = (folder / node["reftarget"]).resolve().relative_to(ROOT)
             if path.suffix == ".py" and path.parts[0] in OURS:
                 module = ".".join(path.with_suffix("").parts)
-                link = pending_xref("", *node.children, refdomain="py", reftype="mod", reftarget=module, refexplicit=True)
+                link = pending_xref(
+                    "", *node.children, refdomain="py", reftype="mod", reftarget=module, refexplicit=True
+                )
                 link["refdoc"], link["refwarn"] = self.env.docname, True
                 link.source, link.line = node.source, node.line
                 node.replace_self(link)
@@ -94,8 +108,8 @@ class LinksToCode(SphinxTransform):
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn the Markdown tables and Google's sections of a docstring into reStructuredText.
 
-    Napoleon is called from here, since by itself it takes what stands before a colon in the first line of an attribute for
-    its type. Ours is a sentence.
+    Napoleon is called from here, since by itself it takes what stands before a colon in the first line of an attribute
+    for its type. Ours is a sentence.
     """
     out: list[str] = []
     for line in lines:
@@ -114,7 +128,7 @@ def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
 
 
 def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
-    """Find what a docstring calls by its bare name, such as an error that is raised, or what is no class but an alias."""
+    """Find what a docstring calls by its bare name, such as an error, or what is no class but an alias."""
     if node.get("refdomain") != "py" or node.get("refspecific"):
         return None
     node["refspecific"] = True
