@@ -61,7 +61,7 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # generated tables begin at the third level
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # seconds a cell; a few tens on idle cores
 nb_execution_in_temp = True
 nb_merge_streams = True
 
