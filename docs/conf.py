@@ -80,6 +80,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+html_show_search_summary = False  # a browser refuses to read pages from the disk for them
 html_theme_options = {"navigation_with_keys": True}
 
 
