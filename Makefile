@@ -17,7 +17,7 @@ CODE := benchmark methods datamodules tests
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types format bench-table1 site perf perf-gpu clean
+.PHONY: help install test lint types format bench-table1 site docs perf perf-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TA
 
 site: $(STAMP) ## make pages from all records in results/runs: site/index.html opens in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)
+
+docs: $(STAMP) ## make the documentation, its notebooks run: build/docs/index.html opens in a browser (ARGS="-D nb_execution_mode=off" runs none)
+	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
 perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
 	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions engines:fedavg visits:fedavg \

@@ -1,0 +1,145 @@
+"""Configuration of the documentation site: ``make docs``, then open ``build/docs/index.html``.
+
+The source folder is the root of the repository, so that links between pages are the ones that GitHub follows.
+Nothing is fetched, neither to build the site nor to view it.
+"""
+
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import download_reference, pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.transforms import SphinxTransform
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # `python` of notebooks
+OURS = ("benchmark", "methods", "datamodules")
+OTHERS = {"torch", "lightning", "numpy", "pandas", "jsonargparse", "optuna", "rich", "pydantic_core", "markupsafe"}
+OTHERS |= {"matplotlib", "pytest", "Figure", *sys.stdlib_module_names}
+
+project = "fssl-bench"
+author = "The fssl-bench authors"
+release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+version = release
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**", "results/tables/*.md", "results/archive/*.md"]
+exclude_patterns = [
+    ".*",
+    "data",
+    "build",
+    "site",
+    "tests",
+    "results/runs",
+    "results/tuning",
+    "docs/examples",
+    "docs/_*",
+]
+highlight_language = "none"  # indented blocks are commands and their output
+nitpicky = True
+nitpick_ignore_regex = [  # pages of Python and of other packages are not looked up, since a build needs no network
+    (r"py:.*", rf"({'|'.join(OTHERS)})([.\[].*)?"),
+    (r"py:.*", r"(dict|list|tuple)\[.*|.*\.(Found|Sent|Facts|Allocation)"),  # parts of an alias; names outside __all__
+]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # generated tables begin at the third level
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 900  # seconds a cell; a few tens on idle cores
+nb_execution_in_temp = True
+nb_merge_streams = True
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = "fssl-bench"
+html_static_path = ["_static"]
+html_extra_path = ["_extra"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_show_search_summary = False  # a browser refuses to read pages from the disk for them
+html_theme_options = {"navigation_with_keys": True}
+
+
+class LinksToCode(SphinxTransform):
+    """Links to the file of a module lead to its place in the reference; links to folders are left as text."""
+
+    default_priority = 200
+
+    def apply(self, **kwargs: Any) -> None:
+        """Change the page's links."""
+        folder = (ROOT / self.env.docname).parent
+        for node in list(self.document.findall(download_reference)):
+            path = (folder / node["reftarget"]).resolve().relative_to(ROOT)
+            if path.suffix == ".py" and path.parts[0] in OURS:
+                module = ".".join(path.with_suffix("").parts)
+                link = pending_xref(
+                    "", *node.children, refdomain="py", reftype="mod", reftarget=module, refexplicit=True
+                )
+                link["refdoc"], link["refwarn"] = self.env.docname, True
+                link.source, link.line = node.source, node.line
+                node.replace_self(link)
+        for node in list(self.document.findall(pending_xref)):
+            if node["reftype"] == "myst" and (folder / node["reftarget"]).is_dir():
+                node.replace_self(node.children)
+
+
+def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn the Markdown tables and Google's sections of a docstring into reStructuredText.
+
+    Napoleon is called from here, since by itself it takes what stands before a colon in the first line of an attribute
+    for its type. Ours is a sentence.
+    """
+    out: list[str] = []
+    for line in lines:
+        row = re.fullmatch(r"(\s*)\|(.*)\|\s*", line)
+        if row is None:
+            out.append(re.sub(r"(``.*?``)|\|", lambda found: found[1] or r"\|", line))
+            continue
+        indent, cells = row[1], [cell.strip() for cell in row[2].split(" | ")]
+        if all(re.fullmatch(r":?-+:?", cell) for cell in row[2].replace(" ", "").split("|")):
+            continue  # the line below the head
+        if not out or not out[-1].startswith(f"{indent}   "):
+            out += ["", f"{indent}.. list-table::", f"{indent}   :header-rows: 1", ""]
+        out += [f"{indent}   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(cells)]
+    what = "object" if what in {"attribute", "data", "property"} else what
+    lines[:] = GoogleDocstring(out, Config(napoleon_use_rtype=False), app, what, name, obj, options).lines()
+
+
+def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
+    """Find what a docstring calls by its bare name, such as an error, or what is no class but an alias."""
+    if node.get("refdomain") != "py" or node.get("refspecific"):
+        return None
+    node["refspecific"] = True
+    domain = env.domains.python_domain
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", node["reftarget"], node, text)
+
+
+def setup(app: Sphinx) -> None:
+    """Add what is ours."""
+    app.add_transform(LinksToCode)
+    app.connect("autodoc-process-docstring", docstring)
+    app.connect("missing-reference", by_name)

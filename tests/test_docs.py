@@ -1,0 +1,151 @@
+"""The documentation site: it has every module, its notebooks run, it builds without a warning and opens offline."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+from myst_nb.core.read import read_myst_markdown_notebook
+from myst_parser.config.main import MdParserConfig
+
+pytestmark = pytest.mark.timeout(900)  # a minute each on idle cores
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+HERE = {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+HERE |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+
+
+def test_the_reference_has_every_module() -> None:
+    """Each once, but for those that hold nothing to read: packages, what starts the program, the tests of a plugin."""
+    files = [file for package in ("benchmark", "methods", "datamodules") for file in (ROOT / package).rglob("*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    wanted = {one for one in modules if not re.search(r"__(init|main)__$|^benchmark\.perf\.|\.test_contract$", one)}
+    pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md")]
+    found = [module for page in pages for module in re.findall(r"^\.\. automodule:: (\S+)$", page, flags=re.M)]
+    assert sorted(found) == sorted(wanted | {"methods.models"})
+
+
+def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
+    """A tutorial after all of its cells have run in an empty folder; an error in a cell is raised."""
+    for variable, value in HERE.items():
+        monkeypatch.setenv(variable, value)
+    text = (DOCS / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+    notebook = read_myst_markdown_notebook(text, MdParserConfig())
+    return nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(folder)}}).execute()
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    outputs = [one for cell in notebook.cells if cell.cell_type == "code" for one in cell.outputs]
+    return "".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
+
+
+def test_a_first_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows a split, a picture of it, a curve, and a table in which labels are worth something."""
+    notebook = executed("first-federation", tmp_path, monkeypatch)
+    text = printed(notebook)
+    assert re.search(r"all +1437 +120 ", text) and "partition hash" in text
+    pictures = [one for cell in notebook.cells for one in cell.get("outputs", []) if "image/png" in one.get("data", {})]
+    assert len(pictures) == 2
+    upper, semi, lower = (float(re.search(rf"^{row} +([\d.]+)", text, flags=re.M)[1]) for row in ROWS)
+    assert upper > lower + 10 and semi > 10  # points
+    assert [file.name for file in tmp_path.iterdir()] == ["split.png"]
+
+
+ROWS = ("all labels", "fed_consist", "labels of one client")
+
+
+def test_an_own_method_on_a_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method keeps the contract, one with a fault does not, and the board has its row with an interval."""
+    text = printed(executed("own-method", tmp_path, monkeypatch))
+    assert text.count("passed: ") == 4
+    assert "Counts: what a visit gives depends on visits before it" in text and "self.steps_taken" in text
+    standing = r"Confident is at [\d.]+ ± [\d.]+ percent \(3 seeds\), [12] of 2"
+    assert re.search(standing, text) and "Not ranked" in text
+    assert (tmp_path / "tuned" / "digits-board-Confident-quick.yaml").exists()
+    assert len(list(tmp_path.glob("results/runs/*/record.json"))) == 9
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built with warnings as errors. Notebooks run in the tests above."""
+    out = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "sphinx", "-c", str(DOCS), "--fail-on-warning", "--keep-going", "-q"]
+    command += ["-D", "nb_execution_mode=off", "-d", str(out / "doctrees"), str(ROOT), str(out / "html")]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **HERE}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+def test_pages_link_to_one_another_and_to_nothing_that_is_missing(site: Path) -> None:
+    """Every page in Markdown is there, each link and anchor leads somewhere, and nothing is loaded from a network."""
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    sources = [*DOCS.glob("**/*.md"), *ROOT.glob("results/tables/*.md"), *ROOT.glob("results/archive/*.md")]
+    sources += [ROOT / f"{name}.md" for name in ("README", "RULES", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+    assert [one for one in sources if site / one.relative_to(ROOT).with_suffix(".html") not in pages] == []
+    names = {page: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        if page.is_relative_to(site / "_modules"):
+            continue  # listings of source code lead back to where a name was imported, too
+        assert not re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(?:https?:)?//', text), page
+        for link in set(re.findall(r'<a [^>]*href="([^"]+)"', text)):
+            path, _, anchor = link.partition("#")
+            if "://" in link or link.startswith(("mailto:", "data:")):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), (page, link)
+            assert not anchor or target not in names or anchor in names[target], (page, link)
+
+
+def test_make_builds_the_same_site() -> None:
+    """``make docs`` runs the command of the test above, and the notebooks; what it writes is ignored by git."""
+    command = ["env", "-u", "MAKEFLAGS", "make", "-n", "docs"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("-m sphinx -c docs --fail-on-warning --keep-going  . build/docs")
+    assert subprocess.run(["git", "check-ignore", "-q", "build/docs/index.html"], cwd=ROOT).returncode == 0
+
+
+def test_the_first_page_leads_to_the_site(site: Path) -> None:
+    """``index.html`` sends on to the landing page."""
+    (target,) = re.findall(r"url=(\S+)\"", (site / "index.html").read_text(encoding="utf-8"))
+    assert (site / target).exists()
+
+
+@pytest.fixture
+def page(site: Path) -> Iterator[Any]:
+    """A page on which an error in the console, or a request to anywhere but the disk, fails the test."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium)
+        opened = browser.new_page()
+        opened.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on("requestfailed", lambda request: wrong.append(request.url))
+        opened.on("request", lambda r: None if r.url.startswith(("file://", "data:")) else wrong.append(r.url))
+        yield opened
+        browser.close()
+    assert wrong == []
+
+
+def test_the_search_finds_a_method(page: Any, site: Path) -> None:
+    """From the disk, without a server: the paper's page and the class are among what is found."""
+    page.goto((site / "index.html").as_uri())
+    page.wait_for_url("**/docs/index.html")
+    page.locator("input[name=q]").first.fill("RSCFed")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li a")
+    page.wait_for_function("document.querySelector('.search-summary').textContent.includes('found')")
+    found = page.locator("#search-results li a").all_inner_texts()
+    assert "RSCFed (CVPR 2022)" in found and "methods.rscfed.RSCFed" in found
