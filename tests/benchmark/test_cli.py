@@ -215,6 +215,7 @@ def test_options_are_frozen():
         "site": {"--results_dir", "--out", "--papers"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
+        "records": {"--results_dir", "--scales", "--sha256"},
         "list": set(),
     }  # fmt: skip
 
