@@ -6,7 +6,6 @@ result = fit("fedavg", "digits", rounds=10)
 result.rounds.plot(x="round", y="acc")
 """
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -18,18 +17,21 @@ import pandas as pd
 import torch
 from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
 from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
-from benchmark.federation.assembly import assemble, make
+from benchmark.federation.assembly import assemble, make, make_data
+from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
 from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
 from benchmark.report.tables import collect
 from benchmark.run import fit_resolved
 from benchmark.runs.loggers import callbacks
+from benchmark.runs.metrics import classification_metrics
 from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError
 from methods.base import FedMethod
 
 IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "callbacks", "data_dir"})
@@ -43,6 +45,7 @@ class Result:
         rows: its evaluated rounds.
         method: the trained method, if it is at hand.
         path: folder of its record, if it has one.
+        weights: those of its last global model, if they were read already.
         averaged: the reading of its averaged model, if it has one.
     """
 
@@ -53,8 +56,10 @@ class Result:
         method: FedMethod | None = None,
         path: Path | None = None,
         averaged: Mapping[str, Any] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.config, self.rows, self.path, self.averaged = config, list(rows), path, averaged
+        self._weights = weights
         if method is not None:
             self.method = method
 
@@ -81,18 +86,26 @@ class Result:
         Raises:
             RunError: the run's folder has no weights, or the file is damaged.
         """
-        file = (self.path or Path()) / "weights.pt"
-        if not file.exists():
-            raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
+        weights = read_weights((self.path or Path()) / WEIGHTS) if self._weights is None else self._weights
         with torch.random.fork_rng(devices=[]):  # the caller's draws go on as if nothing had been made
             made, _ = make(self.config, torch.device("cpu"))
         method: FedMethod = made
-        try:
-            weights = torch.load(file, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            raise RunError(f"{file}: the weights cannot be read ({one_line(error)}); run it again") from None
         method.load_tensors(weights)
         return method.eval()
+
+    def test(self) -> dict[str, float]:
+        """Metrics of ``method`` on the test images, computed anew: those of ``final``, in percent; reads the data set.
+
+        Raises:
+            RunError: as ``method``.
+            DataError: the data are missing.
+        """
+        data = make_data(self.config)
+        data.place(self.method.device, self.method.dtype)  # type: ignore[arg-type]
+        data.setup()
+        with torch.inference_mode():
+            blocks = [self.method.predict(block()) for _, block in data.test_blocks(self.method.eval_batch)]
+        return classification_metrics(torch.cat(blocks), data.test_labels)
 
     def __repr__(self) -> str:
         names = f"{self.config.method.name} on {self.config.data.name}"
@@ -152,16 +165,20 @@ def fit(
 
 
 def load_run(path: str | Path, data_dir: str = "data") -> Result:
-    """A run from its folder, complete or not.
+    """A run from its folder, complete or not, or from the file that ``fit --export`` wrote of it.
 
     Args:
-        path: the folder.
+        path: the folder, or the file.
         data_dir: where its data are, should its ``method`` be asked for.
 
     Raises:
         RunError: there is no record, or it is damaged.
         ConfigError: the code does not know its configuration any more.
     """
+    if Path(path).is_file():
+        held = read_exported(Path(path))
+        config = from_dict({**held.record["config"], "runtime": {"data_dir": data_dir}})
+        return Result(config, held.rows, averaged=held.record.get("averaged"), weights=held.weights)
     record = read_record(Path(path))
     config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
     return Result(config, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))

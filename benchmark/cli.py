@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import admit, describe, enter, fit, names, plot, site, status, table, tune, verify
+from benchmark.commands import admit, describe, enter, fit, names, plot, records, site, status, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
@@ -29,6 +29,7 @@ ROOMS: dict[str, Any] = {
     "site": site,
     "describe": describe,
     "verify": verify,
+    "records": records,
     "list": names,
 }
 UNREAD = 141  # what a shell says of a program that SIGPIPE has ended

@@ -282,9 +282,9 @@ def from_yaml(text: str, where: str = "configuration") -> RunConfig:
     return from_dict(load_yaml(text, where))
 
 
-def folder(config: RunConfig) -> Path:
-    """Folder of a resolved run: ``<results_dir>/runs/<method>-<data>-<run id>``."""
-    name = f"{config.method.name}-{config.data.name}-{run_id(config)}".replace("/", "_")
+def folder(config: RunConfig, key: str | None = None) -> Path:
+    """Folder of a resolved run: ``<results_dir>/runs/<method>-<data>-<run id>``; ``key`` is the id if it is known."""
+    name = f"{config.method.name}-{config.data.name}-{key or run_id(config)}".replace("/", "_")
     return Path(config.runtime.results_dir) / "runs" / name
 
 

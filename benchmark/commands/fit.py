@@ -44,6 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"
     )
+    parser.add_argument("--export", type=text, help="file to write the trained model to, with its configuration")
     parser.add_class_arguments(RunConfig, skip={*KINDS, *MAPPINGS, "seed", "runtime"})
     parser.add_class_arguments(Runtime)
 
@@ -54,7 +55,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         return 0
     given = dict(vars(options))
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
-    overwrite = given.pop("overwrite", False)
+    overwrite, export = given.pop("overwrite", False), given.pop("export", None)
     points = grid(dotted, lambda point: _configuration(dict(given), point))
     made = [(point, *_configuration(dict(given), {**dotted, **point})) for point in points]
     by_names = made[0][2]
@@ -64,6 +65,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         for seed in dict.fromkeys(seeds or [config.seed])
     ]
     configs = [config for _, config in named]
+    if export and (dry or len(configs) > 1):
+        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(configs))}")
     elsewhere = rows_of_papers(configs[0]) if by_names else []
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -85,7 +88,13 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if overwrite:
         discard(configs)
     if len(configs) == 1:
-        return _one(configs[0], tell)
+        code = _one(configs[0], tell)
+        if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
+            from benchmark.federation.exported import export as write_model
+
+            write_model(folder(configs[0]), Path(export))
+            tell(f"wrote {export}")
+        return code
     code = _several(named, tell)
     if len(points) > 1 and code not in (STOPPED, 130):
         tell(f"\n{compared(named)}")
@@ -168,6 +177,10 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str | None
     suites = load(suite)
     scale = scale or next(iter(suites.spec["scales"]))
     return suites.config(suites.row(row, scale), scale)
+
+
+def _what(dry: bool, runs: int) -> str:
+    return "a dry run" if dry else f"a command for {runs} runs"
 
 
 def _planned(config: RunConfig) -> PlannedRun:

@@ -1,45 +1,84 @@
-"""``list``: which methods, data sets and networks there are."""
+"""``list``: which methods, data sets, networks and suites there are."""
 
-import inspect
+import ast
 from collections.abc import Mapping
-from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import refuse
-from benchmark.registry import KINDS, find_class, known_names
+from benchmark.files import read_yaml
+from benchmark.registry import KINDS, Kind
+from benchmark.suites.suite import SUFFIX, SUITES, available
 
-ABOUT = "List the methods, the data sets or the networks, each with the first line of its documentation."
+ABOUT = "List the methods, the data sets, the networks and the suites, each with the first line of its documentation."
+WHAT = ("methods", "data", "models", "suites")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("what", type=Literal["methods", "data", "models"], help="what to list")
+    parser.add_argument(
+        "what", type=Literal["methods", "data", "models", "suites"], nargs="?", help="what to list; default: all"
+    )
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Carry the command out; returns its exit code."""
     refuse(dotted, "list")
-    found: dict[str, Any]
-    if options.what == "models":
-        from methods.models import MODELS
-
-        found = dict(MODELS)
-    elif options.what == "methods":
-        found = {name: find_class(name, KINDS["method"]) for name in known_names(KINDS["method"])}
-    else:  # a data set's module says what it is, its class how it is used
-        found = {name: inspect.getmodule(find_class(name, KINDS["data"])) for name in known_names(KINDS["data"])}
-    width = max(map(len, found))
-    for name, thing in found.items():
-        print(f"{name:<{width}}  {_about(thing)}")
+    sections = []
+    for what in [options.what] if options.what else WHAT:
+        found = _found(what)
+        width = max(map(len, found))
+        lines = [f"{name:<{width}}  {about}".rstrip() for name, about in found.items()]
+        sections.append("\n".join(lines if options.what else [f"{what}:", *(f"  {line}" for line in lines)]))
+    print("\n\n".join(sections))
     return 0
 
 
-def _about(thing: Any) -> str:
-    """First line of a docstring, and the arguments that a name stands for."""
-    arguments = ""
-    if isinstance(thing, partial):
-        arguments = " (" + ", ".join(f"{name}={value}" for name, value in thing.keywords.items()) + ")"
-        thing = thing.func
-    return (inspect.getdoc(thing) or "").partition("\n")[0] + arguments
+def _found(what: str) -> dict[str, str]:
+    """Names and what is said about each, read from sources: importing what is behind them takes seconds."""
+    if what == "suites":
+        return {paper: str(read_yaml(SUITES / (paper + SUFFIX), "suite").get("title", "")) for paper in available()}
+    if what == "models":
+        from methods.models import MODELS
+
+        return {name: _network(path, options) for name, (path, options) in MODELS.items()}
+    return _classes(KINDS["method" if what == "methods" else "data"])
+
+
+def _classes(kind: Kind) -> dict[str, str]:
+    """The modules of the kind's package, which hold one class each, and what other packages offer."""
+    modules, base = iter_modules(import_module(kind.package).__path__), kind.base.split(".")[1]
+    names = sorted(one.name for one in modules if not one.ispkg and one.name != base)
+    found = {name: _first_line(f"{kind.package}.{name}") for name in names}
+    for point in sorted(entry_points(group=kind.group)):
+        path = point.value.replace(":", ".")
+        name = path if point.name in found else point.name
+        found[name] = f"of the package {point.dist.name if point.dist else point.module}: {path}"
+    return found
+
+
+def _network(path: str, options: Mapping[str, Any]) -> str:
+    """First line of a network's docstring, and the arguments that its name stands for."""
+    module, _, cls = path.rpartition(".")
+    arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+    return _first_line(f"methods.models.{module}", cls) + (f" ({arguments})" if arguments else "")
+
+
+def _first_line(module: str, cls: str = "") -> str:
+    """First line of the docstring of a module, or of a class in it."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    try:
+        tree: ast.AST = ast.parse(Path(spec.origin).read_bytes())
+    except SyntaxError as error:
+        return f"cannot be read: {error.msg} ({spec.origin}:{error.lineno})"
+    body = tree.body if isinstance(tree, ast.Module) else []
+    found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == cls), tree)
+    assert isinstance(found, ast.Module | ast.ClassDef)
+    return (ast.get_docstring(found) or "").partition("\n")[0]

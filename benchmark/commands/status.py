@@ -5,8 +5,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_seeds_argument, add_suite_arguments, planned, refuse
+from benchmark.commands.common import add_seeds_argument, add_suite_arguments, numbers, refuse
 from benchmark.config import Runtime
+from benchmark.suites import kept
 from benchmark.suites.suite import load
 
 ABOUT = "Show how far the rows of a paper's tables are, and what is left."
@@ -25,5 +26,6 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "status")
     from benchmark.report.status import show
 
-    show(planned(load(options.paper), options, Runtime(results_dir=options.results_dir)), every_run=options.runs)
+    seeds = numbers(options.seeds, "--seeds")
+    show(kept.plan(load(options.paper), options.scale, seeds, Runtime(results_dir=options.results_dir)), options.runs)
     return 0

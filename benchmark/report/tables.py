@@ -9,14 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.config import RunConfig, differences, folder
+from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
+from benchmark.report.states import Run as Run
+from benchmark.report.states import collect as collect
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, code_versions, look
+from benchmark.runs.records import READING, code_versions
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -47,31 +49,6 @@ RIGHT = (
 )
 LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a seed's runs, the first that holds
 BROKEN = LACKS[:3]  # a row with such a seed is not judged
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is known of a planned run: its state and, once complete, its record."""
-
-    state: str
-    record: Record | None
-
-
-def collect(plan: Plan, known: Mapping[str, Run] | None = None) -> dict[str, Run]:
-    """State and record of every run of a plan, from disk; a complete one that is known already is not read again.
-
-    A complete run that was made under other defaults than today's counts as ``outdated``.
-    """
-    found, known = {}, known or {}
-    for key, run in plan.runs.items():
-        if key in known and known[key].state == "complete":
-            found[key] = known[key]
-            continue
-        now, record = look(folder(run.config))
-        if record is not None and differences(record["config"], run.config):
-            now, record = "outdated", None
-        found[key] = Run(now, record)
-    return found
 
 
 def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str]) -> list[Rendered]:

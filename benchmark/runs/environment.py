@@ -22,6 +22,7 @@ NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the l
 LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
 PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
+GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # one of them, where Linux has a GPU
 MOST_PER_CORE = 4  # processes: beyond one they only get in each other's way
 
 
@@ -52,9 +53,11 @@ def machine(gpu: str | None = None) -> dict[str, Any]:
 
 def gpu_name(accelerator: str) -> str | None:
     """The GPU that runs take with this accelerator (``cpu``, ``cuda`` or ``auto``); ``None`` for the CPU."""
+    if accelerator == "cpu" or (sys.platform == "linux" and not any(map(os.path.exists, GPUS))):
+        return None  # PyTorch, which takes seconds to import, would say the same
     import torch
 
-    return torch.cuda.get_device_name() if accelerator != "cpu" and torch.cuda.is_available() else None
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def hardware(environment: dict[str, Any]) -> str:

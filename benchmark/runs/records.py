@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -597,8 +599,9 @@ def _metrics(row: Row) -> dict[str, float | None]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the known values, added one after the other: since Python 3.12 ``sum`` rounds differently."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return reduce(add, known) / len(known) if known else None
 
 
 def _row(line: str | bytes) -> Row:

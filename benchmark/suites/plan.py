@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig
+from benchmark.config import RunConfig, folder
 from datamodules.common.errors import ConfigError
 
 
@@ -89,6 +90,11 @@ class PlannedRun:
     id: str
     config: RunConfig
     cells: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return folder(self.config, self.id)
 
 
 @dataclass

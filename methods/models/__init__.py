@@ -5,40 +5,40 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, cast
-
-import torch
-from torch import nn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place, plugin
-from methods.models.backbone import Backbone
-from methods.models.cnn import SmallCNN
-from methods.models.conv6 import Conv6
-from methods.models.linear import Linear
-from methods.models.mlp import MLP
-from methods.models.resnet import ResNet18
-from methods.models.resnet8 import ResNet8
-from methods.models.resnet9 import ResNet9
-from methods.models.resnet9_plain import PlainResNet9
-from methods.models.vit import ViTTiny
-from methods.models.wrn import WideResNet
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "small_cnn": SmallCNN,
-    "resnet18_cifar": partial(ResNet18, stem="cifar", head="projection"),
-    "resnet18": partial(ResNet18, stem="imagenet", head="linear"),
-    "wrn28_2": partial(WideResNet, depth=28, width=2),
-    "wrn28_8": partial(WideResNet, depth=28, width=8),
-    "resnet8": ResNet8,
-    "resnet9": ResNet9,
-    "resnet9_plain": PlainResNet9,
-    "conv6": Conv6,
-    "linear": Linear,
-    "mlp": MLP,
-    "vit_tiny": partial(ViTTiny, pretrained=True),
-    "vit_tiny_scratch": ViTTiny,
+if TYPE_CHECKING:
+    from torch import nn
+
+    from methods.models.backbone import Backbone
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "small_cnn": ("cnn.SmallCNN", {}),
+    "resnet18_cifar": ("resnet.ResNet18", {"stem": "cifar", "head": "projection"}),
+    "resnet18": ("resnet.ResNet18", {"stem": "imagenet", "head": "linear"}),
+    "wrn28_2": ("wrn.WideResNet", {"depth": 28, "width": 2}),
+    "wrn28_8": ("wrn.WideResNet", {"depth": 28, "width": 8}),
+    "resnet8": ("resnet8.ResNet8", {}),
+    "resnet9": ("resnet9.ResNet9", {}),
+    "resnet9_plain": ("resnet9_plain.PlainResNet9", {}),
+    "conv6": ("conv6.Conv6", {}),
+    "linear": ("linear.Linear", {}),
+    "mlp": ("mlp.MLP", {}),
+    "vit_tiny": ("vit.ViTTiny", {"pretrained": True}),
+    "vit_tiny_scratch": ("vit.ViTTiny", {}),
 }
+"""Module and class below ``methods.models``, imported when one is built, and the arguments that the name stands for."""
+
+
+def network(name: str) -> "Callable[..., nn.Module]":
+    """The class behind a key of ``MODELS``, with the arguments that the name stands for."""
+    path, options = MODELS[name]
+    module, _, cls = path.rpartition(".")
+    return partial(getattr(import_module(f"{__name__}.{module}"), cls), **options)
 
 
 def build(
@@ -48,7 +48,7 @@ def build(
     image_size: int = 32,
     in_features: int | None = None,
     **options: Any,
-) -> Backbone:
+) -> "Backbone":
     """Build a network with fresh weights, in channels_last memory format.
 
     Args:
@@ -64,7 +64,10 @@ def build(
         ConfigError: unknown name (the closest one is named), a path that cannot be imported or is no network, an
             unknown option, one that the network refuses, feature vectors for a network that takes images.
     """
-    factory = MODELS[name] if name in MODELS else _imported(name)
+    import torch
+    from torch import nn
+
+    factory = network(name) if name in MODELS else _imported(name)
     parameters = inspect.signature(factory).parameters
     known = [p.name for p in parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -87,16 +90,20 @@ def build(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name}: it gave a {type(model).__name__}; it must give a torch.nn.Module")
-    return cast(Backbone, model.to(memory_format=torch.channels_last))
+    return cast("Backbone", model.to(memory_format=torch.channels_last))
 
 
 def num_parameters(name: str, num_classes: int, **options: Any) -> int:
     """Parameters of a network for images, counted without making it."""
+    import torch
+
     with torch.device("meta"):
         return sum(p.numel() for p in build(name, num_classes, **options).parameters())
 
 
-def _imported(path: str) -> Callable[..., nn.Module]:
+def _imported(path: str) -> "Callable[..., nn.Module]":
+    from torch import nn
+
     module = path.rpartition(".")[0]
     if not module:
         match = get_close_matches(path, MODELS, n=1, cutoff=0.4)
@@ -112,4 +119,4 @@ def _imported(path: str) -> Callable[..., nn.Module]:
     if not (own or inspect.isfunction(factory) or isinstance(factory, partial)):
         kind = "a class" if inspect.isclass(factory) else f"a {type(factory).__name__}"
         raise ConfigError(f"model {path}: this is {kind}; name a subclass of torch.nn.Module, or a function")
-    return cast(Callable[..., nn.Module], factory)
+    return cast("Callable[..., nn.Module]", factory)

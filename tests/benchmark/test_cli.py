@@ -215,6 +215,7 @@ def test_options_are_frozen():
         "site": {"--results_dir", "--out", "--papers"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
+        "records": {"--results_dir", "--scales", "--sha256"},
         "list": set(),
     }  # fmt: skip
 
@@ -223,3 +224,27 @@ def test_starting_up_imports_nothing_heavy():
     code = f"import sys, benchmark.cli; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS), ["status", "--paper", "rscfed"]],
+    ids=" ".join,
+)
+def test_what_only_tells_imports_nothing_heavy(words, tmp_path):
+    """Where nobody has asked before, ``status`` has to plan the suite's runs first."""
+    code = (
+        "import sys; from benchmark.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
+    )
+    for _ in range(1 + (words[0] == "status")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    told, _, heavy = done.stdout.rpartition("HEAVY ")
+    assert heavy == "[]\n" and len(told.splitlines()) > 5

@@ -28,7 +28,7 @@ from benchmark.registry import Argument, ClassSpec, Kind, build, described, know
 from datamodules.common.errors import ConfigError
 from datamodules.common.switches import check_switches, switches
 from datamodules.partition.roster import Roster
-from methods.models import MODELS
+from methods.models import network
 
 BASE = """
 class Method:
@@ -176,7 +176,7 @@ def test_defaults_that_no_record_holds_do_not_change():
         return {p.name: p.default for p in parameters if p.default is not p.empty and not p.name.startswith("_")}
 
     for name, known in NOT_RECORDED.items():
-        now = defaults(MODELS[name])
+        now = defaults(network(name))
         assert {option: now.get(option, "gone") for option in known} == known, name
     assert defaults(Roster) == {"seed": 1337, "participants": None, "rule": "uniform"}
 

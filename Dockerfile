@@ -1,0 +1,21 @@
+# A CPU image with the two commands of the README:
+#
+#     docker build -t fssl-bench .
+#     docker run --rm -it fssl-bench                       # make bench-table1 TABLES=1
+#     docker run --rm -it fssl-bench make test
+#
+# For GPUs, leave the first pip line out: PyPI's wheels of PyTorch for Linux bring CUDA along.
+FROM python:3.12-slim
+
+RUN apt-get update && apt-get install --no-install-recommends --yes git make && rm -rf /var/lib/apt/lists/*
+WORKDIR /fssl-bench
+
+# Both from one index: torchvision of another one is built for another torch, and fails to import.
+COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
+RUN python -m venv .venv \
+    && .venv/bin/pip install --no-cache-dir -c constraints.txt torch torchvision \
+       --index-url https://download.pytorch.org/whl/cpu
+
+COPY . .
+RUN make install
+CMD ["make", "bench-table1", "TABLES=1"]

@@ -1,0 +1,82 @@
+"""The trained model of a run in one file: weights, configuration, record and rounds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.federation.checkpoint import save_plain
+from benchmark.registry import one_line
+from benchmark.runs.records import read_record, read_rows, validate
+from datamodules.common.errors import RunError
+
+FORMAT = "fssl-bench model 1"
+WEIGHTS = "weights.pt"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an exported file holds.
+
+    Args:
+        record: the run's.
+        rows: its evaluated rounds.
+        weights: the global model of its last round, by the names of the method's tensors.
+    """
+
+    record: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    weights: Mapping[str, Tensor]
+
+
+def export(path: Path, file: Path) -> None:
+    """Write the model of a complete run into a file that ``torch.load`` reads with ``weights_only``.
+
+    Args:
+        path: the run's folder.
+        file: what to write; it is replaced if it is there.
+
+    Raises:
+        RunError: the run has no complete record or no weights.
+        OSError: the file cannot be written.
+    """
+    record = read_record(path)
+    if record["status"] != "complete":
+        raise RunError(f"{path}: the run is not complete; only a complete one is exported")
+    held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_plain(file, held)
+
+
+def read_exported(file: Path) -> Exported:
+    """What ``export`` has written.
+
+    Raises:
+        RunError: it is another file, or damaged.
+    """
+    found = _loaded(file, "give the folder of a run, or a file that `fit --export` wrote")
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RunError(f"{file}: it is no exported model ({FORMAT}); `fit --export` writes one")
+    validate(found["record"], f"{file}, record")
+    return Exported(found["record"], found["rows"], found["weights"])
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The weights in a run's folder.
+
+    Raises:
+        RunError: there are none, or the file is damaged.
+    """
+    if not file.exists():
+        raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
+    return dict(_loaded(file, "run it again"))
+
+
+def _loaded(file: Path, remedy: str) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file PyTorch's reader raises whatever it runs into
+        raise RunError(f"{file}: the weights cannot be read ({one_line(error)}); {remedy}") from None

@@ -1,0 +1,175 @@
+"""Records of many runs in one file: what a release carries, and what an installed package is given.
+
+An archive is a gzipped tar of ``runs/<run>/`` with ``config.yaml``, ``metrics.jsonl`` and ``record.json`` of complete
+runs, and nothing else. Equal records give equal bytes.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from benchmark.files import read_bytes
+from benchmark.runs.records import look, read_record
+from datamodules.common.errors import ConfigError, RunError
+
+FILES = ("config.yaml", "metrics.jsonl", "record.json")
+MEMBER = re.compile(r"runs/(?P<run>\w[\w.-]*)/(?P<file>config\.yaml|metrics\.jsonl|record\.json)", re.ASCII)
+MOST = 1 << 30  # bytes of an archive, and of what is in it: a board of 1000 runs has a tenth
+TIMEOUT = 60.0  # seconds that a server may say nothing
+
+
+def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, str]:
+    """Write the complete runs below ``results`` into an archive.
+
+    Args:
+        results: folder that holds ``runs/``.
+        file: the archive; it is replaced if it is there.
+        scales: only runs of these; empty: of all.
+
+    Returns:
+        how many runs it has, and its SHA-256.
+
+    Raises:
+        ConfigError: there is no such run.
+        RunError: a record is damaged.
+        OSError: the archive cannot be written.
+    """
+    chosen = []
+    for path in sorted(one.parent for one in (results / "runs").glob("*/record.json")):
+        record = read_record(path)
+        if record["status"] == "complete" and (not scales or record["scale"] in scales):
+            chosen.append(path)
+    if not chosen:
+        raise ConfigError(f"{results / 'runs'}: there is no complete run{' of scale ' if scales else ''}{_or(scales)}")
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile("", "wb", 9, packed, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for path in chosen:
+            for name in FILES:
+                content = read_bytes(path / name)
+                member = tarfile.TarInfo(f"runs/{path.name}/{name}")  # no owner, and no time
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(packed.getvalue())
+    return len(chosen), hashlib.sha256(packed.getvalue()).hexdigest()
+
+
+def unpack(source: str, results: Path, sha256: str | None = None) -> tuple[int, int]:
+    """Put the runs of an archive below ``results``: all of them, or none.
+
+    Args:
+        source: path of the archive, or its address (``https://``, ``http://``).
+        results: folder that holds ``runs/``, or will.
+        sha256: what its digest must be; ``None``: any.
+
+    Returns:
+        how many runs were put there, and how many were there already.
+
+    Raises:
+        ConfigError: the archive cannot be read, is another one, or holds anything but records.
+        RunError: a record in it is damaged or not complete, or a run of its name is there and differs.
+        OSError: the folder cannot be written.
+    """
+    content = _fetched(source)
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and sha256.lower() != found:
+        raise ConfigError(f"{source}: its SHA-256 is {found}, not {sha256}; it is another archive, or was damaged")
+    (results / "runs").mkdir(parents=True, exist_ok=True)
+    with _staging(results) as staged:
+        _extract(content, source, staged)
+        new = [path for path in sorted(staged.iterdir()) if not _is_there(path, results / "runs" / path.name, source)]
+        for path in new:
+            os.replace(path, results / "runs" / path.name)
+        return len(new), len(list(staged.iterdir()))
+
+
+def _fetched(source: str) -> bytes:
+    """The bytes of an archive."""
+    try:
+        if re.match("https?://", source):
+            with urlopen(source, timeout=TIMEOUT) as answer:
+                content = bytes(answer.read(MOST + 1))
+        else:
+            with open(source, "rb") as file:
+                content = file.read(MOST + 1)
+    except (OSError, ValueError) as error:  # of a server, or of the disk
+        reason = error.reason if isinstance(error, URLError) else getattr(error, "strerror", None) or error
+        raise ConfigError(f"{source}: cannot be read: {reason}; give the path or the address of an archive") from None
+    if len(content) > MOST:
+        raise ConfigError(f"{source}: it has more than {MOST:,} bytes; archives of records are smaller")
+    return content
+
+
+@contextmanager
+def _staging(results: Path) -> Iterator[Path]:
+    """A folder on the same disk, gone in the end."""
+    path = Path(tempfile.mkdtemp(prefix=".import-", dir=results))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _extract(content: bytes, source: str, folder: Path) -> None:
+    """Write the files of an archive into one folder per run; a name that is none of a record's is refused."""
+    total = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+            for member in tar:
+                named, total = MEMBER.fullmatch(member.name), total + member.size
+                if named is None or not member.isreg() or total > MOST:
+                    what = "it is too large" if total > MOST else "archives hold runs/<run>/record.json and the like"
+                    raise ConfigError(f"{source}: {member.name!r} is refused: {what}; nothing was imported")
+                file = folder / named["run"] / named["file"]
+                if file.exists():
+                    raise ConfigError(f"{source}: {member.name!r} is there twice; nothing was imported")
+                file.parent.mkdir(exist_ok=True)
+                read = tar.extractfile(member)
+                file.write_bytes(read.read() if read else b"")
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{source}: not an archive of records, or damaged ({error}); fetch it again") from None
+
+
+def _is_there(path: Path, target: Path, source: str) -> bool:
+    """Whether a run of an archive is in its place already.
+
+    Raises:
+        RunError: the run in the archive is no complete one, or another one has its place.
+    """
+    if lacking := [name for name in FILES if not (path / name).exists()]:
+        raise RunError(f"{source}: run {path.name} has no {lacking[0]}; nothing was imported")
+    state, record = look(path)
+    if record is None:
+        told = "damaged: its record is not what the run wrote" if state == "damaged" else "not complete"
+        raise RunError(f"{source}: run {path.name} is {told}; nothing was imported")
+    if not path.name.endswith(f"-{record['run_id']}"):
+        raise RunError(f"{source}: run {path.name} has the record of run {record['run_id']}; nothing was imported")
+    if not target.exists():
+        return False
+    state, own = look(target)
+    if own is None:
+        raise RunError(f"{target} holds a run that is {state}; finish or delete it, or give another --results_dir")
+    if own.get("digest") != record.get("digest") or own["run_id"] != record["run_id"]:
+        raise RunError(
+            f"{target} differs from the run of that name in {source}; nothing was imported. `verify` compares the two "
+            "once the archive is imported with another --results_dir"
+        )
+    return True
+
+
+def _or(words: Collection[str]) -> str:
+    return " or ".join(sorted(words))
