@@ -24,7 +24,7 @@ ROUNDS, REPEATS = 3, 3
 SWEEPS = (  # title, and cases of network, registered clients, active clients
     (
         "Registered clients",
-        [("small_cnn", 10**power, active) for power, active in ((2, 10), (3, 10), (4, 10), (5, 10), (6, 10), (6, 1_000))],
+        [*(("small_cnn", 10**power, 10) for power in range(2, 7)), ("small_cnn", 10**6, 1_000)],
     ),
     ("Active clients", [("small_cnn", 10_000, active) for active in (10, 100, 1_000)]),
     ("Parameters", [(model, 100, 10) for model in ("small_cnn", "wrn28_2", "resnet18", "wrn28_8")]),
@@ -118,8 +118,8 @@ def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Sectio
         "saved in, s",
     ]
     note = (
-        f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its momenta. "
-        f"Median of {ROUNDS} rounds; the checkpoint is the one after them."
+        f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
+        f"momenta. Median of {ROUNDS} rounds; the checkpoint is the one after them."
     )
     return Section(f"Growth of `{method}`: {title.lower()}", headers, rows, note, (before, probe()))
 
