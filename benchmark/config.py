@@ -40,6 +40,8 @@ class Runtime:
             copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
         slots: copies of the method in the engine ``slots``.
         replay: whether the engine ``slots`` records and replays its steps.
+        client_memory: GB of host memory per process for what clients keep between visits; more goes to files in the
+            run's folder. ``auto``: a process's share of half of what is free when the run begins.
         logger: Lightning loggers that also get every evaluated round: ``csv``, ``tensorboard``, ``wandb``, several
             separated by commas. They write into the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; they see every client's visit as a fit.
@@ -62,6 +64,7 @@ class Runtime:
     engine: Literal["reference", "slots"] = "reference"
     slots: int = 4
     replay: bool = True
+    client_memory: float | Literal["auto"] = "auto"
     logger: str | None = None
     callbacks: str | None = None
     data_dir: str = "data"
@@ -75,7 +78,9 @@ class Runtime:
 
     def __post_init__(self) -> None:
         _refuse_unbounded(self.checkpoint_every_s, "--checkpoint_every_s")
-        least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "checkpoint_every_s": 0}
+        if self.client_memory != "auto":
+            _refuse_unbounded(self.client_memory, "--client_memory")
+        least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "client_memory": 0, "checkpoint_every_s": 0}
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {n}")

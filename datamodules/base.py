@@ -1,11 +1,11 @@
 """``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, overload
 
 import lightning as L
 import numpy as np
@@ -22,6 +22,7 @@ from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
+from datamodules.partition.lists import Lists
 from datamodules.partition.roster import Roster
 from datamodules.views import pipelines
 from datamodules.views.augment import Geometry, View
@@ -66,6 +67,53 @@ class SiteData:
     def size(self) -> int:
         """Number of images."""
         return len(self.labelled) + len(self.unlabelled)
+
+
+class Sites(Sequence[SiteData]):
+    """What every client holds, made anew whenever it is asked for: a client that does not take part costs nothing.
+
+    Args:
+        labelled: positions with labels, by client.
+        unlabelled: positions without, by client.
+        make: makes a site of both, int64 tensors.
+        device: of these tensors.
+    """
+
+    def __init__(
+        self, labelled: Lists, unlabelled: Lists, make: Callable[[Tensor, Tensor], SiteData], device: torch.device
+    ) -> None:
+        self._labelled, self._unlabelled, self._make = labelled, unlabelled, make
+        self._with, self._without = (torch.tensor(lists.flat, device=device) for lists in (labelled, unlabelled))
+        self._others: dict[int, SiteData] = {}
+
+    def __len__(self) -> int:
+        return len(self._labelled)
+
+    @overload
+    def __getitem__(self, client: int) -> SiteData: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[SiteData]: ...
+
+    def __getitem__(self, client: int | slice) -> SiteData | list[SiteData]:
+        if isinstance(client, slice):
+            return [self[k] for k in range(*client.indices(len(self)))]
+        k = range(len(self))[client]
+        if k in self._others:
+            return self._others[k]
+        ends = (slice(*lists.starts[k : k + 2].tolist()) for lists in (self._labelled, self._unlabelled))
+        return self._make(self._with[next(ends)], self._without[next(ends)])
+
+    def __setitem__(self, client: int, site: SiteData) -> None:
+        """From now on the client holds something else; tests do that."""
+        self._others[range(len(self))[client]] = site
+
+    def labelled(self) -> tuple[int, ...]:
+        """Ids of the clients that hold labels, ascending."""
+        held = self._labelled.lengths > 0
+        for client in self._others:
+            held[client] = len(self._others[client].labelled) > 0
+        return tuple(np.flatnonzero(held).tolist())
 
 
 class Oracle:
@@ -492,8 +540,7 @@ class FSSLDataModule(L.LightningDataModule):
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
         self._require_setup()
-        labelled = tuple(k for k, site in enumerate(self._clients) if len(site.labelled))
-        return Roster(self.num_clients, labelled, seed, participants, rule)
+        return Roster(self.num_clients, self._clients.labelled(), seed, participants, rule)
 
     @property
     def block(self) -> int:
@@ -599,18 +646,19 @@ class FSSLDataModule(L.LightningDataModule):
         self.oracle = Oracle(self._labels)
         self._prepared.clear()
 
-        def site(labelled: Any, unlabelled: Any) -> SiteData:
-            index, rest = (torch.tensor(part, device=device) for part in (labelled, unlabelled))
-            if self.hparams["hidden_labels"] == "pooled":
-                index, rest = torch.cat((index, rest)), rest[:0]
+        def site(index: Tensor, rest: Tensor) -> SiteData:
             revealed = self._labels[rest] if self.hparams["hidden_labels"] == "revealed" else None
             return SiteData(index, self._labels[index], rest, revealed)
 
         part = self.partition
         unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])
         labelled = P.labelled_sets(part, self._labels.cpu(), self.hparams["labelled_repeats"])
-        self._clients = [site(a, b) for a, b in zip(labelled, unlabelled, strict=True)]
-        self._server = site(part.server, part.server[:0])
+        if self.hparams["hidden_labels"] == "pooled":
+            labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
+            unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
+        self._clients = Sites(labelled, unlabelled, site, device)
+        own = torch.tensor(part.server, device=device)
+        self._server = site(own, own[:0])
         if len(self._validation):
             held = torch.tensor(self._validation, device=device)
             self._server = replace(self._server, validation=held, validation_labels=self._labels[held])

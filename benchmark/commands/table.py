@@ -63,6 +63,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="OPTIONS",
         help="run nothing here; submit what is missing as a job array, with these options of sbatch ('' for none)",
     )
+    parser.add_argument("--slurm_bundle", type=int, default=1, help="runs of a task of that array, one after the other")
+    parser.add_argument(
+        "--slurm_at_once", type=int | None, help="tasks of that array that go on at the same time; default: no limit"
+    )
     parser.add_argument(
         "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
     )
@@ -119,15 +123,20 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     missing = [run for run in wanted if before[run.id].state != "complete"]
     _warn_of_other_code([run for run in wanted if before[run.id].state == "complete"], before)
     jobs, gpus = jobs_and_gpus(options, runtime)
+    if options.slurm is not None:
+        from benchmark.launch import slurm
+
+        array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
+        if options.dry_run:
+            print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
+            return 0
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
         show(pool.pinned(wanted, jobs, gpus), {run.id: before[run.id].state for run in wanted}, jobs)
         return 0
     if options.slurm is not None and missing:
-        from benchmark.launch import slurm
-
-        script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir))
+        script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir), array)
         number = slurm.submit(script, options.slurm)
         print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
         print("when they have ended, the same command without --slurm writes the tables")

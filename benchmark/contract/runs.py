@@ -216,7 +216,8 @@ def check_names_of_clients_do_not_matter(method: Method) -> None:
     server = in_double(cast(Any, method))[2]
     federation = contract_federation(method, precision="64-true")
     sites = federation.data._clients
-    sites[:] = [sites[TURNED.index(client)] for client in range(len(sites))]
+    for client, site in enumerate([sites[TURNED.index(client)] for client in range(len(sites))]):
+        sites[client] = site
     federation.roster = TurnedRoster(len(sites), tuple(k for k, site in enumerate(sites) if len(site.labelled)), seed=0)
     with ExitStack() as stack:
         for owner, name, place in ((LocalSite, "generator", None), (ReferenceEngine, "torch_seed", 0)):

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from benchmark.config import RunConfig
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
+from benchmark.federation.store import Store
 from benchmark.registry import KINDS, build, find_class, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
@@ -74,8 +75,9 @@ def assemble(
     data: FSSLDataModule,
     fabric: Fabric,
     callbacks: Sequence[RoundCallback | Callback] = (),
+    store: Store | None = None,
 ) -> Federation:
-    """The federation that ``config`` describes, of what ``make`` has made.
+    """The federation that ``config`` describes, of what ``make`` has made, with the clients' states in ``store``.
 
     Raises:
         ConfigError: the roster does not fit the clients.
@@ -93,4 +95,5 @@ def assemble(
         replay=config.runtime.replay,
         nonfinite=config.nonfinite,
         average_last=config.average_last,
+        store=store,
     )

@@ -14,6 +14,7 @@ import io
 import os
 import pickle
 import re
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,61 @@ Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
 Count = Annotated[int, Field(ge=0)]
 Tensors = dict[str, Tensor]
 OptimizerStates = list[list[dict[str, Any]]]
+
+
+class OnDisk:
+    """A client's part of a state that lies in a file, as a checkpoint would write it; the file goes with this object.
+
+    Args:
+        path: the file.
+        digest: its SHA-256.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self.path, self.digest = path, digest
+        weakref.finalize(self, path.unlink, missing_ok=True)
+
+    @classmethod
+    def write(cls, path: Path, value: Any) -> "OnDisk":
+        """Write tensors and plain data.
+
+        Raises:
+            OSError: there is no room; names the file.
+            RunError: the value holds something else.
+        """
+        body = _dumped(value)
+        with named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+        return cls(path, hashlib.sha256(body).hexdigest())
+
+    def read(self) -> Any:
+        """The value.
+
+        Raises:
+            RunError: the file is gone or damaged.
+        """
+        try:
+            body = read_bytes(self.path)
+        except OSError as error:
+            raise RunError(f"{self.path}: {error.strerror}; the same command continues from the checkpoint") from None
+        if hashlib.sha256(body).hexdigest() != self.digest:
+            raise RunError(f"{self.path} is damaged; the same command continues from the checkpoint")
+        return _opened(body, self.path)
+
+    def give(self, path: Path) -> None:
+        """Let the file have this name, too, on disk when this returns; a copy where there can be no second name."""
+        with named(path):
+            path.parent.mkdir(exist_ok=True)
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(self.path, temporary)
+            except OSError:
+                shutil.copyfile(self.path, temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
 
 
 class _Part(BaseModel):
@@ -144,6 +200,14 @@ class Checkpoint:
         try:
             for (part, client), value in _entries(state):
                 marks = _marks(value)
+                if isinstance(value, OnDisk):
+                    name = f"{part}-{client}-{value.digest}.pt"
+                    if name not in self.now:
+                        value.give(_folder(self.path) / name)
+                        new.add(name)
+                    known[part, client] = [], name
+                    kept[part][client] = name
+                    continue
                 if not marks:  # nothing that is worth a file
                     head[part][client], kept[part][client] = value, ""
                     continue

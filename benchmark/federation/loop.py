@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from benchmark.federation import averaging, hooks
+from benchmark.federation.checkpoint import OnDisk
 from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.slots import SlotsEngine
+from benchmark.federation.store import Store
 from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
@@ -54,6 +56,7 @@ class Federation:
             left out of the aggregate and counted (``skip``).
         average_last: average the global weights of so many last rounds, and evaluate that model once, after the last
             (``averaged``); a run with fewer is averaged whole. 0: no average.
+        store: where the clients' states are kept; default: in host memory.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Federation:
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
+        store: Store | None = None,
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
@@ -92,7 +96,7 @@ class Federation:
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
         self.server = method.tensors("shared", "server")
-        self.clients: dict[int, ClientState] = {}
+        self.clients = Store() if store is None else store
         self.server_state: ClientState | None = None
         self.round = 0
         self.nonfinite = nonfinite
@@ -214,7 +218,7 @@ class Federation:
         left_out: set[tuple[int, int]] = set()
         for theirs in together(self.fabric, lambda: self.own_visits(mine)):
             results |= theirs.results
-            self.clients |= theirs.states
+            self.clients.update(theirs.states)
             left_out |= set(theirs.skipped)
             self.engine.handed_on = theirs.handed_on or self.engine.handed_on
         self.skipped += len(left_out)
@@ -230,6 +234,7 @@ class Federation:
         After a visit that is left out, the next round takes up the optimiser state that this one had taken up.
         """
         before = self.engine.handed_on
+        self.clients.expect([visit.client for visit in mine])
         results, states = self.engine.visits(mine, self.server, self.clients)
         skipped: list[tuple[int, int]] = []
         for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
@@ -308,7 +313,7 @@ class Federation:
         return {
             "round": self.round,
             "server": self.server,
-            "clients": {c: (s.tensors, s.optimizers) for c, s in self.clients.items()},
+            "clients": self.clients.saved(),
             "memory": dict(self.memory),
             "handed_on": self.engine.handed_on,
             "server_state": self.server_state.optimizers if self.server_state else None,
@@ -323,7 +328,9 @@ class Federation:
         device = self.fabric.device
         self.round = state["round"]
         self.server = moved(state["server"], device)
-        self.clients = {c: ClientState(*moved(kept, device)) for c, kept in state["clients"].items()}
+        self.clients.clear()
+        for client, kept in state["clients"].items():
+            self.clients[client] = ClientState(*moved(kept.read() if isinstance(kept, OnDisk) else kept, device))
         self.memory.clear()
         self.memory.update(moved(state.get("memory", {}), device))
         self.engine.handed_on = moved(state.get("handed_on", []), device)

@@ -233,7 +233,7 @@ class ReferenceEngine:
         states: dict[int, ClientState] = {}
         sent = [self.sent(visit, server) for visit in visits]  # as long as the module is the server
         for visit, tensors in zip(visits, sent, strict=True):
-            state = states.get(visit.client, kept.get(visit.client))
+            state = states[visit.client] if visit.client in states else kept.get(visit.client)
             results[visit.client, visit.repeat], states[visit.client] = self.client(visit, tensors, state)
         return results, states
 

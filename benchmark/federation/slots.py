@@ -65,7 +65,8 @@ class SlotsEngine(ReferenceEngine):
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
         for together in [[visit] for visit in visits] if self.hands_on else in_turns(visits, len(self.slots)):
             for slot, visit in zip(self.slots, together, strict=False):
-                state = states.get(visit.client, kept.get(visit.client))
+                with slot.on_stream():  # what comes from the host is the stream's, and waits for no other client
+                    state = states[visit.client] if visit.client in states else kept.get(visit.client)
                 slot.arrive(visit, sent[visit.client, visit.repeat], state)
             walks = [slot.train() for slot, _ in zip(self.slots, together, strict=False)]
             while walks:

@@ -1,4 +1,4 @@
-"""Runs as a SLURM job array: one task per run, each of which continues where it was when SLURM took the node back."""
+"""Runs as a SLURM job array, whose tasks continue where they were when SLURM took the node back."""
 
 import hashlib
 import shlex
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -24,29 +25,77 @@ JOB = Template(
     """\
 #!/bin/bash
 #SBATCH --job-name=$name
-#SBATCH --array=1-$tasks
+#SBATCH --array=$array
 #SBATCH --output=$folder/%A_%a.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
 
 # Made by `$command`.
-# Each task runs one configuration of $list. When SLURM stops it, for a more urgent job or at the end of its time, the
-# program saves and ends with code $stopped. The task then goes back to the queue, and continues there.
+# Each task runs $bundle of the configurations of $list, one after the other; one that fails stops no other. When SLURM
+# stops it, for a more urgent job or at the end of its time, the program saves and ends with code $stopped. The task
+# then goes back to the queue, and continues there.
 
 trap '' TERM USR1 # they are the program's
-config=$$(sed -n "$${SLURM_ARRAY_TASK_ID}p" $folder/$list)
-srun $python -m benchmark fit --config "$$config"
-code=$$?
-if [ $$code -eq $stopped ]; then
-  scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"
-fi
-exit $$code
+last=$$((SLURM_ARRAY_TASK_ID * $bundle)) failed=0
+for line in $$(seq $$((last - $bundle + 1)) $$last); do
+  config=$$(sed -n "$${line}p" $folder/$list)
+  [ -n "$$config" ] || break
+  srun $python -m benchmark fit --config "$$config"
+  code=$$?
+  if [ $$code -eq $stopped ]; then
+    scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"
+    exit $$code
+  fi
+  [ $$code -eq 0 ] || failed=$$code
+done
+exit $$failed
 """
 )
 
 
-def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
+@dataclass(frozen=True)
+class Array:
+    """How runs are spread over the tasks of a job array.
+
+    Args:
+        bundle: runs of a task, one after the other; what starts a task is paid once for all of them.
+        at_once: tasks that go on at the same time, at most; ``None``: as many as the cluster lets.
+
+    Raises:
+        ConfigError: one of them is not positive.
+    """
+
+    bundle: int = 1
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, number in (("--slurm_bundle", self.bundle), ("--slurm_at_once", self.at_once)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{option} is {number}; it must be at least 1")
+
+    def tasks(self, runs: int) -> int:
+        """Number of tasks of so many runs."""
+        return -(-runs // self.bundle)
+
+    def spelled(self, runs: int) -> str:
+        """As ``sbatch --array`` wants it."""
+        return f"1-{self.tasks(runs)}" + (f"%{self.at_once}" if self.at_once else "")
+
+
+def plan(runs: Sequence[PlannedRun], options: str, array: Array) -> str:
+    """What ``write`` and ``submit`` would do with these runs, in words: a line in all, and one for each task."""
+    count = array.tasks(len(runs))
+    limit = f", at most {array.at_once} at once" if array.at_once else ""
+    lines = [f"{len(runs)} runs in {count} tasks{limit}: sbatch --array={array.spelled(len(runs))} {options}".rstrip()]
+    for task in range(count):
+        own = runs[task * array.bundle : (task + 1) * array.bundle]
+        names = "; ".join(f"{run.cells[0]}, seed {run.config.seed}" for run in own)
+        lines.append(f"  {task + 1}: {names}")
+    return "\n".join(lines)
+
+
+def write(runs: Sequence[PlannedRun], name: str, results: Path, array: Array | None = None) -> Path:
     """Write the script of a job array for some runs, their list, and a configuration file for each.
 
     Tasks read the list when they start, so every list has a folder of its own: a later array leaves it alone.
@@ -55,6 +104,7 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
         runs: at least one.
         name: of the job; the folder in ``<results>/slurm`` has it, and a digest of the runs and where they take place.
         results: folder of results that all nodes see under the same path.
+        array: how they are spread over tasks; default: a task for each.
 
     Returns:
         the script, ready for ``sbatch``.
@@ -62,6 +112,7 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
     Raises:
         ConfigError: the path of the folder has a line break or another control character.
     """
+    array = array or Array()
     texts = {run.id: to_yaml(run.config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
@@ -77,7 +128,8 @@ def write(runs: Sequence[PlannedRun], name: str, results: Path) -> Path:
         script,
         JOB.substitute(
             name=f"fssl-{name}",
-            tasks=len(runs),
+            array=array.spelled(len(runs)),
+            bundle=array.bundle,
             folder=shlex.quote(str(folder)),
             list=LIST,
             python=shlex.quote(sys.executable),

@@ -16,11 +16,12 @@ from lightning import Fabric
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.pytorch import Callback
 
-from benchmark.config import RunConfig, differences, folder
+from benchmark.config import RunConfig, Runtime, differences, folder
 from benchmark.federation import checkpoint
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import from_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
+from benchmark.federation.store import Store
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
@@ -30,9 +31,11 @@ from benchmark.runs.environment import code_version
 from benchmark.runs.loggers import Mirror, mirror_run
 from benchmark.runs.records import RunFolder, method_source
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
+from datamodules.common.memory import available_bytes
 from datamodules.partition.partition import stored_hash
 
 CHECKPOINT = "checkpoint.pt"
+STATES = "states"  # folders, one per process, for clients' states that memory has no room for
 MESSAGE_BYTES = 1 << 28
 
 Found = TypeVar("Found")
@@ -159,7 +162,8 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         more: list[RoundCallback | Callback] = [*loggers.callbacks(config.runtime.callbacks)]
         if recorder:
             more.insert(0, recorder)
-        federation = assemble(config, method, data, fabric, more)
+        store = Store(_client_memory(config.runtime), path / f"{STATES}.{fabric.global_rank}")
+        federation = assemble(config, method, data, fabric, more, store)
         known = {**facts(data), "client_state_bytes": federation.client_state_bytes}
         _first(fabric, lambda: run.open(config, known))
         if recorder:
@@ -264,6 +268,14 @@ def _misfit(saved: Mapping[str, Any], federation: Federation) -> str:
         if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
             return f"{where}.{strange[0]} is missing, unknown, or of another shape"
     return ""
+
+
+def _client_memory(runtime: Runtime) -> int | None:
+    """Bytes that the clients' states may take in the memory of a process; ``None`` where the system does not say."""
+    if runtime.client_memory != "auto":
+        return int(runtime.client_memory * 1e9)
+    free = available_bytes()
+    return None if free is None else free // 2 // int(runtime.devices)
 
 
 def _in_words(config: RunConfig, federation: Federation) -> str:

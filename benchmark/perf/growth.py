@@ -2,7 +2,7 @@
 
 import resource
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,14 @@ from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, probe, seconds
 from methods import models
 
-BYTES = 3 * 32 * 32  # of an image
+PIXELS = 16  # side of an image: those of a million clients fit into a small machine
 SHARE = 4  # images of a client, one batch
 ROUNDS, REPEATS = 3, 3
 SWEEPS = (  # title, and cases of network, registered clients, active clients
-    ("Registered clients", [("small_cnn", clients, 10) for clients in (100, 1_000, 10_000, 100_000)]),
+    (
+        "Registered clients",
+        [*(("small_cnn", 10**power, 10) for power in range(2, 7)), ("small_cnn", 10**6, 1_000)],
+    ),
     ("Active clients", [("small_cnn", 10_000, active) for active in (10, 100, 1_000)]),
     ("Parameters", [(model, 100, 10) for model in ("small_cnn", "wrn28_2", "resnet18", "wrn28_8")]),
 )
@@ -37,7 +40,7 @@ class Growth:
         parameters: of the network.
         seconds: per round, the median.
         peak: largest size of the process, in MB.
-        images: what the images take of it, in MB.
+        images: what the images take of it, as stored and as they are laid out for the views, in MB.
         kept: what a client keeps between its visits, in MB.
         saving: seconds to save a checkpoint.
         saved: size of the checkpoint in MB.
@@ -68,7 +71,7 @@ def rounds(number: int, method: str, model: str, clients: int, active: int) -> C
             sum(weight.numel() for weight in made.method.model.parameters()),
             statistics.median(taken),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            (SHARE * clients + len(data.test_labels)) * BYTES / 1e6,
+            _image_bytes(data) / 1e6,
             made.engine.kept_bytes() / 1e6,
             saving,
             saved / 1e6,
@@ -78,12 +81,21 @@ def rounds(number: int, method: str, model: str, clients: int, active: int) -> C
 
 
 def _noise(clients: int) -> Noise:
-    return Noise(SHARE * clients, num_clients=clients, labelled_clients=clients, partition="iid")
+    return Noise(
+        SHARE * clients, pixels=PIXELS, side=PIXELS, num_clients=clients, labelled_clients=clients, partition="iid"
+    )
 
 
-def section(method: str) -> list[Section]:
+def _image_bytes(data: Noise) -> int:
+    layouts = {tensor.data_ptr(): tensor for tensor in (data._train, data._test, data._test_prepared)}
+    return sum(tensor.numel() for tensor in (*layouts.values(), *data._prepared.values()))
+
+
+def section(method: str) -> Iterator[Section]:
     """A table per sweep, and what an exchange costs."""
-    return [*(_sweep(method, title, cases) for title, cases in SWEEPS), exchange()]
+    for title, cases in SWEEPS:
+        yield _sweep(method, title, cases)
+    yield exchange()
 
 
 def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Section:
@@ -106,8 +118,8 @@ def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Sectio
         "saved in, s",
     ]
     note = (
-        f"One thread; a client has {SHARE} images of CIFAR's size, which are one batch, and keeps its momenta. "
-        f"Median of {ROUNDS} rounds; the checkpoint is the one after them."
+        f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
+        f"momenta. Median of {ROUNDS} rounds; the checkpoint is the one after them."
     )
     return Section(f"Growth of `{method}`: {title.lower()}", headers, rows, note, (before, probe()))
 

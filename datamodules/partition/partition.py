@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.files import write_atomic
+from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.split import (
     Labels,
-    Positions,
     Rule,
     Split,
     check_labels,
@@ -62,15 +62,16 @@ _FORMAT = "fssl-bench partition 1"
 class Partition:
     """Train-set positions (int64, read-only) of every client and of the server.
 
-    ``labelled[k]`` and ``unlabelled[k]`` belong to client k, ``server`` holds the server's labelled samples,
-    and ``pool`` is the whole unlabelled pool in stored order, samples that no client received included.
+    ``labelled[k]`` and ``unlabelled[k]`` belong to client k (whatever sequences are given, they are kept as ``Lists``),
+    ``server`` holds the server's labelled samples, and ``pool`` is the whole unlabelled pool in stored order, samples
+    that no client received included.
     ``labelled_pool`` is the same for the labelled samples, where they were drawn as one pool and then spread over the
     clients; it owns nothing and is not part of the hash. Neither is ``redraws``: how many partitions were drawn before
     this one and not taken (``labelled_min_per_class``).
     """
 
-    labelled: tuple[Positions, ...]
-    unlabelled: tuple[Positions, ...]
+    labelled: Sequence[Positions]
+    unlabelled: Sequence[Positions]
     server: Positions
     pool: Positions
     labelled_pool: Positions | None = None
@@ -82,8 +83,8 @@ class Partition:
                 "a partition needs one labelled and one unlabelled list per client, "
                 f"got {len(self.labelled)} and {len(self.unlabelled)}"
             )
-        object.__setattr__(self, "labelled", tuple(_positions(part) for part in self.labelled))
-        object.__setattr__(self, "unlabelled", tuple(_positions(part) for part in self.unlabelled))
+        object.__setattr__(self, "labelled", Lists.of(self.labelled))
+        object.__setattr__(self, "unlabelled", Lists.of(self.unlabelled))
         object.__setattr__(self, "server", _positions(self.server))
         object.__setattr__(self, "pool", _positions(self.pool))
         if self.labelled_pool is not None:
@@ -99,9 +100,8 @@ class Partition:
         """SHA-256 of the content: number of clients, each list's length and values, little-endian int64."""
         digest = hashlib.sha256(_FORMAT.encode())
         digest.update(np.array(self.num_clients, dtype="<i8").tobytes())
-        for part in (*self.labelled, *self.unlabelled, self.server, self.pool):
-            digest.update(np.array(len(part), dtype="<i8").tobytes())
-            digest.update(part.astype("<i8").tobytes())
+        for parts in map(Lists.of, (self.labelled, self.unlabelled, [self.server], [self.pool])):
+            digest.update(np.insert(parts.flat, parts.starts[:-1], parts.lengths).astype("<i8").tobytes())
         return digest.hexdigest()
 
     def validate(self, num_samples: int) -> None:
@@ -111,27 +111,31 @@ class Partition:
             DataError: a position does not exist, a sample has two owners or two roles, or a pool holds a
                 sample twice, holds one of the other kind, or misses one that a client has.
         """
-        labelled = [*((f"client {k} (labelled)", part) for k, part in enumerate(self.labelled))]
-        labelled.append(("the server", self.server))
-        unlabelled = [(f"client {k} (unlabelled)", part) for k, part in enumerate(self.unlabelled)]
+        labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
         drawn = () if self.labelled_pool is None else (("the labelled pool", self.labelled_pool),)
-        for name, part in [*labelled, *unlabelled, ("the pool", self.pool), *drawn]:
-            outside = part[(part < 0) | (part >= num_samples)]
+        whole = (("the server", self.server), ("the pool", self.pool), *drawn)
+        for name, part in (("labelled", labelled.flat), ("unlabelled", unlabelled.flat), *whole):
+            outside = np.flatnonzero((part < 0) | (part >= num_samples))
             if len(outside):
+                lists = {"labelled": labelled, "unlabelled": unlabelled}.get(name)
+                to = name if lists is None else f"client {lists.owners[outside[0]]} ({name})"
                 raise DataError(
-                    f"the partition was made for another data set: it gives position {outside[0]} to {name}, "
+                    f"the partition was made for another data set: it gives position {part[outside[0]]} to {to}, "
                     f"but there are {num_samples} samples"
                 )
-        owners = [*labelled, *unlabelled]
-        twice = np.flatnonzero(_counts([part for _, part in owners], num_samples) > 1)
+        with_label = _counts([labelled.flat, self.server], num_samples)
+        without = _counts([unlabelled.flat], num_samples)
+        twice = np.flatnonzero(with_label + without > 1)
         if len(twice):
-            names = [name for name, part in owners for _ in range(np.count_nonzero(part == twice[0]))]
+            names = [f"client {k} (labelled)" for k in labelled.owners[labelled.flat == twice[0]]]
+            names += ["the server"] * int(np.count_nonzero(self.server == twice[0]))
+            names += [f"client {k} (unlabelled)" for k in unlabelled.owners[unlabelled.flat == twice[0]]]
             raise DataError(f"the partition gives sample {twice[0]} twice: to {' and to '.join(names)}")
         in_pool = _counts([self.pool], num_samples)
         for problem, wrong in (
             ("twice", in_pool > 1),
-            ("although it is labelled", in_pool * _counts([part for _, part in labelled], num_samples) > 0),
-            ("not at all, but a client has it", in_pool < _counts(self.unlabelled, num_samples)),
+            ("although it is labelled", in_pool * with_label > 0),
+            ("not at all, but a client has it", in_pool < without),
         ):
             if wrong.any():
                 sample = np.flatnonzero(wrong)[0]
@@ -142,7 +146,7 @@ class Partition:
         for problem, wrong in (
             ("twice", in_labelled_pool > 1),
             ("although the unlabelled pool holds it too", in_labelled_pool * in_pool > 0),
-            ("not at all, but a client has it", in_labelled_pool < _counts(self.labelled, num_samples)),
+            ("not at all, but a client has it", in_labelled_pool < _counts([labelled.flat], num_samples)),
         ):
             if wrong.any():
                 sample = np.flatnonzero(wrong)[0]
@@ -151,27 +155,25 @@ class Partition:
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
         """Return each client's class counts, int64 [clients, classes], given the train set's labels [N]."""
         labels = np.asarray(labels)
-        counts = np.zeros((self.num_clients, num_classes), dtype=np.int64)
-        for k, (labelled, unlabelled) in enumerate(zip(self.labelled, self.unlabelled, strict=True)):
-            if role != "unlabelled":
-                counts[k] += np.bincount(labels[labelled], minlength=num_classes)
-            if role != "labelled":
-                counts[k] += np.bincount(labels[unlabelled], minlength=num_classes)
-        return counts
+        counts = np.zeros(self.num_clients * num_classes, dtype=np.int64)
+        for own, other in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
+            if role != other:
+                lists = Lists.of(own)
+                counts += np.bincount(lists.owners * num_classes + labels[lists.flat], minlength=len(counts))
+        return counts.reshape(self.num_clients, num_classes)
 
     def without_labelled(self, held: ArrayLike) -> "Partition":
         """The same partition, but nobody has the labelled samples at the positions ``held``; the pools stay."""
-
-        def rest(part: Positions) -> Positions:
-            return part[~np.isin(part, held)]
-
-        return replace(self, labelled=tuple(rest(part) for part in self.labelled), server=rest(self.server))
+        labelled = Lists.of(self.labelled)
+        server = self.server[~np.isin(self.server, held)]
+        return replace(self, labelled=labelled.kept(~np.isin(labelled.flat, held)), server=server)
 
     def moved(self, positions: Positions) -> "Partition":
         """The same partition of samples that lie at ``positions[i]`` and no longer at i."""
+        labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
         return Partition(
-            tuple(positions[part] for part in self.labelled),
-            tuple(positions[part] for part in self.unlabelled),
+            Lists(positions[labelled.flat], labelled.starts),
+            Lists(positions[unlabelled.flat], unlabelled.starts),
             positions[self.server],
             positions[self.pool],
             None if self.labelled_pool is None else positions[self.labelled_pool],
@@ -324,7 +326,7 @@ def labels_at_server(
     labels = check_labels(labels, num_clients)
     server, pool = labelled_pool(labels, _per_class(labels, num_labels), rng if shuffle_pool else None)
     parts = [pool[part] for part in split(labels[pool], num_clients, rng=rng)]
-    return Partition(tuple(_positions(()) for _ in parts), tuple(parts), server, pool)
+    return Partition([_positions(())] * len(parts), parts, server, pool)
 
 
 def labels_at_all_clients(
@@ -391,10 +393,10 @@ def labels_at_all_clients(
             first.append(own[:count])
             second.append(own[count:])
         pool = _rest(labels, first)
-    return Partition(tuple(first), tuple(second), _positions(()), pool, labelled_pool=labelled)
+    return Partition(first, second, _positions(()), pool, labelled_pool=labelled)
 
 
-def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "none") -> list[Positions]:
+def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "none") -> Lists:
     """What each client uses with labels: its labelled samples, and those that ``repeats`` names once more behind them.
 
     Args:
@@ -405,7 +407,7 @@ def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "n
             on CINIC-10, where about three quarters of the clients do).
     """
     if repeats == "none":
-        return list(partition.labelled)
+        return Lists.of(partition.labelled)
     labels = np.asarray(labels)
     sets = []
     for labelled, unlabelled in zip(partition.labelled, partition.unlabelled, strict=True):
@@ -413,10 +415,10 @@ def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "n
         with_label, without = ([int((labels[part] == k).sum()) for k in classes] for part in (labelled, unlabelled))
         again = len(classes) == 2 and with_label[0] == with_label[1] and without[0] != without[1]
         sets.append(np.concatenate((labelled, labelled[labels[labelled] == classes[1]])) if again else labelled)
-    return sets
+    return Lists.of(sets)
 
 
-def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Positions]:
+def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
     """What each client uses without labels: what ``union_mode`` puts in front, then its unlabelled samples.
 
     Args:
@@ -430,7 +432,7 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Po
             than it.
     """
     if union_mode == "none":
-        return list(partition.unlabelled)
+        return Lists.of(partition.unlabelled)
     front: Sequence[Positions] = partition.labelled
     if union_mode == "code_index":
         stored = partition.labelled_pool
@@ -448,7 +450,7 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> list[Po
         ascending = np.argsort(stored)
         places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)
         front = [partition.pool[place] for place in places]
-    return [np.concatenate(pair) for pair in zip(front, partition.unlabelled, strict=True)]
+    return Lists.of([np.concatenate(pair) for pair in zip(front, partition.unlabelled, strict=True)])
 
 
 def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:
@@ -484,7 +486,9 @@ def _per_class(labels: Labels, num_labels: int) -> int:
 
 def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
     """Return the positions that ``taken`` leaves, ascending."""
-    return np.setdiff1d(np.arange(len(labels)), np.concatenate(taken))
+    left = np.ones(len(labels), dtype=bool)
+    left[np.concatenate(taken)] = False
+    return np.flatnonzero(left)
 
 
 def _counts(parts: Sequence[Positions], num_samples: int) -> Positions:

@@ -14,8 +14,8 @@ from numpy.random import RandomState
 from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition.lists import Lists, Positions
 
-Positions = NDArray[np.int64]
 Labels = NDArray[np.int64]
 Rule = Literal["all_classes_closest", "index0", "random"]
 
@@ -95,7 +95,10 @@ def dirichlet(
             f"every client min_size={min_size} samples in {MAX_ATTEMPTS} attempts: take fewer clients, a "
             "larger beta or a smaller min_size"
         )
-    parts = [np.concatenate(slices) for slices in zip(*(np.split(*piece) for piece in pieces), strict=True)]
+    taken = [np.diff(cuts, prepend=0, append=len(members)) for members, cuts in pieces]
+    owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for counts in taken])
+    order = np.argsort(owners, kind="stable")  # by client, and of a client class by class
+    parts = np.split(np.concatenate([members for members, _ in pieces])[order], np.cumsum(sizes)[:-1])
     if shuffle_clients:
         for part in parts:
             rng.shuffle(part)
@@ -374,8 +377,10 @@ def pick_labelled(
         raise DataError(f"cannot pick {count} labelled clients out of {len(parts)}")
     labels = check_labels(labels)
     if rule == "all_classes_closest":
-        owned = [len(np.unique(labels[part])) for part in parts]
-        distance = [abs(len(part) - len(labels) / len(parts)) for part in parts]
+        lists, classes = Lists.of(parts), int(labels.max()) + 1
+        held = np.sort(lists.owners * classes + labels[lists.flat])  # a number per client and class
+        owned = np.bincount(held[np.diff(held, prepend=-1) > 0] // classes, minlength=len(parts))
+        distance = np.abs(lists.lengths - len(labels) / len(parts))
         chosen = np.lexsort(np.array([distance, np.negative(owned)]))
     elif rule == "index0":
         chosen = np.arange(len(parts))
@@ -386,10 +391,11 @@ def pick_labelled(
             f"cannot pick labelled clients by the rule {rule!r}: use all_classes_closest, index0, or random "
             "with a generator"
         )
-    order = np.arange(len(parts))
+    order, places = np.arange(len(parts)), np.arange(len(parts))
     for place, client in enumerate(chosen[:count]):
-        other = int(np.flatnonzero(order == client)[0])
-        order[[place, other]] = order[[other, place]]
+        away, other = order[place], places[client]
+        order[place], order[other] = client, away
+        places[client], places[away] = place, other
     return order
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmark.registry import KINDS, find_class, known_names
-from datamodules.base import FSSLDataModule, Oracle
+from datamodules.base import FSSLDataModule, Oracle, Sites
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
@@ -108,7 +108,7 @@ def test_setup_is_done_once():
     data.setup("fit")
     data.setup("test")
     assert Counts.reads == 1
-    assert data.partition is partition and data._train is train and data.client(0) is site
+    assert data.partition is partition and data._train is train and data.client(0).labelled.equal(site.labelled)
 
 
 # --- who holds what
@@ -606,3 +606,15 @@ def test_pooled_labels_make_every_client_a_labelled_one():
     data = few_data(4, 1, hidden_labels="pooled")
     assert data.roster(0).labelled == (0, 1, 2, 3)
     assert few_data(4, 1).roster(0).labelled == (0,)
+
+
+def test_a_site_is_made_when_it_is_asked_for():
+    """It holds what the partition says, and setting a site up for a million clients makes none of them."""
+    data = few_data(4, 2)
+    for client, site in enumerate(data._clients):
+        assert site.labelled.tolist() == data.partition.labelled[client].tolist()
+        assert site.unlabelled.tolist() == data.partition.unlabelled[client].tolist()
+    assert len(data._clients) == 4 and data._clients[-1].unlabelled.equal(data.client(3).unlabelled)
+    made = []
+    sites = Sites(data.partition.labelled, data.partition.unlabelled, lambda *own: made.append(own), data.device)
+    assert len(sites) == 4 and sites.labelled() == (0, 1) and not made

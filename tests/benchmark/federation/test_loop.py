@@ -226,7 +226,8 @@ def test_names_of_clients_do_not_matter():
     data, turned = few_data(4), few_data(4)
     site = data._clients[0]
     data._clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
-    turned._clients = data._clients[::-1]
+    for client, site in enumerate(data._clients[::-1]):
+        turned._clients[client] = site
     runs = [federation(Unshuffled, data=d, rounds=3, precision="64-true") for d in (data, turned)]
     for run in runs:
         run_rows(run)
@@ -238,11 +239,11 @@ def test_names_of_clients_do_not_matter():
 def test_identical_clients_are_one_client(count):
     """k clients that hold the same images return the model of one, bit for bit."""
     one, many = few_data(4), few_data(4)
-    one._clients = one._clients[:1]
-    many._clients = many._clients[:1] * count
+    for client in range(count):
+        many._clients[client] = many._clients[0]
     runs = [federation(Unshuffled, data=data) for data in (one, many)]
-    for run in runs:
-        run.roster.num_clients = len(run.data._clients)
+    for run, clients in zip(runs, (1, count), strict=True):
+        run.roster.num_clients = clients
         run_rows(run)
     assert equal(runs[0].server, runs[1].server)
 

@@ -36,6 +36,7 @@ WAITS = {
     "benchmark/federation/loop.py Federation.evaluate": "once per evaluated round",
     "benchmark/federation/loop.py read_means": "once per evaluated round",
     "benchmark/federation/loop.py unfinished": "once per round and server's step",
+    "benchmark/federation/store.py _on_host": "once per client and round",
     "datamodules/base.py FSSLDataModule._place": "before the first round",
     "datamodules/views/augment.py resize": "before the first round",
     "datamodules/views/randaugment.py RandAugment.__call__": "once per block of images",

@@ -22,13 +22,18 @@ from runs import MIXED, ROOT, ROUNDS, assert_same_run, configuration
 
 
 @pytest.mark.timeout(300)
-def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
-    """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one."""
+@pytest.mark.parametrize("memory", ["auto", 0.0])
+def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
+    """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one.
+
+    With the clients' states in memory, and in files.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
     rng = random.Random(0)
     config = configuration(tmp_path, **MIXED)
-    path = folder(config)
+    config = replace(config, runtime=replace(config.runtime, client_memory=memory))
+    path, filed = folder(config), set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
     kills = []
     for starting, every_s in ((True, 0.0), (False, 0.0), (False, 1e9), (False, 0.0)):
@@ -40,6 +45,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
             time.sleep(0.002)
             last, count = count, len(read_rows(path))
         time.sleep(rng.uniform(0.0, 0.5) * pace)
+        filed |= set(path.glob("states.0/*"))
         process.kill()
         process.join()
         if process.exitcode == 0:
@@ -50,6 +56,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference):
     (path / ".record.json.4711.tmp").write_text("half")  # as a kill inside a write leaves
     assert len(kills) >= 3 and kills[1] >= 1, "the runs ended before they were killed"
     assert_same_run(fit(config), reference)
+    assert bool(filed) == (memory == 0) and not list(path.glob("states.*"))
 
 
 LEAVES = """

@@ -159,6 +159,50 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+@pytest.mark.parametrize(
+    ("task", "codes", "ran", "ends"),
+    [
+        (1, {}, ["1", "2"], 0),
+        (2, {}, ["3"], 0),
+        (1, {"1": 3}, ["1", "2"], 3),
+        (1, {"1": slurm.STOPPED}, ["1", "requeue 7_1"], slurm.STOPPED),
+    ],
+    ids=["two of three", "the rest", "one fails", "stopped"],
+)
+def test_a_task_runs_its_bundle(tmp_path, tiny, task, codes, ran, ends):
+    """With commands in SLURM's place that write down what they are asked for."""
+    runs = list(suite.load(str(tiny())).plan("quick", [0, 1, 2]).runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "results", slurm.Array(bundle=2, at_once=4))
+    assert "#SBATCH --array=1-2%4\n" in script.read_text()
+    commands, done = tmp_path / "commands", tmp_path / "done"
+    commands.mkdir()
+    numbers = "".join(
+        f"*{run.id}.yaml) echo {i} >> {done}; exit {codes.get(str(i), 0)};;\n" for i, run in enumerate(runs, 1)
+    )
+    for name, body in (("srun", f'case "$6" in\n{numbers}esac'), ("scontrol", f"echo $1 $2 >> {done}")):
+        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
+        (commands / name).chmod(0o755)
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(task)}
+    assert subprocess.run(["bash", script], env=environment).returncode == ends
+    assert done.read_text().splitlines() == ran
+
+
+def test_the_plan_of_an_array_is_told_and_nothing_is_written(tmp_path, tiny, capfd):
+    more = ["--slurm=--partition=gpu", "--slurm_bundle", "2", "--slurm_at_once", "1", "--dry_run"]
+    assert _table(tiny(), tmp_path / "results", *more) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert told[0] == "2 runs in 1 tasks, at most 1 at once: sbatch --array=1-1%1 --partition=gpu"
+    assert told[1].startswith("  1: ") and told[1].endswith("seed 1") and "seed 0; " in told[1]
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(("bundle", "at_once", "option"), [(0, None, "bundle"), (1, 0, "at_once")])
+def test_an_array_without_tasks_is_refused(bundle, at_once, option):
+    with pytest.raises(ConfigError, match=f"--slurm_{option} is 0; it must be at least 1"):
+        slurm.Array(bundle, at_once)
+
+
 @pytest.mark.parametrize("sign", ["\n", "\r", "\x00", "\x1b", "\u2028"])
 def test_a_folder_whose_name_breaks_the_line_is_refused(tmp_path, tiny, sign):
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())

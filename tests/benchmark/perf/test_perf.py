@@ -377,7 +377,7 @@ def test_growth_counts_what_clients_keep_and_what_is_saved():
     found = growth.rounds(0, "fedavg", "small_cnn", 10, 10)()
     assert found.kept == pytest.approx(4e-6 * found.parameters, rel=1e-3)
     assert 1 < found.saved / (11 * found.kept) < 1.2
-    assert found.images == pytest.approx(3e-6 * 32 * 32 * (40 + 40))
+    assert found.images == pytest.approx(3e-6 * (16 * 16 * (40 + 40) + 20 * 20 * 40))  # stored, and enlarged for crops
     assert found.seconds > 0 and found.saving > 0 and found.peak > found.images
 
 

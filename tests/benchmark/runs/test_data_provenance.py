@@ -1,5 +1,6 @@
 """What a record says about the data: whose draws were not taken, and that it says nothing where there is no rule."""
 
+from benchmark.runs import data_provenance
 from benchmark.runs.data_provenance import facts
 from datamodules.digits import Digits
 
@@ -22,6 +23,12 @@ def test_the_draws_that_were_not_taken_are_counted():
     least = min(map(sum, zip(*facts(plain)["labelled_histogram"], strict=True)))
     assert least < 25
     assert facts(made(labelled_min_per_class=max(1, least)))["partition_redraws"] == 0
+
+
+def test_a_record_does_not_list_the_classes_of_very_many_clients(monkeypatch):
+    assert len(facts(made())["class_counts"]["unlabelled"]) == 8
+    monkeypatch.setattr(data_provenance, "MOST_LISTED", 7)
+    assert not {"class_counts", "labelled_histogram"} & facts(made()).keys()
 
 
 def test_held_out_images_are_what_is_tested_on():

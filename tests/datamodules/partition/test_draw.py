@@ -31,7 +31,7 @@ def test_the_partition_of_the_rest_is_that_of_a_data_set_without_the_held_images
     rest = np.delete(np.arange(600), held)
     made, alone = draw_without(options(scenario), labels, held, SEED), draw(options(scenario), labels[rest], SEED)
     made.validate(600)
-    for ours, theirs in zip(made.labelled + made.unlabelled, alone.labelled + alone.unlabelled, strict=True):
+    for ours, theirs in zip([*made.labelled, *made.unlabelled], [*alone.labelled, *alone.unlabelled], strict=True):
         assert ours.tolist() == rest[theirs].tolist()
     assert made.server.tolist() == rest[alone.server].tolist()
     assert made.pool.tolist() == rest[alone.pool].tolist()

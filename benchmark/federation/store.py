@@ -1,0 +1,142 @@
+"""What clients keep between their visits: in host memory up to a limit, what was visited longest ago on disk."""
+
+import shutil
+import weakref
+from collections.abc import Iterator, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmark.federation.checkpoint import OnDisk
+from benchmark.federation.collectives import put_together, taken_apart
+from benchmark.federation.reference import ClientState
+
+HOST = torch.device("cpu")
+
+
+class _Held(NamedTuple):
+    """A state in host memory, and where its tensors were."""
+
+    state: ClientState
+    devices: list[torch.device]
+    bytes: int
+
+
+class Store(MutableMapping[int, ClientState]):
+    """Clients' states by client, on the device again when they are asked for.
+
+    Args:
+        limit: bytes that may lie in memory; the state that was set last stays there in any case. ``None``: all of them.
+        folder: for the files of the others; it is this store's alone, and goes with it. It must be given with a limit.
+    """
+
+    def __init__(self, limit: int | None = None, folder: Path | None = None) -> None:
+        self.limit, self.bytes = limit, 0
+        self._here: dict[int, _Held] = {}  # in the order in which they were set
+        self._there: dict[int, tuple[OnDisk, list[torch.device]]] = {}
+        self._folder, self._written = folder, 0
+        self._coming: list[int] = []
+        self._ahead: tuple[int, Future[ClientState]] | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These states are asked for next, in this order: each is read from disk while the one before is in use."""
+        self._coming, self._ahead = list(clients), None
+        self._read_ahead()
+
+    def saved(self) -> dict[int, tuple[Any, Any] | OnDisk]:
+        """What a checkpoint holds of every client: its tensors and its optimisers' states, or the file with both."""
+        here = {client: (held.state.tensors, held.state.optimizers) for client, held in self._here.items()}
+        return {**here, **{client: file for client, (file, _) in self._there.items()}}
+
+    def __getitem__(self, client: int) -> ClientState:
+        if client in self._here:
+            held = self._here[client]
+            return _moved(held.state, held.devices)[0]
+        if client not in self._there:
+            raise KeyError(client)
+        devices = self._there[client][1]
+        ahead = self._ahead
+        state = ahead[1].result() if ahead is not None and ahead[0] == client else self._read(client)
+        if client in self._coming:
+            self._coming = self._coming[self._coming.index(client) + 1 :]
+        self._read_ahead()
+        return _moved(state, devices)[0]
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        if client in self:
+            del self[client]
+        held, devices = _moved(state)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in taken_apart(held)[1])
+        self._here[client] = _Held(held, devices, size)
+        self.bytes += size
+        while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:
+            self._put_away(next(iter(self._here)))
+
+    def __delitem__(self, client: int) -> None:
+        if client in self._here:
+            self.bytes -= self._here.pop(client).bytes
+        else:
+            del self._there[client]
+        if self._ahead is not None and self._ahead[0] == client:
+            self._ahead = None
+
+    def clear(self) -> None:
+        """Forget all clients, without reading their files."""
+        for client in list(self):
+            del self[client]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._here or client in self._there
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*self._here, *self._there])
+
+    def __len__(self) -> int:
+        return len(self._here) + len(self._there)
+
+    def _put_away(self, client: int) -> None:
+        held, folder = self._here[client], self._folder
+        assert folder is not None
+        self._written += 1
+        file = OnDisk.write(folder / f"{self._written}.pt", (held.state.tensors, held.state.optimizers))
+        del self[client]
+        self._there[client] = file, held.devices
+
+    def _read(self, client: int) -> ClientState:
+        return ClientState(*self._there[client][0].read())
+
+    def _read_ahead(self) -> None:
+        client = next((one for one in self._coming if one in self._there), None)
+        if client is None or (self._ahead is not None and self._ahead[0] == client):
+            return
+        self._reader = self._reader or ThreadPoolExecutor(1)
+        self._ahead = client, self._reader.submit(self._read, client)
+
+
+def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) -> tuple[ClientState, list[torch.device]]:
+    """The state on the host, pinned where it comes from a GPU, or on ``devices``, and where its tensors were before."""
+    skeleton, tensors = taken_apart(state)
+    before = [tensor.device for tensor in tensors]
+    if all(one == HOST for one in [*before, *(devices or ())]):
+        return state, before
+    if devices is None:
+        there = [_on_host(tensor) for tensor in tensors]
+    else:
+        there = [tensor.to(device, non_blocking=True) for tensor, device in zip(tensors, devices, strict=True)]
+    moved: ClientState = put_together(skeleton, there)
+    return moved, before
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    host = tensor.to(HOST)
+    return host.pin_memory() if tensor.is_cuda else host
+
+
+__all__ = ["Store"]
