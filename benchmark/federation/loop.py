@@ -19,6 +19,7 @@ from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
 from datamodules.base import FSSLDataModule
@@ -82,6 +83,7 @@ class Federation:
             seed,
             rounds,
             fabric.autocast,
+            lambda: loss_scaler(fabric, method),
             callbacks=[one for one in callbacks if isinstance(one, Callback)],
             loggers=fabric.loggers,
             rank=fabric.global_rank,

@@ -46,7 +46,8 @@ class SlotsEngine(ReferenceEngine):
     def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
         if slots < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
-        method.generator, method.spread, method.precision = None, serially, nullcontext  # nothing of an earlier run
+        method.generator, method.scaler = None, None  # nothing of an earlier run
+        method.spread, method.precision = serially, nullcontext
         draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(slots - 1)]
         super().__init__(method, around)
