@@ -30,6 +30,7 @@ class LossScaler(GradScaler):
     def __init__(self, device: torch.device, scale: float = FIRST_SCALE) -> None:
         super().__init__(device.type, init_scale=scale)
         self._fresh = self.state_dict()
+        self._lazy_init_scale_growth_tracker(device)
 
     def begin(self, optimizers: list[Optimizer]) -> None:
         """A fit begins with these optimisers."""
@@ -59,6 +60,7 @@ class LossScaler(GradScaler):
 
     def overflow(self, optimizer: Optimizer) -> Tensor:
         """1 where a gradient of the optimiser is not finite, else 0; 0-dim, on the device."""
+        found: Tensor
         (found,) = self._found_inf_per_device(optimizer).values()
         return found
 
