@@ -200,6 +200,10 @@ class ReferenceEngine:
         with self.outside("optimizer_scopes", 0):
             return "shared" in self.method.optimizer_scopes()
 
+    def counts(self) -> dict[str, int]:
+        """How the steps of clients were taken so far, where there are several ways."""
+        return {}
+
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
         if self.hands_on:
