@@ -117,7 +117,10 @@ class Federation:
             row = self.run_round(self.round)
             self.round += 1
             if row is not None:
-                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)}
+                taken = self.engine.counts()
+                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)} | (
+                    {"slots": taken} if taken else {}
+                )
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)

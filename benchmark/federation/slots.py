@@ -25,7 +25,7 @@ from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 
-MOST_RECORDINGS = 32  # per slot; steps of further kinds run unrecorded, the rarest ones
+MOST_RECORDINGS = 64  # per slot; steps of further kinds run unrecorded, the rarest ones
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -56,8 +56,7 @@ class SlotsEngine(ReferenceEngine):
         replay = replay and not around.callbacks
         self.slots = [Slot(engine, replay) for engine in (self, *(ReferenceEngine(one, around) for one in copies))]
         for slot in self.slots:
-            slot.engine.initial = self.initial  # nobody changes it: once is enough
-        self.last: dict[int, Slot] = {}
+            slot.engine.initial, slot.engine.shared = self.initial, self.shared  # nobody changes them: once is enough
 
     def visits(
         self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
@@ -71,35 +70,37 @@ class SlotsEngine(ReferenceEngine):
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
         for together in [[visit] for visit in visits] if self.hands_on else in_turns(visits, len(self.slots)):
             taken = self.seats(together)
-            for slot, visit in taken:
+            for slot, visit in taken.items():
                 state = states.get(visit.client, kept.get(visit.client))
                 slot.arrive(visit, sent[visit.client, visit.repeat], state)
-            walks = [slot.train() for slot, _ in taken]
+            walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
-            for slot, visit in taken:
+            for slot, visit in taken.items():
                 results[visit.client, visit.repeat], states[visit.client] = slot.depart()
         return results, states
 
-    def seats(self, together: Sequence[Visit]) -> list[tuple["Slot", Visit]]:
-        """A slot for each visit: its client's last one where that is free, for it has recorded the client's steps."""
+    def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
+        """A slot for each visit: one that has trained a client of that size, where it is free, for it has recorded such
+        steps; else the one that has met the fewest sizes.
+        """
         taken: dict[Slot, Visit] = {}
         for visit in together:
-            if (slot := self.last.get(visit.client)) is not None:
-                taken.setdefault(slot, visit)
-        seated = {visit.client for visit in taken.values()}
-        free = [slot for slot in self.slots if slot not in taken]
-        taken |= zip(free, (visit for visit in together if visit.client not in seated), strict=False)
-        self.last |= {visit.client: slot for slot, visit in taken.items()}
-        return list(taken.items())
+            known = [slot for slot in self.slots if slot not in taken and visit.size in slot.sizes]
+            taken |= {slot: visit for slot in known[:1]}
+        free = sorted((slot for slot in self.slots if slot not in taken), key=lambda slot: len(slot.sizes))
+        taken |= zip(free, [visit for visit in together if visit not in taken.values()], strict=False)
+        for slot, visit in taken.items():
+            slot.sizes.add(visit.size)
+        return taken
 
     def counts(self) -> dict[str, int]:
-        """Steps of clients so far, in this process: kinds of them, and how they were taken; see ``Slot.taken``."""
-        kinds = {key for slot in self.slots for key in slot.forms}
-        return {
-            "forms": len(kinds),
-            **sum((slot.taken for slot in self.slots), Counter(captured=0, replayed=0, eager=0)),
-        }
+        """Steps of clients so far, in this process: the ``forms`` of their batches, and how many steps were
+        ``captured``, ``replayed`` or taken ``eager``.
+        """
+        forms = {form for slot in self.slots for form in slot.forms}
+        ways = {way: sum(slot.taken[way] for slot in self.slots) for way in ("captured", "replayed", "eager")}
+        return {"forms": len(forms), **ways}
 
 
 class Slot:
@@ -124,8 +125,8 @@ class Slot:
         self.settled: dict[Any, int] = {}  # settings of optimisers and modes of parts, numbered
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
-        self.forms: set[Any] = set()
-        self.taken = Counter(captured=0, replayed=0, eager=0)
+        self.forms, self.sizes = set[Any](), set[int]()  # of batches, and of clients' data
+        self.taken = Counter[str]()
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
@@ -253,7 +254,7 @@ class Slot:
                 before = numbers(fit)
                 unit(batch)
                 self.adopt(fit)
-                same, epoch = self.met[key] > 0 or numbers(fit) == before, -1
+                same = self.met[key] > 0 or numbers(fit) == before
                 self.taken["eager"] += 1
                 self.forms.add(key[1])
             if same:
