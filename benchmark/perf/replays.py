@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -72,6 +73,6 @@ def section() -> list[Section]:
     with threads(1):
         before, rows = probe(), []
         for method in known_names(KINDS["method"]):
-            found = attempt(lambda method=method: row(method))
+            found = attempt(partial(row, method))
             rows.append(found if isinstance(found, list) else [method, "-", "-", found, "-"])
     return [Section("Host time of replayed steps", HEADERS, rows, NOTE, (before, probe()))]
