@@ -265,7 +265,7 @@ class FedMethod(L.LightningModule):
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.scaler: Any = None  # of losses, in 16-mixed
+        self.loss_scaler: Any = None  # of losses, in 16-mixed
         for number in step_numbers(type(self)):
             number.register(self)
         self._tally: Tally | None = None
@@ -391,7 +391,7 @@ class FedMethod(L.LightningModule):
         For gradients that a step takes with ``torch.autograd.grad``, in one of two ways: they become the gradients of
         parameters, or only their direction counts.
         """
-        return loss if self.scaler is None else self.scaler.scale(loss)
+        return loss if self.loss_scaler is None else self.loss_scaler.scale(loss)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed-precision context of the run, for forward passes outside ``training_step``."""

@@ -67,7 +67,7 @@ class Fit:
         self.max_epochs = epochs
         self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
-        if (scaler := method.scaler) is not None:
+        if (scaler := method.loss_scaler) is not None:
             scaler.begin(self.optimizers)
         self.scaler = scaler
         wrapped = LightningOptimizer._to_lightning_optimizer

@@ -184,7 +184,7 @@ class ReferenceEngine:
         self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what hidden labels say of its own
         self.generator = torch.Generator(device=around.data.device)
         self.holdings = Holdings(around.data.num_images, around.data.device)
-        method.precision, method.scaler = around.autocast, around.scaler()
+        method.precision, method.loss_scaler = around.autocast, around.scaler()
         draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")

@@ -48,7 +48,7 @@ class SlotsEngine(ReferenceEngine):
     def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
         if slots < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
-        method.generator, method.scaler = None, None  # nothing of an earlier run
+        method.generator, method.loss_scaler = None, None  # nothing of an earlier run
         method.spread, method.precision = serially, nullcontext
         draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(slots - 1)]
