@@ -56,7 +56,7 @@ docs: $(STAMP) ## make the documentation, its notebooks run: build/docs/index.ht
 
 perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
 	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions engines:fedavg visits:fedavg \
-		agreement reads augmentation memory start:fedavg profiles:fed_consist:fl2 --write docs/performance.md
+		agreement reads replays augmentation memory start:fedavg profiles:fed_consist:fl2 --write docs/performance.md
 
 perf-gpu: ## check, time and profile everything on a GPU, with .venv or PYTHON as it is, write docs/performance.md (ARGS="--parts agreement"; docs/gpu.md)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:fedavg --write docs/performance.md \

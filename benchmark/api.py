@@ -23,6 +23,7 @@ from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
 from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
+from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
 from benchmark.report.tables import collect
 from benchmark.run import fit_resolved
@@ -239,7 +240,8 @@ class _Rows:
 def _in_memory(config: RunConfig) -> Result:
     runtime, rows = config.runtime, _Rows()
     try:
-        fabric = Fabric(accelerator=runtime.accelerator, devices=1, precision=config.precision)  # type: ignore[arg-type]
+        precision = fabric_precision(config.precision, runtime.accelerator)
+        fabric = Fabric(accelerator=runtime.accelerator, devices=1, **precision)
     except (ValueError, RuntimeError, MisconfigurationException) as refused:
         raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
     fabric.launch()

@@ -112,7 +112,7 @@ class RunConfig:
             ``last_k_mean`` or ``averaged``.
         average_last: the reading ``averaged`` is of one model, the mean of the global weights of so many last rounds,
             evaluated once, after the last; a run with fewer is averaged whole. 0: there is no such reading.
-        precision: ``32-true``, ``64-true`` or ``bf16-mixed``.
+        precision: ``32-true``, ``64-true``, ``bf16-mixed``, or ``16-mixed`` for GPUs without bfloat16.
         nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
             error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
         runtime: where and how to run.

@@ -19,6 +19,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import RunConfig, folder, resolve
 from benchmark.federation.assembly import make_data
+from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.placement import placed
 from benchmark.launch.queues import enough_queues
@@ -63,6 +64,8 @@ def _fit_within_fabric_run(config: RunConfig) -> Path:
     if not is_complete(config):
         lightning = loggers.lightning_loggers(config.runtime.logger, folder(config))
         fabric = Fabric(precision=config.precision, loggers=lightning)  # type: ignore[arg-type]
+        if config.precision == "16-mixed" and fabric.device.type == "cpu":
+            raise ConfigError("fabric run takes bfloat16 for 16-mixed on a CPU; use bf16-mixed, or fit without it")
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
         config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
@@ -133,8 +136,8 @@ def _fabric(config: RunConfig, spawned: bool) -> Fabric:
             strategy="auto" if rt.devices == 1 and rt.num_nodes == 1 else several,
             devices=rt.devices,
             num_nodes=rt.num_nodes,
-            precision=config.precision,  # type: ignore[arg-type]
             loggers=loggers.lightning_loggers(rt.logger, folder(config)),
+            **fabric_precision(config.precision, rt.accelerator),
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None

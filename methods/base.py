@@ -212,6 +212,9 @@ class FedMethod(L.LightningModule):
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 
+    no_loss_scaling: str = ""
+    """Why a step cannot be taken with a scaled loss, as ``16-mixed`` does, in words; empty: it can."""
+
     uses_validation: bool = False
     """Whether the server sees the images that ``data.validation`` keeps from everybody, and their labels."""
 
@@ -262,6 +265,7 @@ class FedMethod(L.LightningModule):
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.loss_scaler: Any = None  # of losses, in 16-mixed
         for number in step_numbers(type(self)):
             number.register(self)
         self._tally: Tally | None = None
@@ -314,7 +318,7 @@ class FedMethod(L.LightningModule):
         Raises:
             ConfigError: in this precision the method would train something else.
         """
-        check_precision(self.trainer.precision)
+        check_precision(self.trainer.precision, alone=True)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
         """One step on one batch, in one of Lightning's two forms.
@@ -370,10 +374,24 @@ class FedMethod(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Scale the optimiser's gradients to a total L2 norm of ``clip_norm`` at most, without reading it back."""
+        """Scale the optimiser's gradients to a total L2 norm of ``clip_norm`` at most, without reading it back.
+
+        With manual optimisation, call it before the optimiser steps; gradients are those of the loss itself from then
+        on, in ``16-mixed``, too.
+        """
         if self.hparams["clip_norm"] is not None:
+            if self._trainer is not None:
+                self.trainer.precision_plugin.unscale_gradients(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.hparams["clip_norm"])
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss as ``manual_backward`` scales it in ``16-mixed``; in other precisions the loss itself.
+
+        For gradients that a step takes with ``torch.autograd.grad``, in one of two ways: they become the gradients of
+        parameters, or only their direction counts.
+        """
+        return loss if self.loss_scaler is None else self.loss_scaler.scale(loss)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed-precision context of the run, for forward passes outside ``training_step``."""
@@ -543,6 +561,11 @@ class FedMethod(L.LightningModule):
         """Add the loss of a step that the framework has taken to the visit's sums."""
         if self._tally is not None:
             self._tally.add("loss", loss, 1.0)
+
+    def note_overflow(self, overflow: Tensor) -> None:
+        """Add to the visit's sums whether an optimiser's step was left out, since a scaled gradient overflowed."""
+        if self._tally is not None:
+            self._tally.add("overflow", overflow, 1.0)
 
 
 __all__ = [

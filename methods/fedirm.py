@@ -153,7 +153,8 @@ def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, 
     members = one_hot(labels, logits.shape[1]).to(logits.dtype)
     if keep is not None:
         members = members * keep.to(logits.dtype)[:, None]
-    means = members.T @ logits / (members.sum(dim=0)[:, None] + 1e-8)
+    with torch.autocast(logits.device.type, enabled=False):  # float16 has no slope of 1e8, where a class is absent
+        means = members.T @ logits / (members.sum(dim=0)[:, None] + 1e-8)
     return torch.softmax(means / temperature, dim=1)
 
 

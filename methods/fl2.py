@@ -127,12 +127,12 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         losses = F.cross_entropy(logits, y, reduction="none")
 
         loss_p = (losses * high).sum() / high.sum().clamp_min(1)  # Eq. 11
-        w_star = self.perturbed(w, gradients(loss_p, w, retain_graph=True), h.rho)  # Eq. 12
+        w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)  # Eq. 12
         loss = h.lambda_u * self.adaptive_loss(losses, high) + self.labelled_loss(batch)
         logits_star = wide(functional_call(self.model, w_star, (x,)))
         loss_cs = self.consistency(logits.detach(), logits_star, y, high)  # Eq. 13
 
-        slopes, slopes_star = gradients(loss, w), gradients(h.w_cs * loss_cs, w_star)
+        slopes, slopes_star = gradients(self.scaled(loss), w), gradients(self.scaled(h.w_cs * loss_cs), w_star)
         for name in slopes:
             set_gradient(w[name], slopes[name] + slopes_star[name])  # Eq. 14
         self.log("loss_cs", loss_cs.detach())

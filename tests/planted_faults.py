@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from datamodules.base import FSSLDataModule
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Visit
 from methods.parts.aggregation import weighted_mean
+from methods.parts.tensors import set_gradient
 
 
 class Sound(FedMethod):
@@ -544,10 +545,55 @@ class HalvesInSingle(Sound):
 
 
 class Rounds(Sound):
-    """A step that a low precision ruins: it looks at digits that bfloat16 does not have."""
+    """A step that a low precision ruins: it looks at digits that 16 bits do not have."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Where logits are rounded, the loss counts ten times."""
         x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
-        coarse = 1.0 if self(x).dtype == torch.bfloat16 else 0.0
+        coarse = 1.0 if self(x).dtype in (torch.bfloat16, torch.float16) else 0.0
         return super().training_step(batch, batch_idx) * (1.0 - 1.9 * coarse)
+
+
+class Unscaled(Sound):
+    """A step by hand along a gradient of its own, which no scale reaches."""
+
+    def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
+        super().__init__(model, num_classes, **base)
+        self.automatic_optimization = False
+
+    def slopes(self, loss: Tensor) -> Any:
+        """The gradient."""
+        return torch.autograd.grad(loss, list(self.model.parameters()))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:  # type: ignore[override]
+        """The automatic step, with ``torch.autograd.grad``."""
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        for parameter, slope in zip(self.model.parameters(), self.slopes(loss), strict=True):
+            set_gradient(parameter, slope)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        self.log("loss", loss.detach())
+
+
+class ClipsScaled(Unscaled):
+    """Gradients are clipped by hand while they are scaled."""
+
+    def slopes(self, loss: Tensor) -> Any:
+        """Of the scaled loss."""
+        return super().slopes(self.scaled(loss))
+
+    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
+        """As in a plain loop of torch."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+
+class Steep(Sound):
+    """A gradient that float16 does not hold."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Nothing is added to the loss, with a slope of a million."""
+        loss = super().training_step(batch, batch_idx)
+        x = batch["labelled"]["x"] if "labelled" in batch else batch["unlabelled"]["x"]
+        logits = self(x)
+        return loss + (0.0 * logits).float().sum() * 1e6 if logits.dtype == torch.float16 else loss

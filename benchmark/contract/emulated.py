@@ -476,9 +476,9 @@ class _Fabric(Fabric):
         return nullcontext()
 
 
-def fabric() -> Fabric:
-    """One process on the device, in single precision."""
-    made = _Fabric(accelerator=_Accelerator(), strategy=SingleDeviceStrategy(device=device()))
+def fabric(**precision: Any) -> Fabric:
+    """One process on the device, in single precision, or with a plugin that computes in it."""
+    made = _Fabric(accelerator=_Accelerator(), strategy=SingleDeviceStrategy(device=device()), **precision)
     made.launch()
     return made
 

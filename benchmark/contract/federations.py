@@ -1,6 +1,7 @@
 """Small federations on real digits, for checks and tests."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning import Fabric
+from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
+from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class, parameters
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
@@ -76,10 +79,22 @@ def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
     return data
 
 
+class ScaledSingle(MixedPrecision):
+    """Losses are scaled as in ``16-mixed``, and everything is computed in float32."""
+
+    def __init__(self) -> None:
+        super().__init__("16-mixed", "cpu")
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """No autocast."""
+        return nullcontext()
+
+
 @cache
 def plain_fabric(precision: str = "32-true") -> Fabric:
-    """One CPU process."""
-    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
+    """One CPU process; ``32-scaled``: see ``ScaledSingle``."""
+    chosen = {"plugins": ScaledSingle()} if precision == "32-scaled" else fabric_precision(precision, "cpu")
+    fabric = Fabric(accelerator="cpu", devices=1, **chosen)
     fabric.launch()
     return fabric
 

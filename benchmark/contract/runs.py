@@ -33,11 +33,13 @@ from methods.base import Batch, FedMethod, Visit
 PSEUDO = ("pseudo/selected", "pseudo/certain")
 """Columns that say how many pseudo-labels a method uses."""
 SINGLE, BRAIN = 0.03, 0.5
-"""How far a model in float32, and under bf16 autocast, may be from that in float64, over the way that the latter went.
+"""How far a model in float32, and under autocast, may be from that in float64, over the way that the latter went.
 
 Rounding alone costs 0.0003 at most in float32. A pseudo-label at its threshold may flip too, on one processor and not
 on another: that costs a hundredth here, and under bfloat16, which flips more of them, up to a fifth.
 """
+OVERFLOW, MOST_OVERFLOW = ("overflow", "server/overflow"), 0.1
+"""Columns that say which part of a round's steps is left out in ``16-mixed``, and how much of them may be."""
 FALL = 0.97
 """What must be left of the loss on the test set, at most, at some time in three rounds."""
 TURNED = (5, 3, 4, 1, 2, 0)
@@ -305,6 +307,37 @@ def check_bf16_autocast_is_close_to_double(method: Method) -> None:
     federation = contract_federation(method, precision="bf16-mixed")
     rounds_until(federation, 2)
     _require_near(method, federation.server, "bf16", BRAIN)
+
+
+def check_a_scaled_loss_leaves_every_bit(method: Method) -> None:
+    """With losses scaled by a power of 2, as in ``16-mixed``, but in float32, weights end at the same bits."""
+    if class_of(method).no_loss_scaling:
+        return
+    federation, run = contract_federation(method, precision="32-scaled"), reference(method)
+    rows = rounds_until(federation, 2)
+    require_equal(
+        method,
+        "with a scaled loss, as 16-mixed has it, it trains another model: a gradient is used while it is scaled, or "
+        "was never. With manual optimisation call manual_backward, then configure_gradient_clipping, then the step of "
+        "self.optimizers(); torch.autograd.grad takes self.scaled(loss). If that cannot be, say why in "
+        "`no_loss_scaling`",
+        different_rows(rows, run.rows[:2], but=OVERFLOW),
+        different(federation.server, run.servers[2]),
+    )
+
+
+def check_half_autocast_is_close_to_double(method: Method) -> None:
+    """Weights under float16 autocast with a scaled loss went the way of those in float64, as far as in bf16."""
+    if class_of(method).no_loss_scaling:
+        return
+    federation = contract_federation(method, precision="16-mixed")
+    rows = rounds_until(federation, 2)
+    overflow = max(row.get(name, 0.0) for row in rows for name in OVERFLOW)
+    assert overflow <= MOST_OVERFLOW, (
+        f"{class_of(method).__name__}: {overflow:.0%} of a round's steps are left out in 16-mixed, since a gradient "
+        "overflows: compute what is steep in float32 (torch.autocast(self.device.type, enabled=False))"
+    )
+    _require_near(method, federation.server, "float16", BRAIN)
 
 
 def _require_near(method: Method, server: dict[str, Tensor], precision: str, bound: float) -> None:

@@ -67,6 +67,9 @@ class Fit:
         self.max_epochs = epochs
         self.optimizers, self.lr_scheduler_configs = configured(method)
         load_states(self.optimizers, states)
+        if (scaler := method.loss_scaler) is not None:
+            scaler.begin(self.optimizers)
+        self.scaler = scaler
         wrapped = LightningOptimizer._to_lightning_optimizer
         self._lightning_optimizers = [wrapped(one, self) for one in self.optimizers]  # type: ignore[arg-type]
 
@@ -92,26 +95,39 @@ class Fit:
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> None:
         """Behind ``manual_backward``, and in the automatic step."""
-        self.call("on_before_backward", loss)
-        self.lightning_module.backward(loss, *args, **kwargs)
+        scaled = self.lightning_module.scaled(loss)
+        self.call("on_before_backward", scaled)
+        self.lightning_module.backward(scaled, *args, **kwargs)
         self.call("on_after_backward")
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Behind ``step`` of the optimisers that ``LightningModule.optimizers`` gives."""
         made = closure()
+        self.unscale_gradients(optimizer)
         self.call("on_before_optimizer_step", optimizer)
         if self.lightning_module.automatic_optimization:
             self.lightning_module.configure_gradient_clipping(
                 optimizer, self.gradient_clip_val, self.gradient_clip_algorithm
             )
-        optimizer.step(**kwargs)
+        if self.scaler is None or not has_gradients(optimizer):
+            optimizer.step(**kwargs)
+        else:
+            self.scaler.step(optimizer, **kwargs)
+            self.lightning_module.note_overflow(self.scaler.overflow(optimizer))
         self.global_step += 1
         return made
 
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """In ``16-mixed``, divide gradients by the scale of the loss, once in a ``training_step``."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper
+        if self.scaler is not None and has_gradients(optimizer):
+            self.scaler.unscale_(optimizer)
+
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str = "norm") -> None:
         """Behind ``LightningModule.clip_gradients``."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         if value > 0:
+            self.unscale_gradients(optimizer)
             (clip_grad_value_ if algorithm == "value" else clip_grad_norm_)(parameters, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -165,8 +181,12 @@ class Fit:
     def compute(self, batch: Batch, number: int) -> dict[str, Any]:
         """``training_step`` and, with automatic optimisation, the step of the optimiser; what the hooks get of it."""
         if self.lightning_module.automatic_optimization:
-            return self.automatic_step(batch, number)
-        return detached(read_manual_outputs(self.training_step(batch, number)))
+            outputs = self.automatic_step(batch, number)
+        else:
+            outputs = detached(read_manual_outputs(self.training_step(batch, number)))
+        if self.scaler is not None:
+            self.scaler.update()
+        return outputs
 
     def training_step(self, batch: Batch, number: int) -> Any:
         """What the method's ``training_step`` returns, under the run's autocast."""
@@ -358,6 +378,11 @@ def reads_single(parameters: Sequence[Tensor]) -> bool:
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """All parameters of an optimiser, in order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether a step of the optimiser would move anything."""
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 
 __all__ = [

@@ -20,6 +20,7 @@ from benchmark.federation.collectives import from_first, moved, together
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
 from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
@@ -86,6 +87,7 @@ class Federation:
             seed,
             rounds,
             fabric.autocast,
+            lambda: loss_scaler(fabric, method),
             callbacks=[one for one in callbacks if isinstance(one, Callback)],
             loggers=fabric.loggers,
             rank=fabric.global_rank,
@@ -119,7 +121,10 @@ class Federation:
             row = self.run_round(self.round)
             self.round += 1
             if row is not None:
-                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)}
+                taken = self.engine.counts()
+                row["timing"] = {"seconds": round(time.perf_counter() - started, 4)} | (
+                    {"slots": taken} if taken else {}
+                )
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)

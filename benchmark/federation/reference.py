@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from benchmark.federation import hooks
 from benchmark.federation.fit import Fit, OptimizerStates, kept_states
 from benchmark.federation.holdings import Holdings
+from benchmark.federation.scaling import LossScaler
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError, Stopped, words
@@ -62,6 +63,7 @@ class Surroundings:
         seed: run seed of all random streams.
         rounds: planned rounds, for schedules.
         autocast: makes the mixed-precision context of the run.
+        scaler: makes what scales losses in ``16-mixed``, or gives ``None``.
         callbacks: Lightning callbacks that see every fit.
         loggers: Lightning loggers that a method finds as ``self.loggers``.
         rank: rank of this process.
@@ -72,6 +74,7 @@ class Surroundings:
     seed: int
     rounds: int
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    scaler: Callable[[], LossScaler | None] = lambda: None
     callbacks: Sequence[Callback] = ()
     loggers: Sequence[Any] = ()
     rank: int = 0
@@ -181,7 +184,7 @@ class ReferenceEngine:
         self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what hidden labels say of its own
         self.generator = torch.Generator(device=around.data.device)
         self.holdings = Holdings(around.data.num_images, around.data.device)
-        method.precision = around.autocast
+        method.precision, method.loss_scaler = around.autocast, around.scaler()
         draw_from(method, self.generator)
         method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
@@ -196,6 +199,10 @@ class ReferenceEngine:
         """Whether an optimiser's state goes from visit to visit, so that visits come one after the other."""
         with self.outside("optimizer_scopes", 0):
             return "shared" in self.method.optimizer_scopes()
+
+    def counts(self) -> dict[str, int]:
+        """How the steps of clients were taken so far, where there are several ways."""
+        return {}
 
     def kept_bytes(self) -> int:
         """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""

@@ -7,9 +7,9 @@ slot has a stream of its own, and a recorded step is a CUDA graph.
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -25,9 +25,11 @@ from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 
-MOST_RECORDINGS = 32  # per slot; steps of further kinds run unrecorded, the rarest ones
+MOST_RECORDINGS = 64  # per slot; steps of further kinds run unrecorded, the rarest ones
+BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
+_training, _requires_grad = itemgetter("training"), attrgetter("requires_grad")
 
 
 class SlotsEngine(ReferenceEngine):
@@ -46,12 +48,15 @@ class SlotsEngine(ReferenceEngine):
     def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
         if slots < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
-        method.generator, method.spread, method.precision = None, serially, nullcontext  # nothing of an earlier run
+        method.generator, method.loss_scaler = None, None  # nothing of an earlier run
+        method.spread, method.precision = serially, nullcontext
         draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(slots - 1)]
         super().__init__(method, around)
         replay = replay and not around.callbacks
         self.slots = [Slot(engine, replay) for engine in (self, *(ReferenceEngine(one, around) for one in copies))]
+        for slot in self.slots:
+            slot.engine.initial, slot.engine.shared = self.initial, self.shared  # nobody changes them: once is enough
 
     def visits(
         self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
@@ -64,16 +69,39 @@ class SlotsEngine(ReferenceEngine):
         states: dict[int, ClientState] = {}
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
         for together in [[visit] for visit in visits] if self.hands_on else in_turns(visits, len(self.slots)):
-            for slot, visit in zip(self.slots, together, strict=False):
+            taken = self.seats(together)
+            for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host is the stream's, and waits for no other client
                     state = states[visit.client] if visit.client in states else kept.get(visit.client)
                 slot.arrive(visit, sent[visit.client, visit.repeat], state)
-            walks = [slot.train() for slot, _ in zip(self.slots, together, strict=False)]
+            walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
-            for slot, visit in zip(self.slots, together, strict=False):
+            for slot, visit in taken.items():
                 results[visit.client, visit.repeat], states[visit.client] = slot.depart()
         return results, states
+
+    def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
+        """A slot for each visit: one that has trained a client of that size, where it is free, for it has recorded such
+        steps; else the one that has met the fewest sizes.
+        """
+        taken: dict[Slot, Visit] = {}
+        for visit in together:
+            known = [slot for slot in self.slots if slot not in taken and visit.size in slot.sizes]
+            taken |= {slot: visit for slot in known[:1]}
+        free = sorted((slot for slot in self.slots if slot not in taken), key=lambda slot: len(slot.sizes))
+        taken |= zip(free, [visit for visit in together if visit not in taken.values()], strict=False)
+        for slot, visit in taken.items():
+            slot.sizes.add(visit.size)
+        return taken
+
+    def counts(self) -> dict[str, int]:
+        """Steps of clients so far, in this process: the ``forms`` of their batches, and how many steps were
+        ``captured``, ``replayed`` or taken ``eager``.
+        """
+        forms = {form for slot in self.slots for form in slot.forms}
+        ways = {way: sum(slot.taken[way] for slot in self.slots) for way in ("captured", "replayed", "eager")}
+        return {"forms": len(forms), **ways}
 
 
 class Slot:
@@ -93,10 +121,13 @@ class Slot:
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: list[Tensor] = []
         self.held: list[Any] = []  # the numbers in these tensors
-        self.parts, self.parameters = list(engine.method.modules()), list(engine.method.parameters())
+        self.parts = [vars(part) for part in engine.method.modules()]
+        self.parameters = list(engine.method.parameters())
+        self.settled: dict[Any, int] = {}  # settings of optimisers and modes of parts, numbered
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
-        self.captures = 0
+        self.forms, self.sizes = set[Any](), set[int]()  # of batches, and of clients' data
+        self.taken = Counter[str]()
 
     def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
@@ -146,28 +177,49 @@ class Slot:
                 optimizer.state[parameter] = dict(own)
         return True
 
-    @contextmanager
-    def own_rates(self, fit: Fit) -> Iterator[None]:
-        """Meanwhile rates lie in the slot's own tensors, where a recording reads them; hooks meet them as numbers."""
-        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
-        given = [group["lr"] for group in groups]
+    def write_rates(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rates of parameter groups into the slot's own tensors, where recorded steps read them."""
         while len(self.rates) < len(groups):
             self.rates.append(_rate(self.device))
             self.held.append(None)
-        for number, (group, rate) in enumerate(zip(groups, given, strict=True)):
+        for number, group in enumerate(groups):
+            rate = group["lr"]
             if isinstance(rate, Tensor) or rate != self.held[number]:
                 self.rates[number].fill_(rate)
                 self.held[number] = rate
-            group["lr"] = self.rates[number]
+
+    @contextmanager
+    def own_rates(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """Meanwhile the groups have the slot's own tensors for rates; hooks meet numbers."""
+        self.write_rates(groups)
+        given = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self.rates, strict=False):
+            group["lr"] = rate
         try:
             yield
         finally:
             for group, rate in zip(groups, given, strict=True):
                 group["lr"] = rate
 
-    def modes(self) -> tuple[bool, ...]:
-        """Which parts of the copy train, and which of its parameters get gradients."""
-        return *map(attrgetter("training"), self.parts), *map(attrgetter("requires_grad"), self.parameters)
+    def settings(self, fit: Fit) -> Callable[[], int]:
+        """Gives a number for what is set at the moment: numbers of optimisers, who trains, who gets gradients."""
+        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
+        getters = [itemgetter(*(name for name in group if name not in SKIPPED)) for group in groups]
+        before, number = None, 0
+
+        def look() -> int:
+            nonlocal before, number
+            now = (
+                [get(group) for get, group in zip(getters, groups, strict=True)],
+                [*map(_training, self.parts)],
+                [*map(_requires_grad, self.parameters)],
+            )
+            if now != before:
+                key = *map(settings, fit.optimizers), *now[1], *now[2]
+                before, number = now, self.settled.setdefault(key, len(self.settled))
+            return number
+
+        return look
 
     def step(self, fit: Fit) -> Any:
         """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
@@ -176,27 +228,36 @@ class Slot:
         ``on_train_batch_end`` is part of the step, so a schedule moves after it; elsewhere it moves before.
         """
 
+        groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
+        look, restless = self.settings(fit), changes_between_steps(fit)
+        settled, epoch = 0, -1
+
         def unit(batch: Batch) -> None:
             outputs = fit.compute(batch, fit.batch_idx)
             fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
+            nonlocal settled, epoch
             same = True
-            key = tuple(map(settings, fit.optimizers)), self.modes(), form(batch)
-            if key in self.recorded:
-                with self.own_rates(fit):
-                    self.recorded[key].replay(batch, self.engine, fit)
+            if restless or epoch != fit.current_epoch:
+                settled, epoch = look(), fit.current_epoch
+            key = settled, form(batch)
+            recorded = self.recorded.get(key)
+            if recorded is not None:
+                self.write_rates(groups)
+                recorded.replay(batch, self.engine, fit)
+                self.taken["replayed"] += 1
             elif self.met[key] and self.has_room(key):
-                with self.own_rates(fit):
+                with self.own_rates(groups):
                     self.recorded[key] = RecordedStep(unit, batch, self, fit)
-                self.captures += 1
-            elif self.met[key]:
-                unit(batch)
+                self.taken["captured"] += 1
             else:
                 before = numbers(fit)
                 unit(batch)
                 self.adopt(fit)
-                same = numbers(fit) == before
+                same = self.met[key] > 0 or numbers(fit) == before
+                self.taken["eager"] += 1
+                self.forms.add(key[1])
             if same:
                 self.met[key] += 1
             fit.advance_schedules("step")
@@ -239,6 +300,7 @@ class RecordedStep:
     def __init__(self, step: Any, batch: Batch, slot: Slot, fit: Fit) -> None:
         engine, taken = slot.engine, fit.global_step
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
+        self.places = [value for fields in self.inputs.values() for value in fields.values()]
         tallies = (engine.tally, engine.hidden)
         before = [dict(tally.touched) for tally in tallies]
         for tally in tallies:
@@ -253,9 +315,7 @@ class RecordedStep:
 
     def replay(self, batch: Batch, engine: ReferenceEngine, fit: Fit) -> None:
         """Take the step on another batch of the same form, in any visit."""
-        for name, fields in batch.items():
-            for field, value in fields.items():
-                self.inputs[name][field].copy_(value)
+        torch._foreach_copy_(self.places, [value for fields in batch.values() for value in fields.values()])
         self.recording.replay()
         for tally, names in zip((engine.tally, engine.hidden), self.logged, strict=True):
             tally.touched.update(names)
@@ -270,6 +330,12 @@ def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
         alike = sorted((v for v in visits if v.repeat == repeat), key=lambda v: (-v.size, v.client))
         for start in range(0, len(alike), slots):
             yield alike[start : start + slots]
+
+
+def changes_between_steps(fit: Fit) -> bool:
+    """Whether code that runs between the steps of an epoch may change how a step is taken: a hook, or a schedule."""
+    own = type(fit.lightning_module)
+    return bool(fit.lr_scheduler_configs) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
 
 
 def form(batch: Batch) -> tuple[Any, ...]:

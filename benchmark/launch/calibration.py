@@ -12,6 +12,7 @@ from lightning import Fabric
 
 from benchmark.config import RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
+from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.placement import placed
 from benchmark.runs.environment import IDLE, others
 from datamodules.common.errors import BenchError, Stopped
@@ -61,7 +62,7 @@ class Calibration:
         self.fabric = Fabric(
             accelerator=self.config.runtime.accelerator,
             devices=1,
-            precision=config.precision,  # type: ignore[arg-type]
+            **fabric_precision(config.precision, self.config.runtime.accelerator),
         )
         self.fabric.launch()
         self.method, data = make(config, self.fabric.device)

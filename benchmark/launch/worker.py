@@ -184,6 +184,9 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
             if rows is None:
                 print(f"{path}: its checkpoint is of an older version and cannot vouch for its rows", file=sys.stderr)
         federation.run()
+        if recorder and (taken := federation.engine.counts()):
+            ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
+            print(f"{path}: steps of clients in slots, in this process: {ways}", file=sys.stderr)
         if recorder:
             weights = {name: value.cpu() for name, value in federation.server.items()}
             checkpoint.save_plain(path / "weights.pt", weights)

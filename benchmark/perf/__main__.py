@@ -29,6 +29,7 @@ SECTIONS: dict[str, tuple[str, int]] = {
     "visits": ("visits.section", 1),
     "agreement": ("agreement.section", 0),
     "reads": ("reads.section", 0),
+    "replays": ("replays.section", 0),
     "augmentation": ("augmentation.section", 0),
     "memory": ("memory.section", 0),
     "start": ("start.section", 1),

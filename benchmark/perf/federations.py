@@ -9,6 +9,7 @@ import torch
 from lightning import Fabric
 
 from benchmark.federation.loop import Federation
+from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.queues import enough_queues
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
@@ -79,7 +80,7 @@ def federation(
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
     """One process on a device (``cpu`` or ``cuda``)."""
     enough_queues()
-    fabric = Fabric(accelerator=device, devices=1, precision=precision)
+    fabric = Fabric(accelerator=device, devices=1, **fabric_precision(precision, device))
     fabric.launch()
     return fabric
 

@@ -137,7 +137,7 @@ def rounds_of(made: Federation, device: str) -> Callable[[], float]:
 
 def recordings(made: Federation) -> int:
     """Steps that the slots have recorded so far."""
-    return sum(slot.captures for slot in getattr(made.engine, "slots", []))
+    return made.engine.counts().get("captured", 0)
 
 
 def steady(taken: Sequence[float], recorded: Sequence[bool]) -> float:

@@ -18,7 +18,10 @@ from benchmark import ROOT
 from datamodules.common.errors import ConfigError
 
 CODE = ("benchmark", "methods", "datamodules")
-NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux spells them, the last one on Arm
+NATIVE = {  # processors' own arithmetic in 16 bits, as Linux spells it, the last ones on Arm
+    "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
+    "16-mixed": ("float16", ["avx512_fp16", "amx_fp16", "asimdhp"]),
+}
 LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
 PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
@@ -182,11 +185,12 @@ def cpu_model() -> str:
 def slow_precision(precision: str) -> str:
     """A warning where a precision makes runs slower on this processor; empty where it does not, or is not known to."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-    if precision != "bf16-mixed" or not flags or flags & NATIVE_BF16:
+    kind, native = NATIVE.get(precision, ("", []))
+    if not kind or not flags or flags & set(native):
         return ""
     return (
-        f"{cpu_model()} does not calculate with bfloat16 itself (it has neither avx512_bf16 nor amx_bf16): "
-        "bf16-mixed will be slower on it than 32-true"
+        f"{cpu_model()} does not calculate with {kind} itself (it has neither {' nor '.join(native[:2])}): "
+        f"{precision} will be slower on it than 32-true"
     )
 
 

@@ -2,20 +2,28 @@
 
 from datamodules.common.errors import ConfigError
 
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 _REFUSED = {
-    "16-mixed": "its loss scaling needs the optimiser and does not fit functional gradients; use bf16-mixed",
     "bf16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
     "16-true": "weights, momentum and aggregates would lose small updates; use bf16-mixed",
 }
 
 
-def check_precision(precision: str) -> None:
+def check_precision(precision: str, alone: bool = False) -> None:
     """Refuse a precision in which methods would train something else.
+
+    Args:
+        precision: as Lightning names it.
+        alone: whether a plain ``Trainer`` trains, and no federation.
 
     Raises:
         ConfigError: it is none of ``PRECISIONS``; with the reason.
     """
+    if alone and precision == "16-mixed":
+        raise ConfigError(
+            "precision '16-mixed' cannot be used in a Trainer: it would clip gradients that are still scaled, since "
+            "fused optimisers unscale them in their steps; use bf16-mixed, or 16-mixed in a federation"
+        )
     if precision not in PRECISIONS:
         why = _REFUSED.get(precision, f"it is not one of {', '.join(PRECISIONS)}")
         raise ConfigError(f"precision '{precision}' cannot be used: {why}")

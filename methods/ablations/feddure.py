@@ -38,6 +38,7 @@ class WithoutCReg(FedDure):
 class WithoutFReg(FedDure):
     """Table 2, w/o F-reg: every image weighs alike for C-reg, and a threshold takes the place of the weights m."""
 
+    no_loss_scaling = ""  # nobody looks ahead
     view_of_creg: ClassVar[str] = "strong"
     view_of_feedback: ClassVar[str] = "weak"
 

@@ -83,14 +83,15 @@ class AsWritten(FL2):
         logits = wide(self(x))
         losses = F.cross_entropy(logits, samples["y"], reduction="none")
 
-        w_star = self.perturbed(w, gradients(masked_mean(losses, high), w, retain_graph=True), h.rho)
+        loss_p = masked_mean(losses, high)
+        w_star = self.perturbed(w, gradients(self.scaled(loss_p), w, retain_graph=True), h.rho)
         loss = h.lambda_u * masked_mean(losses, samples["keep"]) + self.labelled_loss(batch)
         with torch.no_grad():
             target = wide(functional_call(self.model, w_star, (x,)))
         loss_cs = divergence(target, logits).mean()
 
         total: Tensor = loss + h.w_cs * loss_cs
-        for name, slope in gradients(total, w).items():
+        for name, slope in gradients(self.scaled(total), w).items():
             set_gradient(w[name], slope)
         self.log("loss_cs", loss_cs.detach())
         return total

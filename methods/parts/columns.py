@@ -18,6 +18,7 @@ FRAMEWORK = frozenset(
         "visits",
         "steps",
         "skipped",
+        "overflow",
         "bytes_up",
         "bytes_down",
         "timing",

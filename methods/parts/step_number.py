@@ -1,7 +1,7 @@
 """Numbers that change from step to step, such as ramps and rates, in a form that recorded steps follow."""
 
 from collections.abc import Iterator
-from typing import overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,11 @@ class StepNumber:
     def __get__(self, module: nn.Module, owner: type) -> Tensor: ...
 
     def __get__(self, module: nn.Module | None, owner: type) -> "StepNumber | Tensor":
-        return self if module is None else module.get_buffer(self.buffer)
+        return self if module is None else cast(Tensor, module._buffers[self.buffer])
 
     def __set__(self, module: nn.Module, value: float | Tensor) -> None:
-        with torch.no_grad():
-            module.get_buffer(self.buffer).fill_(value)
+        buffer: Any = module._buffers[self.buffer]
+        buffer.fill_(value.detach() if isinstance(value, Tensor) else value)
 
 
 def step_numbers(cls: type) -> Iterator[StepNumber]:

@@ -90,8 +90,8 @@ def test_split_dotted():
         (["fit", "--method", "fedavg", "--data", "digits", "--data.data_dir", "x"], "'data_dir': give --data_dir "),
         (["fit", "--method", "fedavg", "--data", "digits", "--rounds", "0"], "rounds is 0; it must be at least 1"),
         (
-            ["fit", "--method", "fedavg", "--data", "digits", "--precision", "16-mixed"],
-            "precision '16-mixed' cannot be used",
+            ["fit", "--method", "fedavg", "--data", "digits", "--precision", "16-true"],
+            "precision '16-true' cannot be used",
         ),
         (["fit", "--method", "fedavg", "--data", "digits", "--roundz", "3"], "--roundz 3; did you mean --rounds?"),
         (["fit", "--lr", "0.1"], "--lr 0.1; did you mean --method.lr? ("),

@@ -268,10 +268,10 @@ def test_bad_names_and_arguments(zoo, change, message):
     ("change", "message"),
     [
         (
-            {"precision": "16-mixed"},
-            "precision '16-mixed' cannot be used: its loss scaling .* use bf16-mixed",
+            {"precision": "16-true"},
+            "precision '16-true' cannot be used: weights, momentum .* use bf16-mixed",
         ),
-        ({"precision": "8"}, "it is not one of 32-true, 64-true, bf16-mixed"),
+        ({"precision": "8"}, "it is not one of 32-true, 64-true, bf16-mixed, 16-mixed"),
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
         ({"rounds": 1.5}, "configuration .RunConfig.: .*rounds"),
         ({"scale": "papr"}, "unknown scale 'papr'; did you mean 'paper'"),

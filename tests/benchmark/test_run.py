@@ -244,6 +244,9 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
     fit(replace(config, precision="bf16-mixed"))
     monkeypatch.setenv("LT_PRECISION", "bf16-mixed")
     path = fit(config)
+    monkeypatch.setenv("LT_PRECISION", "16-mixed")
+    with pytest.raises(ConfigError, match="fabric run takes bfloat16 for 16-mixed on a CPU"):
+        fit(config)
     assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
     assert made[0][1] == made[1][1]
     assert path == folder(replace(config, precision="bf16-mixed"))
@@ -252,21 +255,24 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
 
 
 def test_precisions(tmp_path):
-    """Double precision is double throughout and agrees with single; bf16 keeps weights in single."""
+    """Double precision is double throughout and agrees with single; 16 bits keep weights in single."""
     weights, paths = {}, set()
-    for precision in ("32-true", "64-true", "bf16-mixed"):
+    for precision in ("32-true", "64-true", "bf16-mixed", "16-mixed"):
         path = fit(configuration(tmp_path, precision=precision, **SHORT))
         weights[precision] = torch.load(path / "weights.pt")
         assert read_record(path)["environment"]["precision"] == precision
         paths.add(path)
-    assert len(paths) == 3
-    single, double, brain = weights.values()
+    assert len(paths) == 4
+    assert all(row["overflow"] == 0.0 for row in read_rows(path))  # steps that were left out in 16-mixed
+    single, double, brain, half = weights.values()
     assert {v.dtype for v in double.values()} == {torch.float64}
-    assert {v.dtype for v in brain.values()} == {torch.float32}
+    assert {v.dtype for v in (*brain.values(), *half.values())} == {torch.float32}
     for name, value in single.items():
         torch.testing.assert_close(value, double[name].float(), rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(value, brain[name], rtol=0.1, atol=1e-2)
-    assert any(not torch.equal(value, brain[name]) for name, value in single.items())
+        torch.testing.assert_close(value, half[name], rtol=0.01, atol=1e-3)
+    for other in (brain, half):
+        assert any(not torch.equal(value, other[name]) for name, value in single.items())
 
 
 FEDPROX = '''

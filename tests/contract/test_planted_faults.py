@@ -110,6 +110,10 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.OddArgument, runs.check_default_arguments_are_plain, "the default of 'pair' is a tuple"),
     (faults.HalvesInSingle, runs.check_single_precision_is_close_to_double, "in float32 the weights end"),
     (faults.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
+    (faults.Rounds, runs.check_half_autocast_is_close_to_double, "in float16 the weights end"),
+    (faults.Steep, runs.check_half_autocast_is_close_to_double, "of a round's steps are left out in 16-mixed"),
+    (faults.Unscaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled, or was never"),
+    (faults.ClipsScaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
 ]
 
 

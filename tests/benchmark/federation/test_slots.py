@@ -12,7 +12,7 @@ from benchmark.federation import slots
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import RecordedStep
 from federations import contract_federation, few_data, make_federation, run_rows
-from methods.base import FedMethod
+from methods.base import FedMethod, Visit
 
 
 class Plain(FedMethod):
@@ -92,6 +92,13 @@ class ManualSchedule(Plain):
         schedule.step()
 
 
+class Between(Plain):
+    """A hook between the steps of an epoch freezes the head in every second step."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.model.head.requires_grad_(batch_idx % 2 == 0)
+
+
 def run(cls: type, slots: int | None = None) -> Federation:
     federation = make_federation(cls, few_data(2), rounds=3, batch_size=32, local_epochs=3, slots=slots)
     run_rows(federation)
@@ -105,6 +112,7 @@ def run(cls: type, slots: int | None = None) -> Federation:
         (BeforeEpochs, True),
         (BeforeSteps, True),
         (Freezes, True),
+        (Between, True),
         (AfterSteps, False),
         (ManualSchedule, False),
     ],
@@ -127,6 +135,33 @@ def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(slot.recorded) == 1 and len(slot.met) > 1
     assert list(slot.recorded) == [key for key, _ in slot.met.most_common(1)]
     assert all(torch.equal(value, federation.server[name]) for name, value in expected.server.items())
+
+
+def test_steps_are_counted_by_how_they_were_taken() -> None:
+    """Batches of 32 and a last one of 29: the first of each is eager, the second captured, in every slot."""
+    federation = make_federation(Plain, few_data(2), rounds=2, batch_size=32, local_epochs=3, slots=2)
+    rows = run_rows(federation)
+    of_client = 4 * 3 * 2
+    assert rows[-1]["steps"] == 2 * of_client
+    assert federation.engine.counts() == {"forms": 2, "captured": 4, "replayed": 2 * (of_client - 4), "eager": 4}
+    (counts,) = [run(AfterSteps, slots=1).engine.counts()]
+    assert counts == {"forms": 2, "captured": 0, "replayed": 0, "eager": 3 * of_client}
+
+
+def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
+    """Others go to the slot that has met the fewest sizes."""
+    engine = make_federation(Plain, few_data(4), slots=2).engine
+    assert isinstance(engine, slots.SlotsEngine)
+    one, other = engine.slots
+
+    def seats(*sizes: int) -> dict[int, slots.Slot]:
+        found = engine.seats([Visit(client=client, size=size) for client, size in enumerate(sizes)])
+        return {visit.size: slot for slot, visit in found.items()}
+
+    assert seats(50, 40) == {50: one, 40: other}
+    assert seats(40, 30) == {40: other, 30: one}
+    assert seats(20) == {20: other} and seats(30, 50) == {30: one, 50: other}
+    assert {slot for slot in engine.seats([Visit(client=0, size=20), Visit(client=1, size=20)])} == {one, other}
 
 
 def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 from benchmark import ROOT
 from benchmark.contract.devices import run_of
 from benchmark.contract.emulated import Emulation, device, emulated, fabric
-from benchmark.contract.federations import half_trained
-from benchmark.contract.reference import different
+from benchmark.contract.federations import ScaledSingle, half_trained
+from benchmark.contract.reference import different, different_rows
+from benchmark.contract.runs import OVERFLOW
 from benchmark.federation import fit, slots
 from benchmark.federation.recording import CudaGraph, record
 from benchmark.registry import KINDS, known_names
@@ -63,11 +64,13 @@ def on_the_cpu(method: str) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     return run_of(method)
 
 
-def on_the_device(method: Any, replay: bool) -> tuple[list[dict[str, Any]], dict[str, Tensor], Emulation, Times]:
+def on_the_device(
+    method: Any, replay: bool, **precision: Any
+) -> tuple[list[dict[str, Any]], dict[str, Tensor], Emulation, Times]:
     """Rows and server of a run in slots, and what was seen of it."""
     half_trained()
     with emulated() as emulation, streams(emulation) as times:
-        rows, server = run_of(method, fabric=fabric(), slots=SLOTS, replay=replay)
+        rows, server = run_of(method, fabric=fabric(**precision), slots=SLOTS, replay=replay)
     return rows, server, emulation, times
 
 
@@ -84,6 +87,17 @@ def test_slots_on_a_device(method: str, replay: bool) -> None:
     assert waits <= WAITS.keys()
     if replay and method != "server_only":  # whose steps are the server's
         assert replays.call_count
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fl2", "fedmatch", "local_ssl"])
+def test_scaled_losses_on_a_device(method: str) -> None:
+    """Loss scaling in recorded steps: the bits of a loss that is not scaled, no race, no wait of the host in a step."""
+    expected_rows, expected = on_the_cpu(method)
+    rows, server, emulation, times = on_the_device(method, replay=True, plugins=ScaledSingle())
+    assert different(server, expected) == [] and different_rows(rows, expected_rows, but=OVERFLOW) == []
+    assert all(row[name] == 0.0 for row in rows for name in OVERFLOW if name in row)
+    assert times.races == {}
+    assert {f"{Path(place.file).relative_to(ROOT)} {place.function}" for _, place in emulation.reads} <= WAITS.keys()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from benchmark.perf import (
     measure,
     profiles,
     reads,
+    replays,
     sharpness,
     start,
     visits,
@@ -31,6 +32,7 @@ from benchmark.perf.measure import Processes, Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here
 from datamodules.common.errors import ConfigError
 from methods.base import Tally
+from methods.fedavg import FedAvg
 
 
 def meeting(number: int, folder: str):
@@ -390,3 +392,20 @@ def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(subprocess.CalledProcessError):
         start._call([*words, "--method.lr", "fast"])
+
+
+def test_host_time_of_a_replayed_step_is_without_the_step(monkeypatch):
+    """A step whose operations take long costs no more than another; a hook between the steps that does is seen."""
+    monkeypatch.setattr(replays, "MANY", 24)
+    plain, tensors, _ = replays.host_seconds("fedavg")
+    assert 0 < plain < 5e-3 and tensors == 2
+    monkeypatch.setattr(FedAvg, "on_train_batch_start", lambda self, batch, batch_idx: burn(0.01))
+    assert replays.host_seconds("fedavg")[0] > 0.01 > plain
+    assert replays.host_seconds("server_only")[:2] == (0.0, 0)  # its clients take no steps
+
+
+def burn(seconds: float) -> None:
+    """Use the processor for so long."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass

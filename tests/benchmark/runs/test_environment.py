@@ -102,6 +102,7 @@ def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(monkeypatc
     info.write_text(text)
     monkeypatch.setattr(environment, "_cpuinfo", lambda key: _cpuinfo(key, info))
     assert bool(slow_precision("bf16-mixed")) == slow
+    assert ("with float16 itself (it has neither avx512_fp16" in slow_precision("16-mixed")) == ("is known" not in text)
     assert slow_precision("32-true") == ""
 
 

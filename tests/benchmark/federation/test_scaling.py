@@ -1,0 +1,237 @@
+"""Scaled losses: against a loop as torch's documentation has it, and what becomes of a step that overflows."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmark.federation.loop import Federation
+from benchmark.federation.scaling import FIRST_SCALE, LossScaler, fabric_precision
+from datamodules.common.errors import ConfigError, RunError
+from federations import contract_federation, different, few_data, make_federation, plain_fabric, run_rows
+from methods.ablations.feddure import Released
+from methods.base import Batch, FedMethod
+
+OVERFLOWS = [(0, 0), (1, 2)]
+"""Epochs and batches of a visit whose gradient overflows."""
+
+
+class Plain(FedMethod):
+    """Supervised."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+    def overflows(self, number: int) -> bool:
+        return (self.trainer.current_epoch, number) in OVERFLOWS
+
+
+class Overflows(Plain):
+    """Some steps have a gradient that is not finite; their loss is."""
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        batch["labelled"]["steep"] = torch.full((1,), 1e37 if self.overflows(batch_idx) else 0.0)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        nothing = 0.0 * sum(p.sum() for p in self.model.parameters())
+        return super().training_step(batch, batch_idx) + batch["labelled"]["steep"][0] * nothing
+
+
+class Manual(Overflows):
+    """The same step by hand."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        self.configure_gradient_clipping(optimizer)
+        optimizer.step()
+
+
+class Omits(Plain):
+    """The same steps are not taken."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Any:
+        return None if self.overflows(batch_idx) else super().training_step(batch, batch_idx)
+
+
+class InAdam:
+    """Its state begins otherwise than momentum's."""
+
+    def configure_optimizers(self: Any) -> Any:
+        return torch.optim.Adam(self.model.parameters(), 1e-3, fused=True, capturable=True)
+
+
+class OverflowsInAdam(InAdam, Overflows):
+    pass
+
+
+class OmitsInAdam(InAdam, Omits):
+    pass
+
+
+def run(cls: type, precision: str = "32-scaled", **engine: Any) -> tuple[Federation, list[dict[str, Any]]]:
+    torch.manual_seed(0)
+    federation = make_federation(
+        cls, few_data(2), rounds=2, batch_size=32, local_epochs=3, precision=precision, **engine
+    )
+    return federation, run_rows(federation)
+
+
+@pytest.mark.parametrize("engine", [{}, {"slots": 2}], ids=["reference", "replay"])
+@pytest.mark.parametrize(("cls", "other"), [(Overflows, Omits), (Manual, Omits), (OverflowsInAdam, OmitsInAdam)])
+def test_a_step_that_overflows_is_not_taken_and_counted(cls: type, other: type, engine: dict[str, Any]) -> None:
+    """The model is that of a run without these steps, the first one of an optimiser among them."""
+    expected, _ = run(other)
+    found, rows = run(cls, **engine)
+    assert different(found.server, expected.server) == []
+    steps = rows[0]["steps"] / rows[0]["visits"]
+    assert [row["overflow"] for row in rows] == pytest.approx([len(OVERFLOWS) / steps] * 2)
+
+
+def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
+    """Scale, backward, unscale, clip, step, update, to the bit; the second visit begins with the first scale again."""
+    federation = make_federation(
+        Plain, few_data(1), rounds=2, batch_size=32, precision="16-mixed", clip_norm=0.5, reset_momentum=True
+    )
+    federation.server_phase(0, first=True)
+    for number in range(2):
+        visit = federation.visits(number)[0]
+        site, work = federation.engine.arrive(visit, federation.engine.sent(visit, federation.server), None)
+        method, h = federation.method, federation.method.hparams
+        optimizer = torch.optim.SGD(method.model.parameters(), h.lr, h.momentum, weight_decay=h.weight_decay)
+        scaler = torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE)
+        for batch in site.batches(work, 0):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(method(batch["labelled"]["x"]), batch["labelled"]["y"])
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(method.model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        by_hand = method.tensors("shared")
+        outcome, _ = federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
+        assert outcome.upload is not None
+        for name, value in outcome.upload.tensors.items():
+            torch.testing.assert_close(value, by_hand[name], rtol=1e-6, atol=1e-7)
+        federation.run_round(number)
+        federation.round += 1
+
+
+class StepsTwice(Plain):
+    """One optimiser, two steps."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+
+def test_an_optimiser_steps_once_while_the_scale_stands_still() -> None:
+    """Two steps are refused, where a scale is involved."""
+    run(StepsTwice, precision="32-true")
+    with pytest.raises(RunError, match=r"StepsTwice, client .* steps twice in one training_step, and in 16-mixed"):
+        run(StepsTwice)
+
+
+class TwoParts(Plain):
+    """All gradients first, then the steps of two optimisers; the first one's overflows in the first step."""
+
+    def __init__(self, model: Any, **base: Any) -> None:
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        body = [p for name, p in self.model.named_parameters() if not name.startswith("head")]
+        return [torch.optim.SGD(part, 0.1, fused=True) for part in (self.model.head.parameters(), body)]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizers: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 0:
+            loss = loss + 0.0 * sum(p.sum() for p in self.model.head.parameters()) * 1e37
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_an_overflow_in_one_optimiser_leaves_the_other_its_scale() -> None:
+    """The body's gradients are divided by the scale that they were made with: it trains as without scaling."""
+    without = run(BodyAlone, precision="32-true")[0]
+    both, rows = run(TwoParts)
+    assert rows[0]["overflow"] > 0
+    assert different(both.server, without.server) == []
+
+
+class BodyAlone(TwoParts):
+    """The first step is the body's."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizers: Any = self.optimizers()
+        self.manual_backward(Plain.training_step(self, batch, batch_idx))
+        for number, optimizer in enumerate(optimizers):
+            if number or batch_idx:
+                optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fl2", "fedmatch"])
+def test_engines_and_order_change_no_bit(method: str) -> None:
+    """In float16, replayed steps in slots come to the reference's bits, in whatever order clients come."""
+    runs = [contract_federation(method, precision="16-mixed", rounds=2, **engine) for engine in ({}, {"slots": 3})]
+    rows = [run_rows(one) for one in runs]
+    assert rows[0] == rows[1]
+    assert different(runs[1].server, runs[0].server) == []
+
+
+def test_resuming_needs_no_scale() -> None:
+    """A run that goes on from its checkpoint meets the scales that it would have met."""
+    whole, rows = run(Overflows)
+    part = make_federation(Overflows, few_data(2), rounds=2, batch_size=32, local_epochs=3, precision="32-scaled")
+    part.server_phase(0, first=True)
+    part.run_round(0)
+    part.round = 1
+    rest = make_federation(Overflows, few_data(2), rounds=2, batch_size=32, local_epochs=3, precision="32-scaled")
+    rest.load_state_dict(part.state_dict())
+    assert run_rows(rest) == rows[1:]
+    assert different(rest.server, whole.server) == []
+
+
+def test_a_method_that_cannot_says_why() -> None:
+    """With method, reason and remedy; its ablations without what stands in the way can."""
+    with pytest.raises(ConfigError, match=r"FedDure cannot train in 16-mixed: F-reg's look-ahead .*use .*32-true"):
+        contract_federation("feddure", precision="16-mixed")
+    (row,) = run_rows(contract_federation(Released, precision="16-mixed", rounds=1, average_last=0))
+    assert row["overflow"] == 0.0
+
+
+def test_the_precision_is_the_one_that_was_asked_for() -> None:
+    """Fabric by itself would compute in bfloat16 on a CPU."""
+    with plain_fabric("16-mixed").autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float16
+    assert fabric_precision("16-mixed", "cuda") == {"precision": "16-mixed"}
+
+
+def test_every_fit_begins_with_the_first_scale_in_the_same_tensor() -> None:
+    """A recorded step reads it there."""
+    scaler = LossScaler(torch.device("cpu"))
+    scaler.scale(torch.ones(()))
+    place = scaler._scale
+    scaler.update(2.0)
+    scaler.begin([])
+    assert scaler._scale is place and scaler.get_scale() == FIRST_SCALE
