@@ -23,7 +23,7 @@ from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-PERCENT = ("acc", "auc", "precision", "recall")
+PERCENT = ("acc", "acc_by_class", "acc_clients", "acc_worst_clients", "auc", "precision", "recall")
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # so many rows or fewer are marked one by one
