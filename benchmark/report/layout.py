@@ -246,6 +246,24 @@ class Rendered:
         return Layout(("method", *(c.replace("_", " ") for c in heads)), columns, rows)
 
     @property
+    def wide(self) -> pd.DataFrame:
+        """What was run in the published layout, numbers as numbers: per data set and metric ours, ``±`` (half-width of
+        the 95 % interval) and, where some are printed, the published value.
+        """
+        shown = self.layout.only_run()
+        several = len({metric for _, metric in shown.columns}) > 1
+        body = []
+        for keys, cells in shown.rows:
+            line: dict[str, Any] = dict(zip(shown.heads, keys, strict=True))
+            for (dataset, metric), cell in zip(shown.columns, cells, strict=True):
+                name = f"{self.data_label(dataset)} {metric}" if several else self.data_label(dataset)
+                line |= {name: cell and cell.ours, f"{name} ±": cell and cell.ci95}
+                if self.printed:
+                    line[f"{name} published"] = cell and cell.published
+            body.append(line)
+        return numeric(pd.DataFrame(body), shown.heads)
+
+    @property
     def of_paper(self) -> bool:
         """Whether the suite is a paper's."""
         return "published" in self.frame
@@ -381,6 +399,16 @@ class Rendered:
         values = {"ours": line.ours_text, "published": line.published_text or self.unpublished, "Δ": line.level_text}
         values["effect"] = line.effect_text
         return [values[part] for part in self._latex_parts()]
+
+
+def numeric(frame: pd.DataFrame, texts_in: Sequence[str] = ()) -> pd.DataFrame:
+    """The frame with numbers in all columns that hold nothing else, printed ones too, but those named."""
+    columns = {}
+    for name in frame.columns.difference(list(texts_in), sort=False):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        if (numbers.notna() == frame[name].notna()).all():
+            columns[name] = numbers.astype("float64")
+    return frame.assign(**columns)
 
 
 def varying(lines: Iterable[Line], columns: Iterable[str]) -> list[str]:
