@@ -17,6 +17,7 @@ NONE_RUN = "–"
 WIDTH = 100  # columns of text in a terminal
 UNPUBLISHED = Table.unpublished  # stands where nothing says why there is no published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
+BOLD = "\x02"  # before a text that LaTeX sets in bold; no name has it
 # What LaTeX would read as a command, and signs that its text fonts may lack.
 LATEX = str.maketrans(
     {
@@ -481,9 +482,16 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
     )
 
 
+def latex_bold(text: str) -> str:
+    """A text that ``latex_table`` sets in bold."""
+    return f"{BOLD}{text}"
+
+
 def latex_text(value: object) -> str:
-    """A text in which LaTeX finds no command."""
-    return str(value).translate(LATEX)
+    """A text in which LaTeX finds no command, in bold if ``latex_bold`` says so."""
+    text = str(value)
+    escaped = text.removeprefix(BOLD).translate(LATEX)
+    return rf"\textbf{{{escaped}}}" if text.startswith(BOLD) else escaped
 
 
 def _comment(text: str) -> str:

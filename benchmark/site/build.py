@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from benchmark.files import write_atomic
-from benchmark.report import tables
+from benchmark.report import leaderboard, tables
 from benchmark.site.gather import Found, View, find_runs, find_views, waiting
 from benchmark.site.pages import home_page, paper_page, run_page, runs_page, value_text
 from benchmark.suites.suite import available
@@ -73,6 +73,9 @@ def render(
     of_runs = waiting(list(linked.values()), "pages of runs")
     texts |= {run.page: page("run.html", run_page(run, views)) for run in of_runs}
     for view in views:
+        if view.suite.ranked and (found_settings := leaderboard.settings(view.suite, view.plan, view.runs)):
+            board = f"tables/{view.suite.paper}-{view.scale}-leaderboard.tex"
+            texts[board] = leaderboard.latex(view.suite, view.plan, found_settings)
         forms = tables.exports(view.suite, view.tables)
         texts |= {f"tables/{view.suite.paper}-{view.scale}{suffix}": text for suffix, text in forms.items()}
     return texts
