@@ -223,7 +223,7 @@ def _confusion(lines: Sequence[str]) -> Any:
     names = ["Actual", "Predicted", "nPredictions"]
     return wandb.plot_table(
         "wandb/confusion_matrix/v1",
-        wandb.Table(columns=names, data=cells),
+        wandb.Table(columns=[*names], data=cells),
         {name: name for name in names},
         {"title": "Confusion matrix of the last model"},
     )
