@@ -49,8 +49,8 @@ class Runtime:
         results_dir: folder that holds ``runs/`` and ``tables/``.
         checkpoint_every_s: least number of seconds between checkpoints, which are rarer where saving would take more
             than 2 % of the time; 0 writes one after every round.
-        wandb: mirror to Weights & Biases: ``auto`` (off at scale quick, else online with a key and offline
-            without), ``online``, ``offline`` or ``off``.
+        wandb: mirror to Weights & Biases: ``auto`` (off at scale quick and without a key, else online), ``online``,
+            ``offline`` or ``off``.
         wandb_project: project there; default: that of ``WANDB_PROJECT``, or ``fssl-bench``.
         wandb_entity: user or team there; default: that of ``WANDB_ENTITY``, or the account's.
         wandb_group: group of the runs there; default: that of ``WANDB_RUN_GROUP``, or the scale.

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import listed, refuse
 
-ABOUT = "Make pages from all records: a leaderboard, a page per paper and a page per run."
+ABOUT = "Make pages from all records: a leaderboard, a page per paper and, with --runs, a page per run."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -16,8 +16,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument("--out", type=str, default="site", help="folder to write; index.html opens in a browser")
     parser.add_argument(
-        "--papers", type=str | None, help="suites, or paths of .yaml files, separated by commas; default: all"
+        "--papers",
+        type=str | None,
+        help="suites, or paths of .yaml files, separated by commas; default: all that ran",
     )
+    parser.add_argument("--runs", action="store_true", help="a page for every run, too, which takes longer")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -25,6 +28,6 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "site")
     from benchmark.site.build import build
 
-    build(Path(options.results_dir), Path(options.out), listed(options.papers, "--papers"))
+    build(Path(options.results_dir), Path(options.out), listed(options.papers, "--papers"), options.runs)
     print(f"wrote {Path(options.out, 'index.html')}")
     return 0

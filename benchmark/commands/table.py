@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
     from benchmark.report.tables import Run
-    from benchmark.suites.plan import PlannedRun
+    from benchmark.suites.plan import Plan, PlannedRun
 
 ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
 
@@ -109,7 +109,6 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
     from benchmark.report import excerpt, leaderboard, tables
-    from benchmark.runs.loggers import mirror_tables
 
     plan = planned(suite, options, runtime, options.precision)
     numbers = listed(options.tables, "--tables")
@@ -169,10 +168,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
-        frames = {page.number: page.frame for page in pages}
-        if suite.ranked and (lines := leaderboard.read(results, name)) is not None:
-            frames["leaderboard"] = lines
-        mirror_tables(runtime, suite.paper, scale, frames)
+        _mirror(suite, runtime, scale, shown, known, pages)
     page = results / "tables" / f"{name}.md"
     _show(pages, numbers, page)
     if not missing:
@@ -185,6 +181,31 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
         stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
     return 1 if bad else 0
+
+
+def _mirror(
+    suite: Suite, runtime: Runtime, scale: str, plan: "Plan", runs: "Mapping[str, Run]", pages: "Sequence[Rendered]"
+) -> None:
+    """Send the tables, in the long form and in the published layout, and their learning curves to W&B."""
+    from benchmark.report import excerpt, leaderboard
+    from benchmark.report.differences import draw_differences
+    from benchmark.report.layout import numeric
+    from benchmark.runs.loggers import choose_mode, mirror_tables
+
+    if choose_mode(runtime.wandb, scale) == "off":
+        return
+    frames: dict[str, Any] = {page.number: numeric(page.frame, ("table", "runs")) for page in pages}
+    figures = {}
+    for page in pages:
+        if len(page.layout.only_run().rows):
+            frames[f"{page.number} as published"] = page.wide
+        for dataset in page.layout.touched_data():
+            if drawn := excerpt.learning_curves(page, dataset, plan, runs):
+                figures[f"curves {page.number} {dataset}"] = drawn[0]
+    if suite.ranked and (found := leaderboard.settings(suite, plan, runs)):
+        frames["leaderboard"] = leaderboard.frame(found)
+        figures["leaderboard"] = draw_differences(leaderboard.panels(suite, found))
+    mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 
 def _warn_of_other_code(complete: "Sequence[PlannedRun]", runs: "Mapping[str, Run]") -> None:

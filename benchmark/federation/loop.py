@@ -4,7 +4,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from functools import cached_property
+from math import inf, isnan
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -23,7 +24,13 @@ from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
-from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.runs.metrics import (
+    class_accuracies,
+    client_accuracies,
+    pseudo_label_classes,
+    pseudo_label_shares,
+    scores,
+)
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
@@ -105,6 +112,7 @@ class Federation:
         self.average_last = min(average_last, rounds)
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
+        self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
 
     @property
@@ -112,8 +120,16 @@ class Federation:
         """What all clients together may keep between their visits, in bytes."""
         return self.engine.kept_bytes() * self.data.num_clients
 
+    @cached_property
+    def held(self) -> Tensor:
+        """Images per client and class, labelled or not, [K, C]; for metrics alone."""
+        return torch.from_numpy(self.data.class_counts("labelled") + self.data.class_counts("unlabelled"))
+
     def run(self) -> None:
-        """Run the remaining rounds, and evaluate the averaged model if there is one."""
+        """Run the remaining rounds, and evaluate the averaged model if there is one.
+
+        ``confusion`` is then that of the last round's model (``metrics.scores``).
+        """
         if self.round == 0:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
@@ -128,8 +144,11 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
+        if self.confusion is None:  # a run that was stopped after its last round
+            self.evaluate()
         if self.average_last:
-            self.averaged = self.evaluate_averaged()
+            last, self.averaged = self.confusion, self.evaluate_averaged()
+            self.confusion = last
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
         """Give an evaluated round to Fabric's loggers, or to some of them.
@@ -275,18 +294,22 @@ class Federation:
         return logged
 
     @torch.inference_mode()
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, Any]:
         """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks.
 
-        The method is the server.
+        ``acc_by_class`` has the accuracy on each class (2 decimals, ``None`` where the test set has none of it), and
+        ``confusion`` keeps the matrix behind it. The method is the server.
         """
         self.method.eval()
         with self.engine.outside("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.engine.train_mode()
-        scores = classification_metrics(torch.cat(probabilities).cpu(), self.data.test_labels)
-        return {name: round(score, 4) for name, score in scores.items()}
+        metrics, self.confusion = scores(torch.cat(probabilities).cpu(), self.data.test_labels)
+        by_class = class_accuracies(self.confusion)
+        metrics |= client_accuracies(by_class, self.held)
+        rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]
+        return {name: round(score, 4) for name, score in metrics.items()} | {"acc_by_class": rounded}
 
     def evaluate_averaged(self) -> dict[str, Any]:
         """The reading ``averaged``: the number of ``rounds`` and the metrics of their averaged model.
@@ -295,9 +318,9 @@ class Federation:
         The method is the server before and after.
         """
         self.method.load_tensors(averaging.mean(self.summed, self.average_last, self.server))
-        scores = self.evaluate()
+        reading = self.evaluate()
         self.become_server()
-        return {"rounds": self.average_last, **scores}
+        return {"rounds": self.average_last, **reading}
 
     def predicted(self, images: Tensor) -> Tensor:
         """Class probabilities of images."""

@@ -190,7 +190,7 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
         if recorder:
             weights = {name: value.cpu() for name, value in federation.server.items()}
             checkpoint.save_plain(path / "weights.pt", weights)
-            recorder.finish(federation.averaged)
+            recorder.finish(federation.averaged, federation.confusion)
             checkpoint.remove(path / CHECKPOINT)
         wait_for_all(fabric)
     except (KeyboardInterrupt, Stopped):
@@ -325,7 +325,7 @@ class Recorder:
             self.run.saved(self.state["round"])
             self.state = None
 
-    def finish(self, averaged: Mapping[str, Any] | None) -> None:
+    def finish(self, averaged: Mapping[str, Any] | None, confusion: torch.Tensor | None) -> None:
         """Write the complete record, which makes checkpoints superfluous; ``averaged`` is a reading of its own."""
         self.state = None
-        self.mirror.record(self.run.finish(averaged))
+        self.mirror.record(self.run.finish(averaged, None if confusion is None else confusion.tolist()))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from benchmark.config import folder
 from benchmark.files import write_changed
@@ -97,7 +98,18 @@ def _block(name: str, table: Rendered, dataset: str) -> str:
 
 
 def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) -> str | None:
-    """Learning curves of an excerpt's rows as SVG, their complete seeds averaged; ``None`` before the first."""
+    """Learning curves of an excerpt's rows as SVG, described by the ids of their runs; ``None`` before the first."""
+    found = learning_curves(table, dataset, plan, runs)
+    return svg_text(found[0], " ".join(found[1])) if found else None
+
+
+def learning_curves(
+    table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]
+) -> tuple[Figure, list[str]] | None:
+    """Learning curves of a table's rows on a data set, their complete seeds averaged, and the ids of the runs.
+
+    ``None`` before the first of these is complete.
+    """
     lines = [line for line in table.lines if line.row.dataset == dataset and line.n and not line.row.minus]
     lines = [line for line in lines if line.metric == lines[0].metric]
     complete = [[key for key in line.runs if runs[key].state == "complete"] for line in lines]
@@ -107,4 +119,4 @@ def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) 
     }
     if not curves:
         return None
-    return svg_text(draw_learning_curves(curves, [lines[0].metric]), " ".join(key for keys in complete for key in keys))
+    return draw_learning_curves(curves, [lines[0].metric]), [key for keys in complete for key in keys]

@@ -17,6 +17,7 @@ NONE_RUN = "–"
 WIDTH = 100  # columns of text in a terminal
 UNPUBLISHED = Table.unpublished  # stands where nothing says why there is no published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
+BOLD = "\x02"  # before a text that LaTeX sets in bold; no name has it
 # What LaTeX would read as a command, and signs that its text fonts may lack.
 LATEX = str.maketrans(
     {
@@ -246,6 +247,24 @@ class Rendered:
         return Layout(("method", *(c.replace("_", " ") for c in heads)), columns, rows)
 
     @property
+    def wide(self) -> pd.DataFrame:
+        """What was run in the published layout, numbers as numbers: per data set and metric ours, ``±`` (half-width of
+        the 95 % interval) and, where some are printed, the published value.
+        """
+        shown = self.layout.only_run()
+        several = len({metric for _, metric in shown.columns}) > 1
+        body = []
+        for keys, cells in shown.rows:
+            line: dict[str, Any] = dict(zip(shown.heads, keys, strict=True))
+            for (dataset, metric), cell in zip(shown.columns, cells, strict=True):
+                name = f"{self.data_label(dataset)} {metric}" if several else self.data_label(dataset)
+                line |= {name: cell and cell.ours, f"{name} ±": cell and cell.ci95}
+                if self.printed:
+                    line[f"{name} published"] = cell and cell.published
+            body.append(line)
+        return numeric(pd.DataFrame(body), shown.heads)
+
+    @property
     def of_paper(self) -> bool:
         """Whether the suite is a paper's."""
         return "published" in self.frame
@@ -383,6 +402,16 @@ class Rendered:
         return [values[part] for part in self._latex_parts()]
 
 
+def numeric(frame: pd.DataFrame, texts_in: Sequence[str] = ()) -> pd.DataFrame:
+    """The frame with numbers in all columns that hold nothing else, printed ones too, but those named."""
+    columns = {}
+    for name in frame.columns.difference(list(texts_in), sort=False):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        if (numbers.notna() == frame[name].notna()).all():
+            columns[name] = numbers.astype("float64")
+    return frame.assign(**columns)
+
+
 def varying(lines: Iterable[Line], columns: Iterable[str]) -> list[str]:
     """Columns that tell rows apart, having more than one value."""
     return [c for c in columns if len({line.row.columns.get(c) for line in lines}) > 1]
@@ -453,9 +482,16 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
     )
 
 
+def latex_bold(text: str) -> str:
+    """A text that ``latex_table`` sets in bold."""
+    return f"{BOLD}{text}"
+
+
 def latex_text(value: object) -> str:
-    """A text in which LaTeX finds no command."""
-    return str(value).translate(LATEX)
+    """A text in which LaTeX finds no command, in bold if ``latex_bold`` says so."""
+    text = str(value)
+    escaped = text.removeprefix(BOLD).translate(LATEX)
+    return rf"\textbf{{{escaped}}}" if text.startswith(BOLD) else escaped
 
 
 def _comment(text: str) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from benchmark.config import RunConfig, folder
 from benchmark.files import write_changed
 from benchmark.report.differences import Panel, draw_differences
-from benchmark.report.layout import csv_text, pipe_table
+from benchmark.report.layout import csv_text, latex_bold, latex_table, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
 from benchmark.report.tables import Run, last_rounds, network, replace_block
@@ -216,6 +216,25 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
+def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
+    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there."""
+    parts = [r"% Made from records; needs \usepackage{booktabs}."]
+    told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
+    for one in found:
+        shown = ("simultaneous", "p (Holm)")
+        body = []
+        for method in one.lines.sort_values("mean", ascending=False).index:
+            cells = _cells(one, str(method), brief=False)
+            delta = cells[f"Δ to {one.reference}"]
+            clear = latex_bold(delta.strip("*")) if delta.startswith("**") else delta
+            body.append([str(method), cells[one.dataset], clear, *(cells[title] for title in shown)])
+        frame = pd.DataFrame(body, columns=["method", "accuracy (seeds)", f"Δ to {one.reference}", *shown])
+        caption = f"{one.table.title}, {one.dataset}. {ACCURACY[suite.report]} in percent, {LATEX_READ} {told}"
+        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}".replace(" ", "-")
+        parts.append(latex_table(frame, caption, name, "lrrrr"))
+    return "\n".join(parts)
+
+
 def write(
     suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path | None
 ) -> list[Path]:
@@ -254,6 +273,10 @@ def read(results: Path, name: str) -> pd.DataFrame | None:
     return pd.read_csv(lines) if lines.exists() else None
 
 
+LATEX_READ = (
+    "mean ± half-width of the 95 % t interval (seeds). Δ: paired by seed; bold where its simultaneous interval "
+    "(Bonferroni), whose half-width stands beside it, leaves out zero."
+)
 ACCURACY = {
     "best": "Accuracy of the best round",
     "last": "Accuracy of the last round",

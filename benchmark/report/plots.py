@@ -23,7 +23,7 @@ from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
-PERCENT = ("acc", "auc", "precision", "recall")
+PERCENT = ("acc", "acc_by_class", "acc_clients", "acc_worst_clients", "auc", "precision", "recall")
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
 FEW = 12  # so many rows or fewer are marked one by one
@@ -250,8 +250,17 @@ def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) ->
 
 
 def draw_curve(panel: Any, curve: Curve, column: str, axis: str, **style: Any) -> list[Any]:
-    """Draw the mean of a column with a number per row and, with several seeds, a band of one standard deviation."""
-    lines = _lines(panel, curve.rows, column, axis, **style)
+    """Draw the mean of a column with a number per row and, with several seeds, a band of one standard deviation.
+
+    A loss is that of another method in warm-up rounds: its curve has a gap and a dotted line where these end.
+    """
+    end = warmup_end(curve) if "loss" in column else None
+    if end is None:
+        lines = _lines(panel, curve.rows, column, axis, **style)
+    else:
+        gap = {axis: curve.rows[end][axis], column: None}
+        lines = _lines(panel, [*curve.rows[:end], gap, *curve.rows[end:]], column, axis, **style)
+        _mark(panel, curve.rows[end][axis], lines[0].get_color())
     if curve.spread:
         x, mean, std = (
             np.array([row.get(name) for row in rows], dtype=float)
@@ -259,6 +268,20 @@ def draw_curve(panel: Any, curve: Curve, column: str, axis: str, **style: Any) -
         )
         panel.fill_between(x, mean - std, mean + std, color=lines[0].get_color(), alpha=0.18, linewidth=0)
     return lines
+
+
+def warmup_end(curve: Curve) -> int | None:
+    """Position of the first row behind the warm-up; ``None`` where no row, or every row, is within it."""
+    own = [number for number, row in enumerate(curve.rows) if not row.get("warmup")]
+    return own[0] if own and own[0] else None
+
+
+def _mark(panel: Any, place: float, colour: Any) -> None:
+    """A dotted line where a warm-up ends; the first one of a panel says so."""
+    panel.axvline(place, color=colour, linestyle=":", linewidth=1)
+    if not panel.texts:
+        about = " warm-up ends: another loss "
+        panel.text(place, 0.97, about, transform=panel.get_xaxis_transform(), va="top", fontsize="x-small")
 
 
 def _entries(panel: Any, rows: Sequence[Row], column: str, axis: str, legend: bool) -> None:

@@ -3,7 +3,7 @@
 import netrc
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -70,16 +70,19 @@ def callbacks(given: str | None) -> list[Callback]:
     return made
 
 
-def choose_mode(wanted: str, scale: str) -> Mode:
+def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     """The mode meant by ``off``, ``offline``, ``online`` or ``auto``.
 
     ``auto`` follows ``WANDB_MODE`` where it is set. Otherwise scale ``quick`` is not mirrored (starting W&B
-    takes longer than such a run), and other scales are online where W&B knows a key, offline where not.
+    takes longer than such a run), and other scales are online where W&B knows a key; without one nothing is written,
+    unless W&B was ``asked`` for otherwise: then it is online with a key and offline without, at every scale.
     """
     modes: dict[str, Mode] = {"off": "off", "disabled": "off", "offline": "offline", "online": "online"}
-    default = "off" if scale == "quick" else "online" if _has_key() else "offline"
-    asked = os.environ.get("WANDB_MODE", "").lower() if wanted == "auto" else wanted
-    return modes.get(asked or default, "offline")
+    default: Mode = "offline" if asked else "off"
+    if (asked or scale != "quick") and _has_key():
+        default = "online"
+    said = os.environ.get("WANDB_MODE", "").lower() if wanted == "auto" else wanted
+    return modes.get(said or default, "offline")
 
 
 def mirror_run(config: RunConfig, path: Path) -> "Mirror":
@@ -88,18 +91,21 @@ def mirror_run(config: RunConfig, path: Path) -> "Mirror":
     ``--logger wandb`` asks for it at scale quick, too.
     """
     asked = "wandb" in names(config.runtime.logger)
-    mode = choose_mode(config.runtime.wandb, "custom" if asked else config.scale)
+    mode = choose_mode(config.runtime.wandb, config.scale, asked)
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
     place = _place(config.runtime, config.scale)
     return Mirror(mode, path, id=run_id(config), name=name, config=identity(config), **place)
 
 
-def mirror_tables(runtime: Runtime, paper: str, scale: str, frames: Mapping[str, Any]) -> None:
-    """Send rendered tables (data frames by number) as ``wandb.Table``."""
+def mirror_tables(
+    runtime: Runtime, paper: str, scale: str, frames: Mapping[str, Any], figures: Mapping[str, Any] | None = None
+) -> None:
+    """Send rendered tables (data frames by name) as ``wandb.Table``, and matplotlib's figures by name as images."""
     mode, folder = choose_mode(runtime.wandb, scale), Path(runtime.results_dir)
     place = _place(runtime, scale)
     with Mirror(mode, folder, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", **place) as mirror:
-        mirror.tables({f"{paper}-{scale}/table {number}": frame for number, frame in frames.items()})
+        mirror.tables({f"{paper}-{scale}/table {name}": frame for name, frame in frames.items()})
+        mirror.figures({f"{paper}-{scale}/{name}": figure for name, figure in (figures or {}).items()})
 
 
 def _place(runtime: Runtime, scale: str) -> dict[str, Any]:
@@ -146,10 +152,17 @@ class Mirror:
         self._do(lambda logger: logger.experiment.log(values, step=row["round"], commit=True))
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Mirror the readings of a complete run as its summary."""
-        names = ("final", "best", "last_k_mean", "averaged", "bytes_up", "bytes_down")
-        readings = {k: record[k] for k in names if k in record}
-        self._do(lambda logger: logger.experiment.summary.update(readings))
+        """Mirror the readings of a complete run as its summary, each number (``best/acc``), and its matrix."""
+        readings = {
+            f"{reading}/{name}": value
+            for reading in ("final", "best", "last_k_mean", "averaged")
+            for name, value in (record.get(reading) or {}).items()
+            if isinstance(value, int | float)
+        }
+        sums = {name: record[name] for name in ("bytes_up", "bytes_down") if name in record}
+        self._do(lambda logger: logger.experiment.summary.update({**readings, **sums}))
+        if confusion := record.get("confusion"):
+            self._do(lambda logger: logger.experiment.log({"confusion": _confusion(confusion)}))
 
     def tables(self, frames: Mapping[str, Any]) -> None:
         """Mirror data frames as ``wandb.Table``, by name."""
@@ -159,6 +172,17 @@ class Mirror:
                 logger.log_table(name, dataframe=frame)
 
         self._do(send)
+
+    def figures(self, figures: Mapping[str, Any]) -> None:
+        """Mirror matplotlib's figures as images, by name."""
+
+        def send(logger: Any) -> None:
+            import wandb
+
+            logger.experiment.log({name: wandb.Image(figure) for name, figure in figures.items()})
+
+        if figures:
+            self._do(send)
 
     def close(self, exit_code: int = 0) -> None:
         """Finish the W&B run; another ``exit_code`` than 0 marks it as failed."""
@@ -188,6 +212,21 @@ class Mirror:
         except Exception as error:
             self._logger = None
             warnings.warn(f"the W&B mirror is off, the run goes on: {error}", stacklevel=4)
+
+
+def _confusion(lines: Sequence[str]) -> Any:
+    """The matrix of a record as W&B's own chart of one."""
+    import wandb
+
+    matrix = [[int(count) for count in line.split()] for line in lines]
+    cells = [[str(t), str(p), count] for t, line in enumerate(matrix) for p, count in enumerate(line)]
+    names = ["Actual", "Predicted", "nPredictions"]
+    return wandb.plot_table(
+        "wandb/confusion_matrix/v1",
+        wandb.Table(columns=[*names], data=cells),
+        {name: name for name in names},
+        {"title": "Confusion matrix of the last model"},
+    )
 
 
 def _has_key() -> bool:

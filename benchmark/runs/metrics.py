@@ -1,17 +1,12 @@
-"""Scores of a classifier on a test set."""
+"""Scores of a classifier on a test set: as a whole, by class, and for clients with other shares of classes."""
 
 from collections.abc import Sequence
-from math import log
-from typing import Any
+from math import ceil, log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    multiclass_accuracy,
-    multiclass_auroc,
-    multiclass_precision,
-    multiclass_recall,
-)
+from torchmetrics.functional.classification import multiclass_auroc, multiclass_confusion_matrix
 
 from datamodules.common.errors import NOT_FINITE, DataError, RunError
 
@@ -52,6 +47,18 @@ def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) ->
     return {"accuracy_by_class": accuracy} | ({"balance": entropy / log(len(selected))} if total else {})
 
 
+class Scores(NamedTuple):
+    """What ``scores`` finds.
+
+    Args:
+        metrics: see ``classification_metrics``.
+        confusion: samples by true class (lines) and most probable class (columns), int64 [C, C].
+    """
+
+    metrics: dict[str, float]
+    confusion: Tensor
+
+
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy, AUC, precision and recall in percent, as the RSCFed tables report them.
 
@@ -70,6 +77,60 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
         DataError: shapes that do not fit, no sample, or labels outside 0..C-1.
         RunError: probabilities that are not finite or not in [0, 1].
     """
+    return scores(probs, labels).metrics
+
+
+def scores(probs: Tensor, labels: Tensor) -> Scores:
+    """``classification_metrics`` with the confusion matrix from which all but the AUC follow; same arguments."""
+    _check(probs, labels)
+    classes = probs.shape[1]
+    confusion = multiclass_confusion_matrix(probs.argmax(dim=1), labels, classes, validate_args=False)
+    right, true, predicted = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
+    occurs = true + predicted > 0
+    metrics = {
+        "acc": right.sum() / len(labels),
+        "auc": _auc(probs, labels),
+        "precision": _mean(_ratio(right, predicted), occurs),
+        "recall": _mean(_ratio(right, true), occurs),
+    }
+    return Scores({name: 100.0 * float(value) for name, value in metrics.items()}, confusion)
+
+
+def class_accuracies(confusion: Tensor) -> Tensor:
+    """Share of each class's samples that are classified right, in percent, float64 [C]; NaN for a class without any.
+
+    Args:
+        confusion: of ``scores``.
+    """
+    return 100.0 * confusion.diagonal().double() / confusion.sum(dim=1)
+
+
+def client_accuracies(by_class: Tensor, counts: Tensor) -> dict[str, float]:
+    """What accuracies by class mean for clients that hold the classes in other shares than the test set, in percent.
+
+    A client's accuracy weighs the classes as its own images do: the accuracy to expect on test images with its shares
+    of classes, as in FedRoD (Chen and Chao, ICLR 2022). It is that of the global model. Classes that the test set lacks
+    are left out, and so are clients that hold nothing else.
+
+    Args:
+        by_class: ``class_accuracies``, [C].
+        counts: images per client and class, labelled or not, [K, C].
+
+    Returns:
+        ``acc_clients``: mean over the clients; ``acc_worst_clients``: mean over the worst tenth of them, one at least,
+        as q-FFL reports it (Li et al., ICLR 2020). Nothing where no client is left.
+    """
+    known = by_class.isfinite()
+    held = counts[:, known].double()
+    held = held[held.sum(dim=1) > 0]
+    if not len(held):
+        return {}
+    accuracies = ((held * by_class[known]).sum(dim=1) / held.sum(dim=1)).sort().values
+    worst = accuracies[: ceil(len(accuracies) / 10)]
+    return {"acc_clients": float(accuracies.mean()), "acc_worst_clients": float(worst.mean())}
+
+
+def _check(probs: Tensor, labels: Tensor) -> None:
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
         raise DataError(
             f"metrics: probabilities {list(probs.shape)} and labels {list(labels.shape)} do not fit; "
@@ -86,16 +147,20 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
         raise RunError(
             f"metrics: class probabilities run from {least} to {most} instead of 0 to 1; apply a softmax to logits"
         )
-    predicted = probs.argmax(dim=1)
+
+
+def _auc(probs: Tensor, labels: Tensor) -> Tensor:
     # A curve needs the column of its own class only, so dropping absent classes changes no other curve.
     present, renumbered = torch.unique(labels, return_inverse=True)
-    auc = torch.tensor(torch.nan)
-    if len(present) > 1:
-        auc = multiclass_auroc(probs[:, present], renumbered, len(present), validate_args=False)
-    scores = {
-        "acc": multiclass_accuracy(predicted, labels, classes, average="micro", validate_args=False),
-        "auc": auc,
-        "precision": multiclass_precision(predicted, labels, classes, average="macro", validate_args=False),
-        "recall": multiclass_recall(predicted, labels, classes, average="macro", validate_args=False),
-    }
-    return {name: 100.0 * float(score) for name, score in scores.items()}
+    if len(present) < 2:
+        return torch.tensor(torch.nan)
+    return multiclass_auroc(probs[:, present], renumbered, len(present), validate_args=False)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """``part / whole`` in float32, 0 where the whole is empty."""
+    return part.float() / torch.where(whole == 0, 1, whole).float()
+
+
+def _mean(values: Tensor, chosen: Tensor) -> Tensor:
+    return (chosen * values / chosen.sum()).sum()

@@ -40,6 +40,7 @@ SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
 AVERAGED = "averaged"  # a further reading, of the runs that have ``average_last``
+BY_CLASS = "acc_by_class"  # the one list among the metrics of a row
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # ``report``'s words
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # what a run resumes from
@@ -304,11 +305,17 @@ class RunFolder:
         self._record["timing"]["saved_rounds"] = rounds
         self._write()
 
-    def finish(self, averaged: Mapping[str, Any] | None = None) -> Record:
+    def finish(
+        self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[Sequence[int]] | None = None
+    ) -> Record:
         """Compute the readings from the rows, write the complete record and return it.
 
+        The digest also covers what no row tells:
+
         Args:
-            averaged: the reading of the averaged model, of which no row tells; it is covered by the digest.
+            averaged: the reading of the averaged model.
+            confusion: of the last round's model, test images by true class (lines) and predicted one; a line is
+                recorded as one text, as in ``class_counts``.
 
         Raises:
             RunError: the last round has not been evaluated, or the rows are not those that the run has written.
@@ -323,6 +330,7 @@ class RunFolder:
             raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
         self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
+        self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
         self._record |= _sent(rows[-1])
         self._record["skipped"] = rows[-1].get("skipped", 0)
         self._record["rounds"]["done"] = total
@@ -380,8 +388,8 @@ def _sent(row: Mapping[str, Any]) -> dict[str, int]:
 def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
     """``final``, ``best`` (round of highest ``acc`` after the warm-up, the earliest of equals) and ``last_k_mean``.
 
-    The metrics are the float entries of a row. ``last_k_mean`` averages the rows among the last ``last_k``
-    rounds, each metric over the rows that have it.
+    The metrics are the float entries of a row, and ``acc_by_class``. ``last_k_mean`` averages the rows among the last
+    ``last_k`` rounds, each metric over the rows that have it.
     """
     final, last = rows[-1], rows[-1]["round"]
     own = [row for row in rows if not row.get("warmup")] or rows
@@ -594,12 +602,17 @@ def _runtime(config: RunConfig) -> dict[str, Any]:
     return {k: v for k, v in asdict(config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
 
 
-def _metrics(row: Row) -> dict[str, float | None]:
-    return {name: value for name, value in row.items() if value is None or type(value) is float}
+def _metrics(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is None or type(value) is float or name == BY_CLASS}
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the known values, added one after the other: since Python 3.12 ``sum`` rounds differently."""
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of numbers, or of each entry of lists, where it is known; ``None`` where nowhere.
+
+    Numbers are added one after the other: since Python 3.12 ``sum`` rounds differently.
+    """
+    if isinstance(values[0], list):
+        return [_mean(entries) for entries in zip(*values, strict=True)]
     known = [value for value in values if value is not None]
     return reduce(add, known) / len(known) if known else None
 

@@ -1,1 +1,1 @@
-"""Static pages made from records: a leaderboard, a page per paper, a page per run."""
+"""Static pages made from records: a leaderboard, a page per paper, and a page per run if asked for."""

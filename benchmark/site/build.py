@@ -7,13 +7,12 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich.progress import track
 
-from benchmark.console import Console
 from benchmark.files import write_atomic
-from benchmark.report import tables
-from benchmark.site.gather import Found, View, find_runs, find_views
+from benchmark.report import leaderboard, tables
+from benchmark.site.gather import Found, View, find_runs, find_views, waiting
 from benchmark.site.pages import home_page, paper_page, run_page, runs_page, value_text
+from benchmark.suites.suite import available
 from datamodules.common.errors import ConfigError
 
 MARK = ".fssl-bench-site"  # in a folder that may be written again
@@ -21,13 +20,14 @@ FOLDERS = ("papers", "runs", "tables")
 STATIC = ("style.css", "site.js")
 
 
-def build(results: Path, out: Path, papers: Sequence[str] = ()) -> list[Path]:
+def build(results: Path, out: Path, papers: Sequence[str] = (), runs: bool = False) -> list[Path]:
     """Make the site.
 
     Args:
         results: folder that holds ``runs/``.
         out: folder to write. It may be missing, empty, or a site made before, whose pages are replaced.
-        papers: suites to show, by key or path; default: all.
+        papers: suites to show, by key or path; default: all of which something was run.
+        runs: whether every run gets a page of its own.
 
     Returns:
         The files of the site.
@@ -39,12 +39,24 @@ def build(results: Path, out: Path, papers: Sequence[str] = ()) -> list[Path]:
     if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else than such a site; name a new or an empty folder")
     found = find_runs(results)
-    return write(render(find_views(papers, results, found), found), out)
+    views = find_views(papers, results, found)
+    shown = {view.suite.paper for view in views}
+    idle = [] if papers else [name for name in available() if name not in shown]
+    return write(render(views, found, runs, idle), out)
 
 
-def render(views: Sequence[View], found: Mapping[str, Found]) -> dict[str, str]:
-    """The text of every file by its path below the site; a terminal shows how far the pages of runs are."""
-    templates, console = _environment(), Console(stderr=True)
+def render(
+    views: Sequence[View], found: Mapping[str, Found], runs: bool = False, idle: Sequence[str] = ()
+) -> dict[str, str]:
+    """The text of every file by its path below the site.
+
+    Args:
+        views: suites at their scales.
+        found: all runs.
+        runs: whether each of these gets a page.
+        idle: suites of which nothing was run, to be named.
+    """
+    templates, linked = _environment(), found if runs else {}
 
     def page(template: str, values: Mapping[str, Any]) -> str:
         return templates.get_template(template).render(values)
@@ -54,12 +66,16 @@ def render(views: Sequence[View], found: Mapping[str, Found]) -> dict[str, str]:
         of_page.setdefault(view.page, []).append(view)
     static = resources.files("benchmark.site") / "static"
     texts = {name: (static / name).read_text(encoding="utf-8") for name in STATIC}
-    texts |= {MARK: "", "index.html": page("home.html", home_page(views, found))}
-    texts |= {"runs.html": page("runs.html", runs_page(found, views))}
-    texts |= {name: page("paper.html", paper_page(own, found)) for name, own in of_page.items()}
-    waiting = track(found.values(), "pages of runs", console=console, transient=True, disable=not console.is_terminal)
-    texts |= {run.page: page("run.html", run_page(run, views)) for run in waiting}
+    texts |= {MARK: "", "index.html": page("home.html", home_page(views, found, idle))}
+    texts |= {"runs.html": page("runs.html", {**runs_page(found, views), "linked": linked})}
+    of_suites = waiting(list(of_page.items()), "pages of suites")
+    texts |= {name: page("paper.html", paper_page(own, linked)) for name, own in of_suites}
+    of_runs = waiting(list(linked.values()), "pages of runs")
+    texts |= {run.page: page("run.html", run_page(run, views)) for run in of_runs}
     for view in views:
+        if view.suite.ranked and (found_settings := leaderboard.settings(view.suite, view.plan, view.runs)):
+            board = f"tables/{view.suite.paper}-{view.scale}-leaderboard.tex"
+            texts[board] = leaderboard.latex(view.suite, view.plan, found_settings)
         forms = tables.exports(view.suite, view.tables)
         texts |= {f"tables/{view.suite.paper}-{view.scale}{suffix}": text for suffix, text in forms.items()}
     return texts

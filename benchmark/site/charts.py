@@ -15,17 +15,22 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from benchmark.report.curves import Curve
 from benchmark.report.describe import heat_map
 from benchmark.report.plots import STYLES, draw_curve
 
 SERIES = 10  # colours; further curves get another line style
+WRITTEN = 12  # classes, at most, whose confusion matrix has its numbers written in
 NAME_WIDTH = 20  # letters of a row's name that stand in one line beside its interval
 # Colours that stand in the SVG for variables of the style sheet, so that dark and light pages share one picture.
-INK, GRID = "#0a0c00", "#0a0c01"
+INK, GRID, SOFT = "#0a0c00", "#0a0c01", "#0a0c02"
 COLOURS = [f"#0a0b{number:02x}" for number in range(SERIES)]
-VARIABLES = {INK: "currentColor", GRID: "var(--line)"} | {c: f"var(--series-{n})" for n, c in enumerate(COLOURS)}
+FILLS = {"told apart": None, "not told apart": "none", "bound": SOFT}  # of points, by what is known of the row
+VARIABLES = {INK: "currentColor", GRID: "var(--line)", SOFT: "var(--soft)"} | {
+    c: f"var(--series-{n})" for n, c in enumerate(COLOURS)
+}
 UNITS: dict[str, list[tuple[float, str]]] = {
     "round": [(1, "round")],
     "bytes": [(1e12, "TB sent, up and down"), (1e9, "GB sent, up and down"), (1e6, "MB sent, up and down")],
@@ -95,36 +100,68 @@ class Charts:
             ends = "; ".join(f"{name}: {curve.rows[-1][column]:.4g} at the end" for name, curve in shown.values())
             return Chart(title, self._svg(figure, f"{title} over {label}. {ends}."))
 
-    def intervals(self, lines: Sequence[tuple[str, float, float | None]], title: str, unit: str) -> Chart:
-        """Means with their intervals, one below the other; a line marks zero where it is in sight.
+    def differences(self, lines: Sequence[tuple[str, float, float | None, str]], title: str, unit: str) -> Chart:
+        """Differences with their intervals, one below the other, and a line at zero.
 
-        A point without an interval is hollow.
+        Points look as in the picture of the board (``report.differences``): filled if the row is told apart from the
+        reference, hollow if not, grey for a bound, which is not tested.
 
         Args:
-            lines: name, mean and half-width of the interval (or ``None``), from the top.
-            title: what the means are of.
-            unit: of the means, for the axis.
+            lines: name, difference, half-width of the interval (or ``None``) and a key of ``FILLS``, from the top.
+            title: what the differences are to.
+            unit: of the differences, for the axis.
         """
         with rc_context(SETTINGS):
-            names = [fill(name, NAME_WIDTH) for name, _, _ in lines]
+            names = [fill(name, NAME_WIDTH) for name, *_ in lines]
             deep = max(name.count("\n") for name in names)
             height = 0.5 + (0.24 + 0.13 * deep) * len(lines)
             figure = Figure(figsize=(4.2, height))
             panel = figure.add_axes((0.33, 0.42 / height, 0.64, 1 - 0.5 / height))
             y = np.arange(len(lines))[::-1]
-            style: Any = {"fmt": "o", "color": COLOURS[0], "markersize": 4, "capsize": 2, "linewidth": 1.3}
-            for place, (_, mean, half) in zip(y, lines, strict=True):
-                panel.errorbar(mean, place, xerr=half, markerfacecolor="none" if half is None else None, **style)
+            style: Any = {"fmt": "o", "markersize": 4.5, "linewidth": 1.3}
+            for place, (_, mean, half, state) in zip(y, lines, strict=True):
+                colour = SOFT if state == "bound" else COLOURS[0]
+                panel.errorbar(mean, place, xerr=half, color=colour, markerfacecolor=FILLS[state], **style)
             panel.set_yticks(y, names)
             panel.set_ylim(-0.6, len(lines) - 0.4)
             panel.grid(axis="x", color=GRID, linewidth=0.6)
             panel.set_axisbelow(True)
-            low, high = panel.get_xlim()
-            if low < 0 < high:
-                panel.axvline(0, color=INK, linewidth=0.8)
-            hollow = "; hollow: one seed" if any(half is None for _, _, half in lines) else ""
-            panel.set_xlabel(f"{unit}, mean and 95 % interval{hollow}")
-            return Chart(title, self._svg(figure, f"{title}: means with 95 % intervals{hollow}, as in the table."))
+            panel.axvline(0, color=INK, linewidth=0.8)
+            panel.set_xlabel(unit)
+            told = "; ".join(f"{name} {mean:+.2f}, {state}" for name, mean, _, state in lines)
+            return Chart(title, self._svg(figure, f"{title}: {told}."))
+
+    def confusion(self, matrix: NDArray[np.int64], title: str) -> Chart:
+        """A confusion matrix, each line in shares of its class, with the accuracy on every class beside it.
+
+        Args:
+            matrix: images by true class (lines) and predicted class, [C, C].
+            title: of the chart.
+        """
+        classes = len(matrix)
+        shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+        size = float(np.clip(0.3 * classes, 2.4, 6.0))
+        texts: Any = {key: SETTINGS[key] for key in ("svg.fonttype", "svg.hashsalt", "text.parse_math", "font.size")}
+        with rc_context(texts):
+            figure = Figure(figsize=(size + 2.4, size + 0.7), layout="constrained")
+            heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=[size, 1.4])
+            heat.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=100, interpolation="none")
+            if classes <= WRITTEN:
+                for (row, column), share in np.ndenumerate(shares):
+                    if matrix[row, column]:
+                        ink = "white" if share > 55 else "#1d2129"
+                        heat.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+            step = max(1, classes // 10)
+            heat.set(xlabel="predicted class", ylabel="true class")
+            heat.set_xticks(range(0, classes, step))
+            heat.set_yticks(range(0, classes, step))
+            bars.barh(range(classes), shares.diagonal(), height=0.8, color="#2b6cb0")
+            bars.set(xlabel="accuracy (%)", xlim=(0, 100))
+            bars.spines[["top", "right", "left"]].set_visible(False)
+            bars.tick_params(axis="y", length=0, labelleft=False)
+            worst = int(shares.diagonal().argmin())
+            about = f"{title}: class {worst} has the lowest accuracy, {shares[worst, worst]:.1f} percent."
+            return Chart(title, self._svg(figure, about))
 
     def _svg(self, figure: Figure, about: str) -> Markup:
         return svg(figure, about, next(self._prefixes))

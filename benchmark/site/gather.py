@@ -3,14 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import track
 
 from benchmark.config import SCALES, Runtime
+from benchmark.console import Console
 from benchmark.report import tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite, available, load
+
+Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True)
@@ -69,29 +75,49 @@ def find_runs(results: Path) -> dict[str, Found]:
         RunError: a damaged record.
     """
     files = sorted(results.glob("runs/*/record.json"))
-    found = [Found(file.parent, read_record(file.parent)) for file in files]
+    found = [Found(file.parent, read_record(file.parent)) for file in waiting(files, "records")]
     return {run.record["run_id"]: run for run in found}
 
 
 def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found]) -> list[View]:
-    """The suites at every scale worth a page: those that were run and that of the paper.
+    """The suites at every scale that was run and, of suites that are asked for, at the paper's.
 
     Args:
-        papers: suites by key or path; none: all there are.
+        papers: suites by key or path; none: all of which something was run.
         results: folder that holds ``runs/``.
         found: what lies there.
 
     Raises:
         ConfigError: no such suite.
     """
-    recorded = {run.record["scale"] for run in found.values()}
-    views = []
-    for suite in [load(paper) for paper in list(papers) or available()]:
+    views, asked = [], list(papers)
+    for suite in waiting([load(paper) for paper in asked or available()], "tables"):
         for scale in sorted(suite.spec["scales"], key=SCALES.index, reverse=True):  # the paper's first, quick last
-            if scale not in recorded and not suite.compares(scale):
+            wanted = bool(asked) and suite.compares(scale)
+            if not (wanted or _may_have_run(suite, scale, found)):
                 continue
             plan = suite.plan(scale, runtime=Runtime(results_dir=str(results)))
             runs = tables.collect(plan)
-            if suite.compares(scale) or any(run.state != "missing" for run in runs.values()):
+            if wanted or any(run.state != "missing" for run in runs.values()):
                 views.append(View(suite, scale, plan, runs, tables.render(suite, plan, runs, suite.published())))
     return views
+
+
+def waiting(things: Sequence[Thing], what: str) -> Iterable[Thing]:
+    """The things, one by one; a terminal shows how far they are."""
+    console = Console(stderr=True)
+    return track(things, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _may_have_run(suite: Suite, scale: str, found: Mapping[str, Found]) -> bool:
+    """Whether some record has the scale and a method of the suite: what is quick to see before its runs are planned."""
+    labels = [label or {} for label in suite.spec["labels"].values()]
+    methods = {str(label.get("method")).rpartition(".")[2] for label in labels}
+    named = {
+        name
+        for run in found.values()
+        if run.record["scale"] == scale
+        for path in [run.record["config"]["method"]["class_path"]]
+        for name in (*path.split("."), run.record["method"])
+    }
+    return bool(methods & named)

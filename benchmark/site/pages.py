@@ -1,11 +1,13 @@
 """What each page shows: plain values for the templates."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
@@ -19,7 +21,14 @@ from benchmark.runs.records import AVERAGED, READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
 from benchmark.site.gather import Found, View
 
-METRICS = {"acc": "Accuracy (%)", "auc": "AUC (%)", "precision": "Precision (%)", "recall": "Recall (%)"}
+METRICS = {
+    "acc": "Accuracy (%)",
+    "acc_clients": "Accuracy that clients can expect (%), mean",
+    "acc_worst_clients": "Accuracy that clients can expect (%), worst tenth",
+    "auc": "AUC (%)",
+    "precision": "Precision (%)",
+    "recall": "Recall (%)",
+}
 PSEUDO = {
     "pseudo/accuracy": "Precision: share of the selected pseudo-labels that are right",
     "pseudo/selected": "Coverage: share of the images whose pseudo-label is selected",
@@ -45,6 +54,7 @@ COMPARED = {
     "rank": "rank",
     "tuned": "tuned",
 }
+BRIEF = ("mean", "ci95", "n", "failed", "difference", "difference_ci95", "simultaneous_ci95", "p_holm", "rank")
 SPENT = {
     "reached": "seeds that reach it",
     "rounds": "rounds",
@@ -59,14 +69,15 @@ VERDICTS = ("reproduced", "level only", "effect only", "not reproduced", "level"
 Page = dict[str, Any]
 
 
-def home_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
-    """The leaderboard of every ranked suite, and the papers."""
+def home_page(views: Sequence[View], found: Mapping[str, Found], idle: Sequence[str] = ()) -> Page:
+    """The leaderboard of every ranked suite, and the papers; ``idle`` are suites of which nothing was run."""
     charts = Charts()
     boards = [_board(view, charts) for view in views if view.suite.ranked]
     papers: dict[str, list[View]] = {}
     for view in views:
         papers.setdefault(view.suite.paper, []).append(view)
-    return {"root": "", "boards": boards, "papers": papers, "verdicts": VERDICTS, "count": _verdicts, "runs": found}
+    page: Page = {"root": "", "boards": boards, "papers": papers, "verdicts": VERDICTS, "count": _verdicts}
+    return {**page, "runs": found, "idle": idle}
 
 
 def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
@@ -106,6 +117,7 @@ def run_page(run: Found, views: Sequence[View]) -> Page:
         "reading_columns": [key for key in METRICS if any(key in reading for reading in readings.values())],
         "curves": _charts(charts, curve, METRICS | {key: key for key in _columns(curve) if "loss" in key}),
         "pseudo": _charts(charts, curve, PSEUDO),
+        "confusion": _confusion(charts, record),
         "partition": partition_chart(record),
         "cost": [
             ("time", "seconds", seconds),
@@ -165,16 +177,15 @@ def _board(view: View, charts: Charts) -> Page:
         lines = one.lines.sort_values("mean", ascending=False)
         lines.index = pd.Index([_marked(str(method), line) for method, line in lines.iterrows()], name="method")
         whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
-        means = charts.intervals(_points(lines, "mean", "ci95"), "Accuracy", "accuracy (%)")
-        decides = lines.assign(half=lines["simultaneous_ci95"].fillna(lines["difference_ci95"]))
-        apart = _points(decides, "difference", "half")
-        title = f"Difference to {one.reference}, paired by seed"
+        title = f"{one.table.title}: {one.dataset}, points above {one.reference}"
+        points = _points(one)
         parts.append(
             {
                 "title": f"{one.table.title}: {one.dataset}",
                 "reference": one.reference,
-                "charts": [means, charts.intervals(apart, title, "points")] if apart else [means],
-                "resolved": leaderboard.resolved(one),
+                "chart": charts.differences(points, title, "points") if points else None,
+                "lines": _in_brief(one),
+                "resolved": re.sub(r"\*\*|\(\[rules\]\([^)]*\)\)", "", leaderboard.resolved(one)),
                 "compared": _columns_of(whole, COMPARED),
                 "goal": _given(one.lines["goal"].iloc[0]),
                 "spent": _columns_of(whole, SPENT),
@@ -184,6 +195,7 @@ def _board(view: View, charts: Charts) -> Page:
     return {
         "view": view,
         "accuracy": leaderboard.ACCURACY[view.suite.report],
+        "interim": [text.replace("**", "") for text in leaderboard.interim(view.suite, view.plan, settings)],
         "settings": parts,
         "not_compared": [(table, names) for table, names in absent.items()],
     }
@@ -195,10 +207,36 @@ def _marked(method: str, line: pd.Series) -> str:
     return f"{method} ({', '.join(marks)})" if marks else method
 
 
-def _points(lines: pd.DataFrame, mean: str, half: str) -> list[tuple[str, float, float | None]]:
-    """Name, mean and half-width of the interval of every line that has the mean."""
-    given = lines[lines[mean].notna()]
-    return [(str(name), line[mean], _given(line[half])) for name, line in given.iterrows()]
+def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
+    """Name, difference, half-width of the interval that decides and what is known of it, the best mean first."""
+    points = []
+    for method, line in one.lines.sort_values("mean", ascending=False).iterrows():
+        if method != one.reference and not pd.isna(line["difference"]):
+            half = _given(line["simultaneous_ci95"]) or _given(line["difference_ci95"])
+            state = "told apart" if leaderboard.told_apart(one, str(method)) else "not told apart"
+            points.append((str(method), line["difference"], half, "bound" if line["bound"] else state))
+    return points
+
+
+def _in_brief(one: leaderboard.Setting) -> list[Page]:
+    """What a first look needs of every row, the best mean first; Δ is marked as on the board's page."""
+    return [
+        {
+            "method": _marked(str(method), line),
+            "apart": leaderboard.told_apart(one, str(method)),
+            "reference": method == one.reference,
+            **{name: _given(line[name]) for name in BRIEF},
+        }
+        for method, line in one.lines.sort_values("mean", ascending=False).iterrows()
+    ]
+
+
+def _confusion(charts: Charts, record: Record) -> Chart | None:
+    """The matrix of the last round's model; ``None`` for a record without."""
+    if not (lines := record.get("confusion")):
+        return None
+    matrix = np.array([line.split() for line in lines], dtype=np.int64)
+    return charts.confusion(matrix, "The last model on the test set: percent of each true class, and accuracy")
 
 
 def _columns_of(lines: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:

@@ -157,6 +157,8 @@ def test_an_excerpts_curves_follow_its_runs(here, fitted):
 def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, fitted, monkeypatch):
     sent = []
     monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[1:3]))
+    assert table("--seeds", "1", "--only", "1/*/low") == 0 and sent == []  # nobody has asked, and there is no key
+    monkeypatch.setenv("WANDB_MODE", "offline")
     assert table("--seeds", "1") == table("--seeds", "1") == 0
     assert sent == [("toy", "quick")]
     (here / "results/tables/toy-quick.md").unlink()
@@ -169,9 +171,10 @@ def test_a_leaderboard_is_mirrored_beside_its_tables(here, fitted, monkeypatch):
     """With differences, ranks and costs."""
     (here / "toy.yaml").write_text(SUITE.replace("title: One,", "title: One, reference: low,") + "ranked: true\n")
     sent = []
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(loggers, "mirror_tables", lambda *given: sent.append(given[3]))
     assert table() == 0
-    assert set(sent[0]) == {"1", "2", "leaderboard"}
+    assert set(sent[0]) == {"1", "2", "1 as published", "2 as published", "leaderboard"}
     assert {"difference", "p_holm", "rank", "bytes_up"} <= set(sent[0]["leaderboard"])
 
 

@@ -115,9 +115,27 @@ def test_a_row():
     row = run_rows(federation())[0]
     assert set(row) == {
         *("round", "acc", "auc", "precision", "recall", "loss"),
+        *("acc_by_class", "acc_clients", "acc_worst_clients"),
         *("participants", "visits", "steps", "bytes_up", "bytes_down"),
     }
     assert (row["round"], row["participants"], row["visits"]) == (0, 4, 4)
+
+
+def test_a_round_says_which_classes_and_clients_its_model_serves():
+    """As the matrix of the last round's model has it, also beside an averaged model and after a stop at the end."""
+    run = federation(clients=3, average_last=2)
+    rows = run_rows(run)
+    matrix = run.confusion
+    share = 100 * matrix.diagonal() / matrix.sum(1)
+    assert rows[-1]["acc_by_class"] == pytest.approx(share.tolist(), abs=0.01)
+    held = torch.from_numpy(run.data.class_counts("labelled") + run.data.class_counts("unlabelled"))
+    clients = (held * share).sum(1) / held.sum(1)
+    assert rows[-1]["acc_clients"] == pytest.approx(float(clients.mean()), abs=1e-3)
+    assert rows[-1]["acc_worst_clients"] == pytest.approx(float(clients.min()), abs=1e-3)
+    again = federation(clients=3, average_last=2)
+    again.load_state_dict(run.state_dict())
+    again.run()
+    assert torch.equal(again.confusion, matrix) and again.averaged == run.averaged
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])

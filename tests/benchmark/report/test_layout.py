@@ -6,7 +6,17 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import Layout, Rendered, Section, cell_text, csv_text, latex_text, pipe_table, texts
+from benchmark.report.layout import (
+    Layout,
+    Rendered,
+    Section,
+    cell_text,
+    csv_text,
+    latex_text,
+    numeric,
+    pipe_table,
+    texts,
+)
 from benchmark.report.tables import Run, render
 from benchmark.suites.suite import Suite
 
@@ -40,6 +50,16 @@ def suite() -> Suite:
             "scales": {"paper": {"seeds": [1, 2], "compare": True}, "quick": {"seeds": [1, 2]}},
         }
     )
+
+
+def test_the_wide_table_has_numbers_where_numbers_stand():
+    """As published, rows as lines; a word, or a row's size that looks like a number, stays a text."""
+    wide = rendered({("A", "mine", "s"): 40.0, ("A", "other", "s"): 60.0}).wide
+    assert wide["method"].tolist() == ["mine", "other"]
+    assert wide["A acc"].tolist() == [40.0, 60.0] and wide["A acc published"].tolist() == [50.0, 50.0]
+    assert set(wide.dtypes.drop(["method", "net size"]).astype(str)) == {"float64"}
+    frame = pd.DataFrame({"n": ["1", None], "word": ["1", "none"], "id": ["1", "2"]})
+    assert [column.dtype == float for _, column in numeric(frame, ["id"]).items()] == [True, False, False]
 
 
 def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Rendered:

@@ -1,5 +1,7 @@
 """The leaderboard: from planned runs and records to lines that say who is ahead, and by how much."""
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -397,3 +399,13 @@ def test_a_ranked_suite_names_what_it_compares_with():
     tables = {"clients": {**SPEC["tables"]["clients"], "reference": "bse"}}
     with pytest.raises(ConfigError, match=r"'bse'.*did you mean 'base'"):
         Suite(SPEC | {"tables": tables}, "toy.yaml")
+
+
+def test_latex_is_bold_where_the_page_is(made):
+    """Names stay as they are, and signs are LaTeX's."""
+    suite, plan, runs, found = made
+    text, page = leaderboard.latex(suite, plan, found), leaderboard.markdown(suite, plan, runs, found)
+    bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
+    assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
+    assert [line.split(" &")[0] for line in text.splitlines() if " & " in line][1:5] == ["bound", "good", "base", "bad"]
+    assert text.count(r"\begin{tabular}{lrrrr}") == len(found)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from lightning.pytorch.callbacks import DeviceStatsMonitor
+from matplotlib.figure import Figure
 
 from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
@@ -50,11 +51,11 @@ def test_what_is_asked_for_is_done(mode, monkeypatch):
 
 def test_auto(monkeypatch, tmp_path):
     assert choose_mode("auto", "quick") == "off"
-    assert choose_mode("auto", "paper") == "offline"
+    assert choose_mode("auto", "paper") == choose_mode("auto", "custom") == "off"
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
     assert choose_mode("auto", "paper") == "online" and choose_mode("auto", "quick") == "off"
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert choose_mode("auto", "paper") == "offline"
+    assert choose_mode("auto", "paper") == "off"
     monkeypatch.setenv("WANDB_API_KEY", "x")
     assert choose_mode("auto", "paper") == "online"
     for asked, mode in {
@@ -70,13 +71,13 @@ def test_auto(monkeypatch, tmp_path):
 @pytest.mark.parametrize("address", ["http://[", "https://[::1", "nonsense"])
 def test_an_address_that_makes_no_sense_names_no_key(monkeypatch, address):
     monkeypatch.setenv("WANDB_BASE_URL", address)
-    assert choose_mode("auto", "paper") == "offline"
+    assert choose_mode("auto", "paper") == "off"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe machine", b"rubbish", b"machine x login"])
 def test_a_netrc_that_cannot_be_read_names_no_key(tmp_path, content):
     (tmp_path / "netrc").write_bytes(content)
-    assert choose_mode("auto", "paper") == "offline"
+    assert choose_mode("auto", "paper") == "off"
 
 
 def test_offline_files_hold_rows_and_tables(tmp_path):
@@ -92,6 +93,20 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
     tables = list((tmp_path / "results").rglob("*.table.json"))
     assert len(tables) == 1 and '[["x",1.5]]' in tables[0].read_text().replace(" ", "")
+
+
+def test_a_summary_has_each_number_by_itself_and_tables_have_pictures(tmp_path):
+    """``best/acc`` can be a column of W&B's list of runs; the confusion matrix is W&B's own chart."""
+    summary, logged = {}, []
+    mirror = Mirror("off", tmp_path)
+    experiment = SimpleNamespace(summary=summary, log=logged.append)
+    mirror._logger = SimpleNamespace(experiment=experiment)
+    mirror.record({**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]})
+    assert summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
+    assert logged[0]["confusion"].table.data == [["0", "0", 5], ["0", "1", 1], ["1", "0", 0], ["1", "1", 7]]
+    with Mirror("offline", tmp_path / "run") as offline:
+        offline.figures({"curve": Figure()})
+    assert list((tmp_path / "run").rglob("media/images/*.png"))
 
 
 def test_the_step_is_the_round_also_after_a_resume(tmp_path):

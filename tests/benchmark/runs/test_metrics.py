@@ -6,9 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import precision_score, recall_score, roc_auc_score
+from sklearn.metrics import confusion_matrix, precision_score, recall_score, roc_auc_score
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision, multiclass_recall
 
-from benchmark.runs.metrics import classification_metrics, pseudo_label_classes, pseudo_label_shares
+from benchmark.runs.metrics import (
+    class_accuracies,
+    classification_metrics,
+    client_accuracies,
+    pseudo_label_classes,
+    pseudo_label_shares,
+    scores,
+)
 from datamodules.common.errors import DataError, RunError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -132,6 +140,55 @@ def test_order_of_samples_and_classes_does_not_matter():
 def test_bad_input_is_one_clear_error(probs, labels, error, message):
     with pytest.raises(error, match=message):
         classification_metrics(probs, labels)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(2000, 10), (700, 2), (400, 37), (26_032, 10)])
+def test_all_but_the_auc_has_the_bits_of_torchmetrics(n, classes):
+    """Records that were made with its functions are repeated to the last digit."""
+    probs, labels = random_case(n, n, classes)
+    args = {"num_classes": classes, "validate_args": False}
+    found, predicted = classification_metrics(probs, labels), probs.argmax(1)
+    assert found["acc"] == 100 * float(multiclass_accuracy(predicted, labels, average="micro", **args))
+    assert found["precision"] == 100 * float(multiclass_precision(predicted, labels, average="macro", **args))
+    assert found["recall"] == 100 * float(multiclass_recall(predicted, labels, average="macro", **args))
+
+
+def test_the_confusion_matrix_has_true_classes_as_lines():
+    probs, labels = random_case(7, 500, 6)
+    found = scores(probs, labels)
+    assert found.metrics == classification_metrics(probs, labels)
+    assert found.confusion.tolist() == confusion_matrix(labels, probs.argmax(1)).tolist()
+
+
+def test_accuracy_by_class():
+    """Of class 2 there is no image, though it is predicted once."""
+    found = class_accuracies(torch.tensor([[3, 1, 0], [2, 2, 1], [0, 0, 0]]))
+    assert found[:2].tolist() == [75.0, 40.0] and math.isnan(found[2])
+
+
+def test_clients_weigh_classes_as_their_images_do():
+    """Ten clients with one class, ten with the other, one with both alike; the worst tenth of 21 are three."""
+    counts = torch.tensor([[4, 0]] * 10 + [[0, 9]] * 10 + [[5, 5]])
+    found = client_accuracies(torch.tensor([90.0, 30.0]), counts)
+    assert found == pytest.approx({"acc_clients": (900 + 300 + 60) / 21, "acc_worst_clients": 30.0})
+    assert client_accuracies(torch.tensor([90.0, 30.0]), counts[-1:]) == {
+        "acc_clients": 60.0,
+        "acc_worst_clients": 60.0,
+    }
+
+
+def test_clients_like_the_test_set_have_its_accuracy():
+    probs, labels = random_case(8, 900, 5)
+    found = scores(probs, labels)
+    counts = torch.bincount(labels, minlength=5).repeat(4, 1) * torch.tensor([[1], [2], [3], [4]])
+    clients = client_accuracies(class_accuracies(found.confusion), counts)
+    assert clients == pytest.approx({"acc_clients": found.metrics["acc"], "acc_worst_clients": found.metrics["acc"]})
+
+
+def test_classes_that_the_test_set_lacks_tell_nothing_of_a_client():
+    by_class = torch.tensor([80.0, torch.nan])
+    assert client_accuracies(by_class, torch.tensor([[1, 99], [0, 7], [0, 0]]))["acc_clients"] == 80.0
+    assert client_accuracies(by_class, torch.tensor([[0, 7], [0, 0]])) == {}
 
 
 def test_pseudo_label_shares():

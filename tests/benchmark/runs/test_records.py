@@ -310,6 +310,15 @@ def test_readings_take_each_metric_over_the_rows_that_have_it():
     assert readings(rows[:1], 1)["best"] == {"round": 0, "acc": None}
 
 
+def test_accuracies_by_class_are_a_metric_of_every_reading():
+    """Entry by entry; a class that the test set lacks stays unknown."""
+    rows = [{"round": n, "acc": acc, "acc_by_class": [acc, None, 2 * acc]} for n, acc in enumerate((10.0, 40.0, 20.0))]
+    found = readings(rows, last_k=2)
+    assert found["final"]["acc_by_class"] == [20.0, None, 40.0]
+    assert found["best"]["acc_by_class"] == [40.0, None, 80.0]
+    assert found["last_k_mean"]["acc_by_class"] == [30.0, None, 60.0]
+
+
 def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
     folder = RunFolder(tmp_path, heartbeat_s=3600)
     folder.open(CONFIG, FACTS)

@@ -16,6 +16,7 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Runtime, folder
 from benchmark.report import tables
+from benchmark.report.curves import Curve
 from benchmark.runs.records import RunFolder, digest, read_rows
 from benchmark.site.build import MARK, render, write
 from benchmark.site.charts import Charts
@@ -115,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record["digest"] = digest(record, read_rows(path.parent))
         path.write_text(json.dumps(record))
     views = [replace(v, runs=(runs := tables.collect(v.plan)), tables=render_again(v, runs)) for v in views]
-    write(render(views, find_runs(results)), out)
+    write(render(views, find_runs(results), runs=True), out)
     return out
 
 
@@ -220,7 +221,7 @@ def test_what_was_not_run_is_hidden_until_it_is_asked_for(site: Path, page: Any)
 def test_a_cell_says_ours_published_difference_and_status_and_links_to_its_runs(site: Path, page: Any) -> None:
     page.goto((site / "papers/toy.html").as_uri())
     low, high = (page.locator("#toy-paper-1 .cell").nth(number) for number in (0, 4))
-    assert " ".join(low.inner_text().split()) == "50.00 ± 25.41 (2) paper 50.0 Δ +0.0, ± 44.01 runs 1 2"
+    assert " ".join(low.inner_text().split()) == "50.00 ± 25.41 (2) paper 50.0 Δ +0.0, ± 44.02 runs 1 2"
     assert " ".join(high.inner_text().split()) == "9.50 (1 of 2) paper 50.0 Δ -40.5"
     high.get_by_role("link").click()
     assert page.locator("h1").inner_text() == "rscfed on digits, seed 1"
@@ -247,29 +248,23 @@ def test_the_leaderboard_compares_rows_and_says_what_they_cost(site: Path, page:
     """Sorted by the mean, in words instead of names of columns."""
     page.goto((site / "index.html").as_uri())
     table = "#setting-laptop-1"
-    assert names(page, table) == ["high", "low", "hostile"]
+    assert names(page, table) == ["high", "low (reference)", "hostile"]
     heads = [text.strip() for text in page.locator(f"{table} thead th").all_inner_texts()]
-    assert {
-        "method",
-        "accuracy, %",
-        "± 95 %",
-        "Δ",
-        "± 95 %, simultaneous",
-        "p (Holm)",
-        "p (sign flips)",
-        "rank",
-    } <= set(heads)
-    cells = page.locator(f"{table} tbody tr").first.locator("td").all_inner_texts()
+    assert heads == ["method", "accuracy, %", "seeds", "Δ", "simultaneous", "p (Holm)", "rank"]
+    best = page.locator(f"{table} tbody tr").first.locator("td").all_inner_texts()
+    assert best[:3] == ["71.00 ± 2.48", "3", "+21.00 ± 4.30"]
+    assert page.locator(f"{table} tbody .ours").count() == 0  # the setting was not admitted
+    page.get_by_text("All columns, and what it costs").first.click()
+    heads = [text.strip() for text in page.locator(f"{table}-all thead th").all_inner_texts()]
+    assert {"accuracy, %", "± 95 %", "± 95 %, simultaneous", "p (sign flips)"} <= set(heads)
+    cells = page.locator(f"{table}-all tbody tr").first.locator("td").all_inner_texts()
     best = dict(zip(heads[1:], cells, strict=True))
-    assert (best["accuracy, %"], best["seeds"], best["rank"]) == ("71.00", "3", "1.00")
+    assert (best["accuracy, %"], best["seeds"]) == ("71.00", "3")
     assert "failed seeds" not in best  # nothing has failed, so there is no column of zeros
-    assert page.locator(".setting .chart figcaption").all_inner_texts() == [
-        "Accuracy",
-        "Difference to low, paired by seed",
-    ]
-    assert names(page, f"{table}-cost") == names(page, table)
+    assert page.locator(".overview figcaption").all_inner_texts() == ["One: A, points above low"]
+    assert names(page, f"{table}-cost") == ["high", "low", "hostile"]
     assert "rounds" in page.locator(f"{table}-cost thead").inner_text()
-    assert page.get_by_text("Resolution: ").is_visible()
+    assert page.get_by_text("Not ranked: ").is_visible()
     assert page.get_by_text("scale laptop").first.is_visible()
 
 
@@ -324,12 +319,15 @@ def test_the_command_makes_a_site_and_leaves_other_folders_alone(
     monkeypatch.chdir(tmp_path)
     view = run(suite(), "paper", Path("results"), {"low": [50.0]})
     Path("toy.yaml").write_text(json.dumps(view.suite.spec))
-    assert main(["site", "--papers", "toy.yaml"]) == 0
+    assert main(["site", "--papers", "toy.yaml"]) == 0 and not list(Path("site/runs").glob("*"))
+    assert 'href="../runs/' not in Path("site/papers/toy.html").read_text()
+    capsys.readouterr()
+    assert main(["site", "--papers", "toy.yaml", "--runs"]) == 0
     assert capsys.readouterr().out == "wrote site/index.html\n"
     (made,) = Path("site/runs").glob("*.html")
     assert Path("site/tables/toy-paper.tex").is_file() and "scale paper" in made.read_text()
     shutil.rmtree(next(Path("results/runs").glob("*")))
-    assert main(["site", "--papers", "toy.yaml"]) == 0 and not made.exists()
+    assert main(["site", "--papers", "toy.yaml", "--runs"]) == 0 and not made.exists()
     assert main(["site", "--out", "results"]) == 2 and not Path("results", MARK).exists()
     assert "--out results: holds something else than such a site" in capsys.readouterr().err
     Path("results/runs/broken").mkdir(parents=True)
@@ -349,14 +347,38 @@ def test_a_papers_page_has_what_other_groups_report(tmp_path: Path) -> None:
     assert "other groups" not in render([run(suite(), "paper", tmp_path, {})], {})["papers/toy.html"]
 
 
-def test_a_mean_of_one_seed_is_hollow_and_long_names_are_whole() -> None:
-    """In an interval's place stands nothing, and the words say why; a long name stands in several lines."""
+def test_points_are_filled_hollow_or_grey_as_in_the_picture_of_the_board() -> None:
+    """And say in words what they show; a long name stands in several lines."""
     name = "A method whose name is longer than its margin"
-    both = Charts().intervals([(name, 5.0, 1.0), ("single", 4.0, None)], "Accuracy", "points").svg
-    whole = Charts().intervals([("one", 5.0, 1.0), ("two", 4.0, 2.0)], "Accuracy", "points").svg
-    assert both.count("hollow: one seed") == 2 and "hollow" not in whole
-    assert name not in both and all(f">{part}</text>" in both for part in fill(name, 20).splitlines())
-    assert both.count('id="chart-0-LineCollection') == 1 and whole.count('id="chart-0-LineCollection') == 2
+    lines = [("all", 9.0, 1.0, "bound"), (name, 5.0, 1.0, "told apart"), ("other", -1.0, None, "not told apart")]
+    made = Charts().differences(lines, "One", "points").svg
+    fills = re.findall(r'<use [^>]*style="(fill: [^;"]+)', made)
+    assert fills == ["fill: var(--soft)", "fill: var(--series-0)"]  # the third has an edge alone
+    assert f"all +9.00, bound; {name} +5.00, told apart; other -1.00, not told apart" in made
+    assert all(f">{part}</text>" in made for part in fill(name, 20).splitlines())
+
+
+def test_a_loss_has_a_gap_where_it_changes_its_meaning() -> None:
+    """At the end of the warm-up; an accuracy goes through."""
+    rows = [{"round": n, "loss": 1.0, "acc": 1.0, **({"warmup": True} if n < 2 else {})} for n in range(5)]
+    curve = Curve(rows, [], 1)
+    drawn = [Charts().curves({"run": curve}, column, "round", column).svg for column in ("loss", "acc")]
+    assert ["warm-up ends: another loss" in one for one in drawn] == [True, False]
+    own = Curve([{**row, "warmup": False} for row in rows], [], 1)
+    assert "warm-up ends" not in Charts().curves({"run": own}, "loss", "round", "loss").svg
+
+
+def test_a_run_with_a_confusion_matrix_shows_it(tmp_path: Path) -> None:
+    """In percent of each class; one without has no such section."""
+    view = run(suite(), "paper", tmp_path, {"low": [50.0]})
+    key = next(iter(find_runs(tmp_path)))
+    found = find_runs(tmp_path)[key]
+    assert "<h2>Classes</h2>" not in render([view], {key: found}, runs=True)[found.page]
+    found.record["confusion"] = ["6 2", "1 1"]
+    text = render([view], {key: found}, runs=True)[found.page]
+    assert (
+        "<h2>Classes</h2>" in text and "class 1 has the lowest accuracy, 50.0 percent" in text and ">75</text>" in text
+    )
 
 
 @pytest.mark.parametrize(
