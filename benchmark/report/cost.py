@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, differences, folder, identity
+from benchmark.config import RunConfig, differences, identity
 from benchmark.console import duration
 from benchmark.runs.environment import machine
 from benchmark.runs.records import read_record, saved_rounds
@@ -117,7 +117,7 @@ def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Seque
 
 def rounds_left(run: PlannedRun, state: str) -> int:
     """Rounds that a run in a state has still to do."""
-    total, path = run.config.rounds, folder(run.config)
+    total, path = run.config.rounds, run.folder
     if state == "complete":
         return 0
     if state == "running":

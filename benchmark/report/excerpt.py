@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmark.config import folder
 from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
 from benchmark.report.layout import Rendered, pipe_table
@@ -102,7 +101,7 @@ def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) 
     lines = [line for line in lines if line.metric == lines[0].metric]
     complete = [[key for key in line.runs if runs[key].state == "complete"] for line in lines]
     curves = {
-        label: read_curve(folder(plan.runs[key].config) for key in keys)
+        label: read_curve(plan.runs[key].folder for key in keys)
         for label, keys in zip(row_labels([line.row for line in lines]), complete, strict=True)
     }
     if not curves:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import folder, identity, spelled
+from benchmark.config import identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.report.tables import collect
@@ -80,8 +80,8 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
         console.print(line, highlight=False)
     for key, run in plan.runs.items():
         if progress[key].state == "failed":
-            error = str(read_record(folder(run.config))["error"]).strip().splitlines()[-1]
-            console.print(f"{folder(run.config).name}: {error}", markup=False)
+            error = str(read_record(run.folder)["error"]).strip().splitlines()[-1]
+            console.print(f"{run.folder.name}: {error}", markup=False)
     for one in progress.values():
         if one.problem:
             console.print(one.problem, markup=False)
@@ -116,7 +116,7 @@ def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress], opt
         name, style = NAMES[one.state]
         table.add_row(
             f"[{style}]{name}[/]",
-            folder(run.config).name,
+            run.folder.name,
             str(run.config.seed),
             f"{one.done}/{run.config.rounds}",
             "" if one.accuracy is None else f"{one.accuracy:.2f}",
@@ -150,7 +150,7 @@ def _left(plan: Plan, states: dict[str, str]) -> list[str]:
 
 def _progress(run: PlannedRun, state: str) -> Progress:
     """How far a run is, and the accuracy that the tables would report if it ended here."""
-    path = folder(run.config)
+    path = run.folder
     try:
         rows = read_rows(path)
         if state == "damaged":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.config import RunConfig, differences, folder
+from benchmark.config import RunConfig, differences
 from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
@@ -67,7 +67,7 @@ def collect(plan: Plan, known: Mapping[str, Run] | None = None) -> dict[str, Run
         if key in known and known[key].state == "complete":
             found[key] = known[key]
             continue
-        now, record = look(folder(run.config))
+        now, record = look(run.folder)
         if record is not None and differences(record["config"], run.config):
             now, record = "outdated", None
         found[key] = Run(now, record)

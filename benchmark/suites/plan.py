@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig
+from benchmark.config import RunConfig, folder_of
 from datamodules.common.errors import ConfigError
 
 
@@ -84,11 +86,22 @@ class Table:
 
 @dataclass
 class PlannedRun:
-    """A run that at least one cell of the suite needs."""
+    """A run that at least one cell of the suite needs.
+
+    Args:
+        id: its ``run_id``.
+        config: its resolved configuration.
+        cells: names of the rows that it is for.
+    """
 
     id: str
     config: RunConfig
     cells: list[str] = field(default_factory=list)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return folder_of(self.config, self.id)
 
 
 @dataclass
