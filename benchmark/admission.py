@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
@@ -119,13 +119,13 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
         )
     asked = candidates(suite, scale, runtime)
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
-    missing = [run for run in every.values() if state(folder(run.config)) != "complete"]
+    missing = [run for run in every.values() if state(run.folder) != "complete"]
     if missing:
         _, gpus = pool.default_jobs(runtime)
         pool.run_all(missing, jobs, gpus, Display(len(missing)))
-    without = [run for run in missing if state(folder(run.config)) != "complete"]
+    without = [run for run in missing if state(run.folder) != "complete"]
     if without:
-        named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({folder(run.config)})" for run in without[:3])
+        named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {named}. Mend what failed and call admit again")
     made = {one.name: judged(one, suite.report) for one in asked}
     path = suite.admitted_file(scale)
@@ -149,7 +149,7 @@ def judged(one: Candidate, report: str) -> dict[str, Any]:
         (semi-supervised minus supervised) and ``rise`` of reference and bound over the last quarter of the rounds;
         standard errors of the first two; ``seeds``, ``rounds``, ``code`` and ``hardware``.
     """
-    folders = {label: [folder(run.config) for run in runs] for label, runs in one.runs.items()}
+    folders = {label: [run.folder for run in runs] for label, runs in one.runs.items()}
     records: dict[str, list[Record]] = {label: [read_record(path) for path in own] for label, own in folders.items()}
     scores = {label: [record[READING[report]]["acc"] for record in own] for label, own in records.items()}
     gap, gap_error = _difference(scores[one.bound], scores[one.reference])

@@ -19,7 +19,7 @@ from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from benchmark.config import RunConfig, Runtime, folder, from_dict, resolve
+from benchmark.config import RunConfig, Runtime, from_dict, resolve
 from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
@@ -220,7 +220,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
         for seed, key in plan.of_row.get(id(row), {}).items():
             if runs[key].record is not None:
-                rounds = pd.json_normalize(read_rows(folder(plan.runs[key].config)))
+                rounds = pd.json_normalize(read_rows(plan.runs[key].folder))
                 where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
                 parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["table", "dataset", "row", "seed"])

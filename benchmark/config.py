@@ -169,13 +169,14 @@ def run_id(config: RunConfig) -> str:
     under another default of these is refused when it is opened (``differences``). Options of the network and of the
     roster count as they are given, and what is left out of them is not recorded: their defaults must not change.
     """
-    plain = identity(config)
+    plain: dict[str, Any] = {}
     for slot, kind in KINDS.items():
-        cls = find_class(plain[slot]["class_path"], kind)
-        args = _changed(plain[slot]["init_args"], _defaults(cls, slot))
-        plain[slot] = {"class_path": path_of(cls), "init_args": args}
-    bare = asdict(RunConfig(config.method, config.data))
-    plain = {slot: plain[slot] for slot in KINDS} | _changed({k: v for k, v in plain.items() if k not in KINDS}, bare)
+        spec: ClassSpec = getattr(config, slot)
+        cls = find_class(spec.class_path, kind)
+        plain[slot] = {"class_path": path_of(cls), "init_args": _changed(spec.init_args, _defaults(cls, slot))}
+    bare = RunConfig(config.method, config.data)
+    names = (f.name for f in fields(RunConfig) if f.name not in (*KINDS, "runtime"))
+    plain |= {name: value for name in names if (value := getattr(config, name)) != getattr(bare, name)}
     try:
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
-from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id, spelled
+from benchmark.config import RunConfig, Runtime, apply, from_dict, identity, resolve, run_id, spelled
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
@@ -190,7 +190,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
     if without:
-        named = ", ".join(f"{run.cells[0]} ({folder(run.config)})" for _, run in without)
+        named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
         raise RunError(f"no score of {named}: nothing is chosen for these rows. Mend what failed and call tune again")
     return made
 
@@ -301,7 +301,7 @@ def _tell(study: optuna.Study, trial: Trial, run: PlannedRun) -> None:
     A rate at which the numbers are not finite scores 0. A run that failed otherwise says nothing of its rate: like one
     that did not end, it is left for the next call.
     """
-    path = folder(run.config)
+    path = run.folder
     ended = state(path)
     if ended not in ("complete", "failed"):
         return

@@ -42,7 +42,6 @@ def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """An empty current folder; what costs time and is not the point is left out."""
     monkeypatch.syspath_prepend(plugins)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmark.commands.fit.rows_of_papers", lambda config: [])
     monkeypatch.setattr(cli, "_parser", parser)
     monkeypatch.setattr("benchmark.run.gc.collect", lambda: 0)
     monkeypatch.setattr(suite, "PUBLISHED", tmp_path / "results" / "paper")

@@ -17,7 +17,7 @@ from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.plan import PlannedRun
-from benchmark.suites.suite import load, rows_of_papers
+from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, Stopped, told
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
@@ -57,33 +57,24 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
     points = grid(dotted, lambda point: _configuration(dict(given), point))
-    made = [(point, *_configuration(dict(given), {**dotted, **point})) for point in points]
-    by_names = made[0][2]
+    made = [(point, _configuration(dict(given), {**dotted, **point})) for point in points]
     named = [
-        (point, replace(config, seed=seed))
-        for point, config, _ in made
-        for seed in dict.fromkeys(seeds or [config.seed])
+        (point, replace(config, seed=seed)) for point, config in made for seed in dict.fromkeys(seeds or [config.seed])
     ]
     configs = [config for _, config in named]
     if export and (dry or len(configs) > 1):
         raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(configs))}")
-    elsewhere = rows_of_papers(configs[0]) if by_names else []
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     tell = rank_zero_only(print)
-    if elsewhere:
-        tell(
-            "note: the constants of a paper's table are others than the defaults; "
-            f"`fit --suite SUITE --row ROW` starts from them ({'; '.join(elsewhere)})"
-        )
     warn_of_slow_precision(configs[0].precision, configs[0].runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.records import state
 
         planned = [_planned(config) for config in configs]
-        show(planned, {run.id: state(folder(run.config)) for run in planned}, jobs=1)
+        show(planned, {run.id: state(run.folder) for run in planned}, jobs=1)
         return 0
     if overwrite:
         discard(configs)
@@ -147,8 +138,8 @@ def compared(named: Sequence[tuple[Mapping[str, str], RunConfig]]) -> str:
     return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
-def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[RunConfig, bool]:
-    """What the options describe, and whether they start from the names of classes alone."""
+def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> RunConfig:
+    """What the options describe."""
     values: dict[str, Any] = {}
     path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
     start: RunConfig | None = None
@@ -165,7 +156,7 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> tuple[Ru
     config = resolve(from_dict(values))
     if start and run_id(replace(config, seed=start.seed)) != run_id(start):
         config = replace(config, scale="custom")  # no longer the suite's
-    return config, not (start or path)
+    return config
 
 
 def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> RunConfig:

@@ -19,7 +19,7 @@ from benchmark.commands.common import (
     refuse,
     warn_of_slow_precision,
 )
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -237,5 +237,5 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
 
 def _complain(bad: "Sequence[Outcome]") -> None:
     for outcome in bad:
-        where = f"{outcome.run.cells[0]}, {folder(outcome.run.config)}"
+        where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
         print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmark.config import folder
 from benchmark.console import Console, duration
 from benchmark.runs.background import repeatedly
 from benchmark.runs.records import last_row, read_record, saved_rounds, state
@@ -120,7 +119,7 @@ class Display:
     def tick(self) -> None:
         """Look how far the runs are that go on, and say so: at once in a terminal, now and then in a log."""
         for key, pace in list(self.paces.items()):
-            now, row = time.monotonic(), last_row(folder(pace.run.config))
+            now, row = time.monotonic(), last_row(pace.run.folder)
             done = rounds_done(pace.run, row)
             if done is not None:
                 pace.see(done, now)
@@ -157,13 +156,13 @@ def rounds_done(run: PlannedRun, row: dict[str, Any] | None) -> int | None:
     known = [] if row is None else [int(row["round"]) + 1]
     if run.config.eval_every > 1:
         with suppress(RunError):
-            known.append(int(read_record(folder(run.config))["rounds"]["done"]))
+            known.append(int(read_record(run.folder)["rounds"]["done"]))
     return max(known, default=None)
 
 
 def continuation(run: PlannedRun) -> str:
     """What the same command does with a run that was interrupted, as the end of a sentence."""
-    path, rounds = folder(run.config), run.config.rounds
+    path, rounds = run.folder, run.config.rounds
     if state(path) == "complete":
         return f"finds {path.name} complete"
     saved = saved_rounds(path)

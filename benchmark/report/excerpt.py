@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmark.config import folder
 from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
 from benchmark.report.layout import Rendered, pipe_table
@@ -114,7 +113,7 @@ def learning_curves(
     lines = [line for line in lines if line.metric == lines[0].metric]
     complete = [[key for key in line.runs if runs[key].state == "complete"] for line in lines]
     curves = {
-        label: read_curve(folder(plan.runs[key].config) for key in keys)
+        label: read_curve(plan.runs[key].folder for key in keys)
         for label, keys in zip(row_labels([line.row for line in lines]), complete, strict=True)
     }
     if not curves:

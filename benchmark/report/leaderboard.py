@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.config import RunConfig, folder
+from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, latex_bold, latex_table, pipe_table
@@ -383,7 +383,7 @@ def _done(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[tuple[Record, l
     for key in plan.of_row[id(row)].values():
         record = runs[key].record
         if record is not None:
-            found.append((record, RunFolder(folder(plan.runs[key].config)).rows()))
+            found.append((record, RunFolder(plan.runs[key].folder).rows()))
     return found
 
 

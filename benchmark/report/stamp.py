@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import ROOT
-from benchmark.config import folder
 from benchmark.files import read_bytes, write_atomic
 from benchmark.registry import KINDS, find_class
 from benchmark.runs.environment import CODE
@@ -51,7 +50,7 @@ class Stamp:
             written: the files that the command has made or found up to date.
             left: plain data for ``holds`` to return.
         """
-        paths = [folder(run.config) for run in plan.runs.values()]
+        paths = [run.folder for run in plan.runs.values()]
         runs = [path / name for path in paths for name in ("record.json", "metrics.jsonl")]
         files = [str(file) for file in (*runs, *sources(plan), *written)]
         with suppress(OSError):

@@ -85,7 +85,13 @@ class Table:
 
 @dataclass
 class PlannedRun:
-    """A run that at least one cell of the suite needs."""
+    """A run that at least one cell of the suite needs.
+
+    Args:
+        id: its ``run_id``.
+        config: its resolved configuration.
+        cells: names of the rows that it is for.
+    """
 
     id: str
     config: RunConfig

@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, class_spec, from_dict, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
 from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
@@ -59,6 +59,7 @@ class Suite:
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
         self._tuned: dict[str, dict[str, Any]] = {}
+        self._configs: dict[tuple[str, str], RunConfig] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -124,22 +125,15 @@ class Suite:
             raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
         return found[0]
 
-    def about(self, method: str, data: str, scale: str) -> list[Row]:
-        """Rows whose run at a scale is of this method on this data set, by their short names."""
-        return [
-            row
-            for row in self.rows
-            if not (row.minus or row.pending)
-            and (values := self.values(row, scale))
-            and tuple(class_spec(slot, values[slot]).name for slot in ("method", "data")) == (method, data)
-        ]
-
     def config(self, row: Row, scale: str) -> RunConfig:
-        """The resolved configuration of a row at a scale, with the scale's first seed."""
-        try:
-            return resolve(from_dict(self.values(row, scale)))
-        except BenchError as error:
-            raise ConfigError(f"{self.where}, {row.name}: {error}") from None
+        """The resolved configuration of a row at a scale, with the scale's first seed; it is resolved once."""
+        key = (scale, row.full_name)
+        if key not in self._configs:
+            try:
+                self._configs[key] = resolve(from_dict(self.values(row, scale)))
+            except BenchError as error:
+                raise ConfigError(f"{self.where}, {row.name}: {error}") from None
+        return self._configs[key]
 
     def tuned_file(self, scale: str) -> Path:
         """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
@@ -474,33 +468,6 @@ def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
-
-
-def rows_of_papers(config: RunConfig) -> list[str]:
-    """Where papers' tables have the method of ``config`` on its data set: ``suite: row``, one phrase per suite.
-
-    The row is the one that changes least of the method and the data. Empty where none has it, or where ``config`` is
-    one of these runs, whatever its seed.
-    """
-    given = {**config.method.init_args, **config.data.init_args}
-    phrases = []
-    for paper in available():
-        suite = load(paper)
-        scales = [name for name in suite.spec["scales"] if suite.compares(name)]
-        rows = suite.about(config.method.name, config.data.name, scales[0]) if scales else []
-        changes: dict[str, int] = {}
-        for row in rows:
-            own = suite.config(row, scales[0])
-            read = {name: getattr(config, name) for name in ("seed", "scale", "report", "average_last")}
-            if run_id(replace(own, **read)) == run_id(config):
-                return []
-            options = {**own.method.init_args, **own.data.init_args}
-            changed = sum(value != given.get(name) for name, value in options.items())
-            changes[row.name] = min(changed, changes.get(row.name, changed))
-        if changes:
-            closest = min(changes, key=lambda name: changes[name])
-            phrases.append(f"{paper}: {closest}" + (f" and {len(changes) - 1} more" if len(changes) > 1 else ""))
-    return phrases
 
 
 def _options(options: Options, method: str) -> Options:

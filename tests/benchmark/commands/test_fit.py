@@ -108,21 +108,6 @@ def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     assert fitted[2].scale == "board"
 
 
-def test_a_start_by_names_points_to_the_rows_of_the_papers(here, fitted, capsys):
-    """One line, and none where there is no such row, or where the run is one of theirs."""
-    assert main(["fit", "--method", "cbafed", "--data", "svhn", "--rounds", "2"]) == 0
-    note, *rest = capsys.readouterr().out.splitlines()
-    assert note.startswith("note: the constants of a paper's table are others than the defaults; `fit --suite SUITE")
-    assert "(cbafed: 1/SVHN/cbafed and 7 more)" in note
-    assert len(rest) == 3 and not any("note" in line for line in rest)
-    assert main(["fit", "--method", "cbafed", "--data", "digits", "--rounds", "2"]) == 0
-    assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed"]) == 0
-    assert "note" not in capsys.readouterr().out
-    spelt = ["--data.picked", "1", "--rounds", "1000", "--report", "last", "--seed", "5"]
-    assert main(["fit", "--method", "fedavg", "--data", "cifar100", *spelt]) == 0
-    assert "note" not in capsys.readouterr().out
-
-
 def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt

@@ -1,0 +1,13 @@
+"""The runs of a plan."""
+
+from benchmark.config import Runtime, folder, run_id
+from benchmark.suites.suite import load
+
+
+def test_a_planned_run_knows_its_id_and_its_folder(tmp_path):
+    """Of every seed, below the plan's own results; planned twice, they are the same."""
+    suite, runtime = load("rscfed"), Runtime(results_dir=str(tmp_path))
+    plan, again = (suite.plan("paper", seeds=[1, 2], runtime=runtime) for _ in range(2))
+    assert {run.config.seed for run in plan.runs.values()} == {1, 2}
+    for key, run in plan.runs.items():
+        assert (run.id, run.folder) == (run_id(run.config), folder(run.config)) == (key, again.runs[key].folder)
