@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import admit, describe, enter, fit, names, plot, site, status, table, tune, verify
+from benchmark.commands import admit, describe, enter, fit, names, plot, site, status, submit, table, tune, verify
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
@@ -24,6 +24,7 @@ ROOMS: dict[str, Any] = {
     "admit": admit,
     "tune": tune,
     "enter": enter,
+    "submit": submit,
     "status": status,
     "plot": plot,
     "site": site,
