@@ -38,11 +38,11 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
 
 
-@pytest.fixture(params=[("README.md", "MyMethod", 36), ("docs/add-a-method.md", "OwnTeacher", 80)], ids=lambda p: p[1])
+@pytest.fixture(params=[("MyMethod", 36), ("OwnTeacher", 80)], ids=lambda p: p[0])
 def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A page's method, importable as a user's own module."""
-    page, name, lines = request.param
-    (code,) = [block for block in python_blocks(page) if f"class {name}(" in block]
+    """A method of the tutorial, importable as a user's own module."""
+    name, lines = request.param
+    (code,) = [block for block in python_blocks("docs/add-a-method.md") if f"class {name}(" in block]
     assert len(code.splitlines()) <= lines
     module = f"example_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(code)
@@ -73,13 +73,15 @@ def test_example_keeps_the_contract(example: str, check: Check) -> None:
     check(example)
 
 
-@pytest.mark.parametrize("paper", ["rscfed", "cbafed", "fl2", "feddb", "feddure"])
+@pytest.mark.parametrize("paper", ["rscfed", "cbafed", "fl2", "feddb", "feddure", "proxyfl"])
 def test_the_table_of_papers_names_all_methods_of_a_suite(paper: str) -> None:
-    """By their module's name; that of the local objectives, `local_ssl`, is no method's, as ablations are none."""
-    (row,) = [line for line in README.splitlines() if line.startswith("|") and f"| `{paper}` |" in line]
+    """By their module's name; a module of several objectives is no method's name, and ablations are no methods."""
+    page = (ROOT / "docs/papers/README.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{paper}` |" in line]
     named = re.sub(r"[^a-z0-9]", "", row.replace("²", "2").lower())
     methods = {str(label["method"]) for label in load(paper).spec["labels"].values() if label.get("method")}
-    ours = {one for one in methods - {"local_ssl"} if "." not in one}  # an ablation is named by its dotted path
+    objectives = {"local_ssl", "client_fixmatch"}
+    ours = {one for one in methods - objectives if "." not in one}  # ablations have a dotted path
     assert ours and [one for one in ours if one.replace("_", "") not in named] == []
 
 
@@ -216,12 +218,13 @@ def test_excerpts_are_what_the_committed_tables_say() -> None:
 
 
 def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
-    """README shows the picture of each block, and it was drawn from all runs that there are of its rows."""
+    """The findings show the picture of each block, and it was drawn from all runs that there are of its rows."""
     blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)
     assert blocks
+    findings = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/findings/*.md"))
     for name, number, dataset in blocks:
         picture = f"results/tables/{name}-{number}-{dataset}.svg"
-        assert f"]({picture})" in README
+        assert f"](../../{picture})" in findings
         (drawn,) = re.findall(r"<dc:description>([\w ]+)<", (ROOT / picture).read_text(encoding="utf-8"))
         frame = pd.read_csv(ROOT / "results/tables" / f"{name}.csv", dtype={"table": str})
         rows = frame[(frame["table"] == number) & (frame["dataset"] == dataset) & (frame["n"] > 0)]
