@@ -1,5 +1,6 @@
 """The files in docs/examples: the template learns, and the sweep's command line is one that `fit` understands."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmark.contract import runs
 from benchmark.contract.checks import Check, title
 from benchmark.tuning import HOLDOUTS
 from federations import make_federation, run_rows
+from methods.base import Upload
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 
@@ -28,27 +30,29 @@ def test_the_template_does_not_collapse(template: str) -> None:
     found = fit(template, "digits", rounds=14, data_args=data_args, method_args={"batch_size": 16}, threads=1)
     assert found.config.data.init_args["pipeline"] == "randaugment_levels"  # named by the method
     rounds = found.rounds.set_index("round")
-    assert list(rounds["participants"]) == [1] * 10 + [3] * 4
-    assert rounds["sure"][10:].max() > 0
+    assert list(rounds["participants"][:10]) == [1] * 10 and rounds["participants"][10:].max() == 3
+    assert rounds["pseudo/selected"][10:].max() > 0
     assert rounds["acc"].iloc[-1] > max(40.0, rounds["acc"][9] - 5.0)
 
 
-def test_a_label_counts_in_the_templates_average(template: str) -> None:
-    federation = make_federation(template, label_weight=50.0, warmup_rounds=1)
-    uploads: list[tuple[float, int, int]] = []
-    method = federation.method
-    weigh = method.weights
+def test_labels_and_what_was_learnt_count_in_the_templates_average(template: str) -> None:
+    """In the warm-up the client with labels is alone; then a client weighs what it is sure about."""
+    federation = make_federation(template, label_weight=50.0, warmup_rounds=1, threshold=0.0)
+    weighed: dict[tuple[int, int], float] = {}
+    usual = federation.method.weights
 
-    def weights(given):  # type: ignore[no-untyped-def]
-        for one in given:
-            site = federation.data.client(one.visit.client)
-            uploads.append((one.weight, len(site.labelled), len(site.unlabelled)))
-        return weigh(given)
+    def weights(uploads: Sequence[Upload]) -> Sequence[float]:
+        weighed.update({(one.visit.round, one.visit.client): one.weight for one in uploads})
+        return usual(uploads)
 
-    method.weights = weights
+    federation.method.weights = weights  # type: ignore[method-assign]
     run_rows(federation)
-    assert {labelled for _, labelled, _ in uploads} != {0}
-    assert all(weight == 50 * labelled + unlabelled for weight, labelled, unlabelled in uploads)
+    sites = {client: federation.data.client(client) for _, client in weighed}
+    (first,) = [client for number, client in weighed if number == 0]
+    assert weighed[0, first] == 50 * len(sites[first].labelled) > 0
+    after = {client: weight for (number, client), weight in weighed.items() if number == 1}
+    assert after == {c: 50 * len(site.labelled) + len(site.unlabelled) for c, site in sites.items()}
+    assert len(after) > 1
 
 
 @pytest.mark.parametrize("check", [runs.check_pseudo_labels_flow, runs.check_resume_is_exact], ids=title)

@@ -1,8 +1,10 @@
 """A template: labels first, then confident pseudo-labels, and an average in which labels count. Copy it and change it.
 
-It has the two things without which a first method often ends at chance. Pseudo-labels of a network that knows nothing
-are wrong, and it learns them; so the first rounds are of labels alone. And a client with twenty labels among thousands
-of images hardly counts in an average by images; so a label weighs as many images.
+It has what a first method often lacks when it ends at chance. A network that knows nothing makes wrong pseudo-labels
+and learns them, so the first rounds are of labels alone. A client without labels that labels its images anew in every
+step runs away from the others, so it asks the model that it was sent, once per visit. And a client with twenty labels
+among thousands of images hardly counts in an average by images, so a label weighs as many, and images that taught
+nothing do not count.
 """
 
 from typing import Any
@@ -11,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.base import SiteData
 from datamodules.partition.roster import Roster
-from methods.base import Batch, FedMethod, Site, Stream, Upload
+from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload
 
 
 class Template(FedMethod):
-    """FixMatch's pseudo-labels after a warm-up, averaged by labels and images (an example, 2026).
+    """Pseudo-labels of the received model after a warm-up, averaged by what clients learnt from (an example, 2026).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -28,7 +29,10 @@ class Template(FedMethod):
     """
 
     pipeline = "randaugment_levels"  # has the view `strong`; taken where `--data.pipeline` is not given
-    views = {"labelled": {"x": "weak"}, "unlabelled": {"weak": "weak", "strong": "strong"}}
+    views = {"labelled": {"x": "weak"}}
+    scopes = {"learnt": "local"}
+    learnt: Tensor
+    """Pseudo-labels of this visit."""
 
     def __init__(
         self,
@@ -42,41 +46,39 @@ class Template(FedMethod):
         super().__init__(model, **base)
         self.require("from 0", lambda_u=lambda_u >= 0, label_weight=label_weight >= 0)
         self.require_thresholds("threshold")
+        self.register_buffer("learnt", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """The clients drawn; in the warm-up those of them that hold labels."""
         drawn = roster.sample(round)
         return [[client for client in drawn if client in roster.labelled] if self.is_warmup(round) else drawn]
 
-    def streams(self, data: SiteData) -> dict[str, Stream]:
-        """The streams of ``views``; in the warm-up one pass over the labels."""
-        streams = super().streams(data)
-        if self.is_warmup(self.visit.round):
-            streams.pop("unlabelled", None)
-            for labels in streams.values():
-                labels.cycle = False
-        return streams
+    @torch.no_grad()
+    def local_work(self, client: Site) -> LocalWork:
+        """Passes over the labels and, after the warm-up, over the images that the received model is sure about."""
+        streams, index = self.streams(client.data), client.data.unlabelled
+        self.learnt.zero_()
+        if len(index) and not self.is_warmup(client.visit.round):
+            self.eval()
+            confidence, labels = torch.cat([self.predict(x) for x in client.views("weak", index)]).max(dim=1)
+            sure = confidence >= self.hparams.threshold
+            client.report_pseudo_labels(index, labels, sure)
+            self.learnt.fill_(sure.sum())
+            if sure.any():
+                streams["unlabelled"] = Stream(
+                    index[sure], self.hparams.batch_size, {"x": "strong"}, {"y": labels[sure]}
+                )
+                if "labelled" in streams:
+                    streams["labelled"].cycle = True  # labels again and again, as long as there are images
+        return [Pass(streams)] * self.hparams.local_epochs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of the labels, and of pseudo-labels on strong views, as far as the batch has any."""
-        loss = torch.zeros((), device=self.device)
-        if "labelled" in batch:
-            loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-        if "unlabelled" in batch:
-            loss = loss + self.hparams.lambda_u * self.unlabelled_loss(batch["unlabelled"])
-        return loss
-
-    def unlabelled_loss(self, images: dict[str, Tensor]) -> Tensor:
-        """The network says what it sees on weak views; where it is sure, it has to say so on strong ones."""
-        with torch.no_grad():
-            confidence, labels = self.predict(images["weak"]).max(dim=1)
-        sure = confidence >= self.hparams.threshold
-        self.log("sure", sure.float().mean())
-        return (F.cross_entropy(self(images["strong"]), labels, reduction="none") * sure).mean()
+        """Cross-entropy of labels, and of pseudo-labels on strong views, as far as the batch has any."""
+        weight = {"labelled": 1.0, "unlabelled": self.hparams.lambda_u}
+        losses = [weight[name] * F.cross_entropy(self(samples["x"]), samples["y"]) for name, samples in batch.items()]
+        return torch.stack(losses).sum()
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The client's tensors; a label weighs as much as ``label_weight`` images."""
-        upload = super().make_upload(client)
-        if upload is not None:
-            upload.weight = len(client.data.unlabelled) + self.hparams.label_weight * len(client.data.labelled)
-        return upload
+        """The client's tensors, if it learnt from anything; a label weighs as much as ``label_weight`` images."""
+        weight = float(self.learnt) + self.hparams.label_weight * len(client.data.labelled)
+        return Upload(client.visit, self.tensors("shared"), weight) if weight > 0 else None
