@@ -250,6 +250,8 @@ def _row_alone(one: Submission) -> Point:
         problems.append(f"it extends {extended.where}, which lies in the folder itself; extend the board's own suite")
     tables = {str(name): dict(table or {}) for name, table in spec.get("tables", {}).items()}
     labels = spec.get("labels", {})
+    own = [row for table in tables.values() for row in table.get("rows", []) if row["method"] == one.row.method]
+    options = {name: value for row in own for name, value in row.get("set", {}).items()}
     given = {
         **{name: value for name, value in spec.items() if name not in ("extends", "paper", "labels", "tables")},
         **{f"labels.{label}": layer for label, layer in labels.items() if label != one.row.method},
@@ -257,14 +259,14 @@ def _row_alone(one: Submission) -> Point:
         **{f"tables.{one.row.table}.{name}": 0 for name in tables.get(one.row.table, {}) if name != "rows"},
         **{f"the row's {name}": 0 for name in one.row.columns},
         **{name: 0 for name in (labels.get(one.row.method) or {}) if name != "method" and not _methods_own(name)},
-        **{name: 0 for name in one.row.options if not _methods_own(name)},
+        **{name: 0 for name in options if not _methods_own(name)},
     }
     problems += [f"it sets {name}, which belongs to the setting; take it out of {SUITE}" for name in given]
     table = next(table for table in one.suite.tables if table.number == one.row.table)
     if not table.reference:
         problems.append(f"table {one.row.table} has no reference, so nothing is compared there; enter another table")
-    options = ", ".join(f"{name} {value}" for name, value in one.row.options.items()) or "no options"
-    return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {options}", tuple(problems))
+    told = ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
+    return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {told}", tuple(problems))
 
 
 def _methods_own(option: str) -> bool:

@@ -170,7 +170,6 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         )
     journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
     studies = _studies(journal, list(involved.values()))
@@ -239,6 +238,7 @@ def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
     Raises:
         RunError: the journal is damaged.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     _leave_out_torn_line(journal)
     try:
         storage = optuna.storages.JournalStorage(

@@ -57,7 +57,7 @@ def _packed(options: Namespace, results: Path) -> Path:
     from benchmark.submission import pack
 
     suite = load(options.paper)
-    out = Path(options.out or Path("submissions") / suite.paper)
+    out = Path(options.out or Path("submissions") / Path(options.paper).stem)
     pack(suite, options.scale, results, out, _tell)
     return out
 

@@ -27,7 +27,7 @@ base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds
 datasets: {A: {}}
 labels: {low: {method: fedavg}}
 tables:
-  one: {title: One, datasets: [A], metrics: [acc], reference: low, rows: [{method: low}]}
+  one: {title: One, datasets: [A], metrics: [acc], reference: low, set: {data.partition: iid}, rows: [{method: low}]}
 scales:
   quick:
     seeds: [0, 1, 2]
