@@ -19,7 +19,7 @@ from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from benchmark.config import RunConfig, Runtime, from_dict, resolve
+from benchmark.config import RunConfig, Runtime, from_dict, resolve, with_pipeline
 from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
@@ -152,16 +152,13 @@ def fit(
             raise ConfigError(f"{name} is for runs that keep a record: give results_dir, too, or leave it out")
     else:
         runtime = {"devices": 1, **runtime, "results_dir": str(results_dir)}
-    config = resolve(
-        from_dict(
-            {
-                "method": {"class_path": _named(method), "init_args": dict(method_args or {})},
-                "data": {"class_path": _named(data), "init_args": dict(data_args or {})},
-                **options,
-                "runtime": runtime,
-            }
-        )
-    )
+    values = {
+        "method": {"class_path": _named(method), "init_args": dict(method_args or {})},
+        "data": {"class_path": _named(data), "init_args": dict(data_args or {})},
+        **options,
+        "runtime": runtime,
+    }
+    config = resolve(from_dict(with_pipeline(values)))
     return _in_memory(config) if results_dir is None else _on_disk(config)
 
 

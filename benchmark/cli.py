@@ -10,7 +10,21 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from benchmark.commands import admit, describe, enter, fit, names, plot, records, site, status, table, tune, verify
+from benchmark.commands import (
+    admit,
+    describe,
+    enter,
+    fit,
+    names,
+    plot,
+    records,
+    site,
+    status,
+    submit,
+    table,
+    tune,
+    verify,
+)
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
@@ -24,6 +38,7 @@ ROOMS: dict[str, Any] = {
     "admit": admit,
     "tune": tune,
     "enter": enter,
+    "submit": submit,
     "status": status,
     "plot": plot,
     "site": site,

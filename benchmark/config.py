@@ -278,6 +278,20 @@ def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
     return result
 
 
+def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain configuration ``values`` with the pipeline that their method names (``FedMethod.pipeline``).
+
+    It is left out where the values have one, and for data sets with a default of their own, such as feature vectors.
+    """
+    method, data = (class_spec(slot, values.get(slot)) for slot in KINDS)
+    named = find_class(method.class_path, KINDS["method"]).pipeline  # type: ignore[attr-defined]
+    classes = find_class(data.class_path, KINDS["data"]), imported(KINDS["data"].base)
+    own, usual = (_defaults(cls, "data").get("pipeline") for cls in classes)
+    if named is None or "pipeline" in data.init_args or own != usual:
+        return dict(values)
+    return apply(values, {"data.pipeline": named})
+
+
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML, in field order."""
     return dump_yaml(asdict(config))

@@ -5,10 +5,12 @@ Optuna keeps the study. Neither a test image nor a seed that is reported takes p
 
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
@@ -168,7 +170,6 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         )
     journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
     studies = _studies(journal, list(involved.values()))
@@ -195,6 +196,39 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     return made
 
 
+def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[str, Any] | None, list[str], int]:
+    """What ``tune`` chooses for a row that is no bound, by its journal alone: nothing is run, and nothing written.
+
+    A trial is known by its run's id. So one of another grid, seed, held-out part or length counts as another trial.
+
+    Returns:
+        the choice, ``None`` where a run is missing; what is missing; and how many configurations were tried, those
+        that are not of the rule included.
+
+    Raises:
+        ConfigError: as ``trials`` does.
+        RunError: there is no journal, or it is damaged.
+    """
+    if not journal.exists():
+        raise RunError(f"{journal}: there is no such file; `tune` and `enter` write it below the results")
+    with TemporaryDirectory() as place:
+        copy = Path(shutil.copy(journal, place))
+        studies = _studies(copy, [row])
+        runtime = Runtime()
+        planned = trials(suite, scale, [row], runtime)
+        step = further(suite, scale, _known(planned, row, studies), runtime)
+        planned += [step] if step else []
+        missing = [
+            f"{', '.join(f'{name} {value:g}' for name, value in trial.options.items())}, seed {run.config.seed}"
+            for trial in planned
+            for run in _unknown(trial, studies)
+        ]
+        of_rule = {run.id for trial in planned for run in trial.runs}
+        others = math.ceil(len(scores(studies[row.full_name]).keys() - of_rule) / len(planned[0].runs))
+        made = None if missing else choice(_known(planned, row, studies))
+    return made, missing, len(planned) + others
+
+
 HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n"
 
 
@@ -204,6 +238,7 @@ def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
     Raises:
         RunError: the journal is damaged.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     _leave_out_torn_line(journal)
     try:
         storage = optuna.storages.JournalStorage(

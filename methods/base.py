@@ -209,6 +209,9 @@ class FedMethod(L.LightningModule):
     contract_data: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options of the data under which the contract tests run it, e.g. a pipeline that has its views."""
 
+    pipeline: ClassVar[str | None] = None
+    """The pipeline of images that has its views: ``fit`` takes it where neither the user nor the data set names one."""
+
     uses_oracle: bool = False
     """Whether the run may look at hidden labels through ``Site.oracle``: diagnostics that say so, never a method."""
 

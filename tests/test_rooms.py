@@ -31,7 +31,8 @@ ROOMS = {
     "tuning": (*RUNS, "suites", "launch"),
     "admission": (*RUNS, "suites", "launch", "report"),
     "api": (*RUNS, "suites", "report", "run"),
-    "commands": (*RUNS, "suites", "launch", "report", "site", "run", "tuning", "admission"),
+    "submission": (*RUNS, "suites", "contract", "report", "run", "tuning"),
+    "commands": (*RUNS, "suites", "launch", "report", "site", "run", "tuning", "admission", "submission"),
     "cli": (*RUNS, "launch", "commands"),
     "__main__": ("cli",),
     "perf": (*RUNS, "suites", "contract", "launch", "run", "api"),
@@ -134,4 +135,4 @@ def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
     known = {"__init__", "__main__", "api", "cli", "console", "run", "config", "registry", "files"}
-    assert files <= known | {"admission", "tuning"}
+    assert files <= known | {"admission", "submission", "tuning"}

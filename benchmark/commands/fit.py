@@ -12,7 +12,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
-from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id
+from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id, with_pipeline
 from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, one_line
@@ -153,6 +153,8 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> RunConfi
     values = apply(values, {**given, **dotted})
     for slot in KINDS:
         require(slot, values)
+    if not (start or path):
+        values = with_pipeline(values)
     config = resolve(from_dict(values))
     if start and run_id(replace(config, seed=start.seed)) != run_id(start):
         config = replace(config, scale="custom")  # no longer the suite's

@@ -15,7 +15,7 @@ A check is a function ``check_...(method)`` in one of ``MODULES``; ``method`` is
 passes, or raises an error that says what is wrong. A new one needs no registration.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmark.contract import devices, isolation, runs, steps
@@ -31,6 +31,18 @@ PREFIX = "check_"
 CHECKS: tuple[Check, ...] = tuple(
     check for module in MODULES for name, check in vars(module).items() if name.startswith(PREFIX)
 )
+
+
+SECONDS = 2.0
+"""What a check takes on one core, roughly: most a second or two, the first, which trains the network, ten."""
+
+
+def announced(methods: Sequence[str]) -> str:
+    """What the checks of some methods will take, in a sentence."""
+    minutes = max(1, round(len(methods) * len(CHECKS) * SECONDS / 60))
+    many = f"{len(methods)} methods" if len(methods) > 1 else methods[0]
+    about = "a minute" if minutes == 1 else f"{minutes} minutes"
+    return f"contract of {many}: {len(CHECKS)} checks each, about {about} on one core"
 
 
 def title(value: Method | Check) -> str:

@@ -162,12 +162,15 @@ def half_trained() -> dict[str, Tensor]:
 
 def data_for(method: FedMethod) -> FewerDigits:
     """The digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
-    scenario = method.scenario
-    data = FewerDigits(
-        **{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **dict(method.contract_data)}
-    )
+    data = FewerDigits(**{"scenario": method.scenario, "partition": "iid", **options_for(method)})
     data.setup()
     return data
+
+
+def options_for(method: FedMethod) -> dict[str, Any]:
+    """Options of the data in the scenario that a method was made for, with what it says itself."""
+    named = {"pipeline": method.pipeline} if method.pipeline else {}
+    return SCENARIOS[method.scenario] | named | dict(method.contract_data)
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
@@ -191,7 +194,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     made = make_method(method, weights=half_trained(), **(brief(method) | {"batch_size": 8}))
     scenario = made.scenario
     labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 60}}.get(scenario, {})
-    options = SCENARIOS[scenario] | labels | dict(made.contract_data)
+    options = options_for(made) | labels | dict(made.contract_data)
     data = FewestDigits(**{"scenario": scenario, "partition": "iid", **options})
     data.setup()
     data.place(fabric.device, torch.float32)
@@ -203,7 +206,7 @@ def make_federation(method: str | type, data: FSSLDataModule | None = None, roun
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
     engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks", "average_last") if name in args}
     made = make_method(method, **args)
-    data = data or make_data(made.scenario, **made.contract_data)
+    data = data or make_data(made.scenario, **options_for(made))
     if precision == "64-true":
         made = made.double()
         data.place(torch.device("cpu"), torch.float64)

@@ -18,10 +18,23 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     )
 
 
-def pytest_configure() -> None:
-    """Let a failed assertion of a check show its values, as one in a test does."""
+def pytest_configure(config: "pytest.Config") -> None:
+    """Let a failed assertion of a check show its values, as one in a test does; name the check that goes on."""
     import pytest
+
+    if config.getoption("fssl_method"):
+        config.option.verbose = max(config.option.verbose, 1)
 
     pytest.register_assert_rewrite(
         *(f"benchmark.contract.{name}" for name in ("runs", "steps", "isolation", "devices"))
     )
+
+
+def pytest_report_collectionfinish(config: "pytest.Config") -> list[str]:
+    """Say what the contract of the methods that were named will take."""
+    methods = config.getoption("fssl_method")
+    if not methods:
+        return []
+    from benchmark.contract.checks import announced  # imports torch
+
+    return [announced(methods)]

@@ -42,7 +42,8 @@ class Setting:
         lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
             the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
             by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
-            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy and the tuned options.
+            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, the tuned options, and
+            which seed was ``verified``.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
         admission: what the test of admission has found (``benchmark.admission.judged``); empty if it was not made.
     """
@@ -211,6 +212,8 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
             parts += [f"## {table.title}", *(text for one in own for text in (_comparison([one]), resolved(one)))]
         if absent:
             parts += [f"Not compared: {', '.join(absent)}; {table.reference}, the reference, is not run at this scale."]
+        if any((one.lines["verified"] != "").any() for one in own):
+            parts += [VERIFIED]
         if own:
             parts += ["What it costs", _costs(own, GOAL[suite.report])]
     return "\n\n".join(parts) + "\n"
@@ -293,6 +296,10 @@ UNRANKED = (
     "**Not ranked**: the setting has not passed the test of admission ([rules](../../RULES.md)): {reason}. Its numbers "
     "are shown, and no row is called better or worse."
 )
+VERIFIED = (
+    "Verified: a maintainer has run this seed again, with the same numbers in every round (equal), or on another "
+    "machine with readings within the 95 % prediction interval of the row's seeds (within)."
+)
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "
 READ = (
@@ -355,6 +362,7 @@ def _setting(
             "rise": _rise(done),
             **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
+            "verified": _verified(suite, plan, row),
         }
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
     lines["converged"] = ~(lines["rise"] > RISING)
@@ -414,6 +422,12 @@ def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
 
 
+def _verified(suite: Suite, plan: Plan, row: Row) -> str:
+    """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was."""
+    found = suite.verified(plan.scale).get(row.full_name)
+    return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}" if found else ""
+
+
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
     """Methods as rows, and for each data set how far they are apart; ``brief`` has what a first look needs."""
     methods = list(dict.fromkeys(m for one in own for m in one.lines.sort_values("mean", ascending=False).index))
@@ -438,6 +452,7 @@ def _cells(one: Setting, method: str, brief: bool) -> dict[str, str]:
         "rise": _number(line["rise"], "+.1f"),
         "rank": "bound" if line["bound"] else _number(line["rank"], ".1f"),
         "tuned": line["tuned"],
+        **({"verified": line["verified"]} if (one.lines["verified"] != "").any() else {}),
     }
     if brief:
         cells = {title: cells[title] for title in (one.dataset, f"Δ to {one.reference}", "simultaneous", "rank")}

@@ -36,8 +36,8 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it, and which settings
-            are admitted in ``admitted``.
+        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it, which settings
+            are admitted in ``admitted``, and which rows somebody else has run again in ``verified``.
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
 
     Raises:
@@ -174,6 +174,21 @@ class Suite:
                 raise ConfigError(f"{path}, {setting}: `admitted` is neither true nor false; `admit` writes it")
         return made
 
+    def verified_file(self, scale: str) -> Path:
+        """The file that says which of this suite's own rows a maintainer has run again at a scale."""
+        return self.folder / "verified" / f"{self.paper}-{scale}{SUFFIX}"
+
+    def verified(self, scale: str) -> dict[str, Any]:
+        """What came of running a seed again, by ``Row.full_name``: its ``seed``, and ``equal`` (in all rounds, or else
+        within what the row's seeds let expect); empty where nobody has.
+        """
+        path = self.verified_file(scale)
+        made = read_yaml(path) if path.exists() else {}
+        for row, found in made.items():
+            if not isinstance(found, dict) or not {"seed", "equal"} <= found.keys():
+                raise ConfigError(f"{path}, {row}: `seed` and `equal` are missing; `submit --verify` writes them")
+        return {**(self.extended.verified(scale) if self.extended else {}), **made}
+
     @property
     def is_installed(self) -> bool:
         """Whether the file belongs to an installed package, where nobody looks for it and an update replaces it."""
@@ -182,6 +197,7 @@ class Suite:
     def files(self, scale: str) -> list[Path]:
         """All files that say what is run and shown at a scale, whether or not they are there."""
         own = [self.folder / Path(self.where).name, self.tuned_file(scale), self.admitted_file(scale)]
+        own += [self.verified_file(scale)]
         own += [self.published_path] if self.published_path else []
         return own + (self.extended.files(scale) if self.extended else [])
 

@@ -1,0 +1,526 @@
+"""A submission: a folder with a row of a leaderboard, and everything that shows that the row keeps the rules.
+
+::
+
+    suite.yaml          the board's suite, extended by the method's label and row
+    submission.yaml     scale, and what the contract tests have found
+    my_method.py        the method's source, where it is not of this repository
+    tuned/  tuning/     what was chosen, and Optuna's journal of all that was tried
+    runs/               record.json, metrics.jsonl and config.yaml of every seed
+"""
+
+import inspect
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark import ROOT, tuning
+from benchmark.config import RunConfig, Runtime, folder, identity, spelled
+from benchmark.contract import checks
+from benchmark.files import dump_yaml, read_yaml, write_atomic
+from benchmark.registry import KINDS, find_class, imported, one_line
+from benchmark.report.compare import compare
+from benchmark.run import fit_resolved
+from benchmark.runs.environment import hardware
+from benchmark.runs.records import READING, Record, code_versions, method_source, read_record, state
+from benchmark.suites.plan import Row
+from benchmark.suites.suite import Suite, load
+from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, told
+
+SUITE, ABOUT = "suite.yaml", "submission.yaml"
+FILES = ("record.json", "metrics.jsonl", "config.yaml")  # of a run
+VERIFICATION = "verification"
+MOST_CONFIGURATIONS = 20  # that a row may try (RULES.md)
+SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that decide how sums round
+PASSED = "passed"
+
+Configs = dict[int, RunConfig]
+"""The runs of a row, by seed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing that a submission has to show.
+
+    Args:
+        name: what it is about.
+        found: what was found, where nothing is wrong.
+        problems: what is wrong, each with its remedy.
+    """
+
+    name: str
+    found: str
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A folder that was read.
+
+    Args:
+        folder: where it lies.
+        suite: the board, extended by the row.
+        scale: of the board.
+        row: the row.
+        about: what ``submission.yaml`` says.
+        configs: the row's runs as the suite has them, in the folder.
+        records: by seed, of those runs that have one.
+        damaged: what is wrong with records that cannot be read, by the name of their folder.
+        others: records of further runs that lie in the folder, by its name.
+    """
+
+    folder: Path
+    suite: Suite
+    scale: str
+    row: Row
+    about: Mapping[str, Any]
+    configs: Configs
+    records: Mapping[int, Record]
+    damaged: Mapping[str, str]
+    others: Mapping[str, Record]
+
+    @property
+    def all_records(self) -> dict[str, Record]:
+        """Every record in the folder, by the name of its run in words."""
+        return {f"seed {seed}": one for seed, one in self.records.items()} | dict(self.others)
+
+
+def own_row(suite: Suite) -> Row:
+    """The row by which a suite extends a leaderboard.
+
+    Raises:
+        ConfigError: it extends none, or by another number of rows.
+    """
+    known = suite.extended.spec["labels"] if suite.extended else suite.spec["labels"]
+    rows = [row for row in suite.rows if row.method not in known]
+    if len(rows) != 1:
+        raise ConfigError(
+            f"{suite.where}: a submission extends a leaderboard by one row, and this has {len(rows)}; "
+            "`enter` writes such a suite"
+        )
+    return rows[0]
+
+
+def configs_of(suite: Suite, row: Row, scale: str, results: str | Path) -> Configs:
+    """A row's runs with the seeds of the scale."""
+    base = replace(suite.config(row, scale), runtime=Runtime(results_dir=str(results)))
+    return {seed: replace(base, seed=seed) for seed in suite.scale(scale)["seeds"]}
+
+
+def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str], None]) -> None:
+    """Make the folder of a submission of what ``enter`` has left. A run that is missing is left out.
+
+    Args:
+        suite: that ``enter`` has written.
+        scale: of the board.
+        results: folder that holds ``runs`` and ``tuning``.
+        out: the folder to make.
+        tell: is told how far the contract tests are.
+
+    Raises:
+        ConfigError: ``own_row`` has none, ``out`` exists, or the row was not tuned.
+    """
+    row = own_row(suite)
+    if out.exists():
+        raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
+    tuned, journal = suite.tuned_file(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
+    for file in (tuned, journal):
+        if not file.exists():
+            raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and writes it")
+    configs = list(configs_of(suite, row, scale, results).values())
+    checked = {
+        "method_source": method_source(configs[0]),
+        "checks": keeps_contract(configs[0].method.class_path, tell),
+    }
+    spec = read_yaml(suite.folder / Path(suite.where).name)
+    if str(spec["extends"]).endswith(".yaml"):
+        spec["extends"] = os.path.relpath(suite.folder / spec["extends"], out)
+    files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
+    files |= {f"runs/{folder(config).name}/{name}": folder(config) / name for config in configs for name in FILES}
+    for name, file in (files | _sources(configs[0])).items():
+        if file.exists():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, out / name)
+    write_atomic(out / SUITE, dump_yaml(spec))
+    write_atomic(out / ABOUT, dump_yaml({"scale": scale, "contract": checked}))
+
+
+def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
+    """Run the contract tests; what came of each, ``passed`` or its error in a line. ``tell`` is told how far it is."""
+    found = {}
+    tell(checks.announced([method]))
+    for number, check in enumerate(checks.CHECKS, start=1):
+        name = checks.title(check)
+        tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
+        try:
+            check(method)
+        except Exception as error:  # of other people's code
+            found[name] = one_line(told(error))
+        else:
+            found[name] = PASSED
+    return found
+
+
+@contextmanager
+def importable(place: Path) -> Iterator[None]:
+    """Meanwhile modules that lie in a folder are those, whatever this process has imported under their names."""
+    tops = {one.stem for one in place.glob("*.py")} | {one.parent.name for one in place.glob("*/__init__.py")}
+
+    def loaded() -> dict[str, Any]:
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+
+    kept = loaded()
+    for name in kept:
+        del sys.modules[name]
+    sys.path.insert(0, str(place.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(place.resolve()))
+        for name in loaded():
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def opened(place: Path) -> Submission:
+    """Read a submission, whose method must be ``importable`` meanwhile.
+
+    Raises:
+        ConfigError: there is no such folder, or its suite cannot be read.
+    """
+    if not (place / SUITE).exists():
+        raise ConfigError(f"{place}: there is no {SUITE}; `submit --paper SUITE` makes the folder of a submission")
+    about, suite = read_yaml(place / ABOUT), load(str(place / SUITE))
+    scale, row = str(about.get("scale")), own_row(suite)
+    configs = configs_of(suite, row, scale, place)
+    seeds = {folder(config).name: seed for seed, config in configs.items()}
+    records: dict[int, Record] = {}
+    damaged, others = {}, {}
+    for path in sorted((place / "runs").glob("*")):
+        try:
+            record = read_record(path)
+        except RunError as error:
+            damaged[path.name] = str(error)
+            continue
+        if path.name in seeds:
+            records[seeds[path.name]] = record
+        else:
+            others[path.name] = record
+    return Submission(place, suite, scale, row, about, configs, records, damaged, others)
+
+
+def check(place: Path, results: Path, tell: Callable[[str], None] | None = None) -> list[Point]:
+    """Whether a submission is what the rules ask for, point by point.
+
+    Args:
+        place: its folder. The method's file in it is imported.
+        results: folder with the records that the board is made of, to compare the partitions with.
+        tell: where it is given, the contract tests are run now, and it is told how far they are; else what the folder
+            says of them counts.
+
+    Raises:
+        ConfigError: see ``opened``.
+    """
+    with importable(place):
+        one = opened(place)
+        method = next(iter(one.configs.values())).method.class_path
+        return [
+            _row_alone(one),
+            _complete(one),
+            _as_the_suite_has_it(one),
+            _partitions(one, results),
+            _tuned(one),
+            _code(one),
+            _method(one),
+            _contract(one, keeps_contract(method, tell) if tell else None),
+        ]
+
+
+def _row_alone(one: Submission) -> Point:
+    """The suite adds a row, and the row sets options of its method."""
+    spec, extended, problems = read_yaml(one.folder / SUITE), one.suite.extended, []
+    assert extended is not None  # `own_row` has seen to it
+    if extended.folder.resolve().is_relative_to(one.folder.resolve()):
+        problems.append(f"it extends {extended.where}, which lies in the folder itself; extend the board's own suite")
+    tables = {str(name): dict(table or {}) for name, table in spec.get("tables", {}).items()}
+    labels = spec.get("labels", {})
+    own = [row for table in tables.values() for row in table.get("rows", []) if row["method"] == one.row.method]
+    options = {name: value for row in own for name, value in row.get("set", {}).items()}
+    given = {
+        **{name: value for name, value in spec.items() if name not in ("extends", "paper", "labels", "tables")},
+        **{f"labels.{label}": layer for label, layer in labels.items() if label != one.row.method},
+        **{f"tables.{name}": table for name, table in tables.items() if name != one.row.table},
+        **{f"tables.{one.row.table}.{name}": 0 for name in tables.get(one.row.table, {}) if name != "rows"},
+        **{f"the row's {name}": 0 for name in one.row.columns},
+        **{name: 0 for name in (labels.get(one.row.method) or {}) if name != "method" and not _methods_own(name)},
+        **{name: 0 for name in options if not _methods_own(name)},
+    }
+    problems += [f"it sets {name}, which belongs to the setting; take it out of {SUITE}" for name in given]
+    table = next(table for table in one.suite.tables if table.number == one.row.table)
+    if not table.reference:
+        problems.append(f"table {one.row.table} has no reference, so nothing is compared there; enter another table")
+    told = ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
+    return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {told}", tuple(problems))
+
+
+def _methods_own(option: str) -> bool:
+    return option.startswith("method.")
+
+
+def _complete(one: Submission) -> Point:
+    """Every seed of the scale has ended, and nothing else lies there."""
+    problems = [f"runs/{name}: {error}" for name, error in one.damaged.items()]
+    if missing := [seed for seed in one.configs if seed not in one.records]:
+        problems.append(f"no run with seed {_listed(missing)}; the same `enter` command runs what is missing")
+    for seed, record in one.records.items():
+        if not (record["status"] == "complete" or NOT_FINITE in (record["error"] or "")):
+            problems.append(f"seed {seed} is {record['status']}; the same `enter` command runs it again")
+    failed = [seed for seed, record in one.records.items() if record["status"] != "complete"]
+    more = f", {len(failed)} of them ended in numbers that are not finite" if failed else ""
+    return Point("complete", f"all {len(one.configs)} seeds{more}", tuple(problems))
+
+
+def _as_the_suite_has_it(one: Submission) -> Point:
+    """Records are of the configurations that follow from the suite and the tuned options."""
+    problems = []
+    for name, record in one.others.items():
+        config, seed = spelled(record["config"]), record["config"].get("seed")
+        if seed not in one.configs:
+            problems.append(f"runs/{name}: seed {seed} is none of the suite's; take the run out")
+            continue
+        problems += [f"runs/{name}, seed {seed}: {text}" for text in _apart(config, one.configs[seed])]
+    for seed, record in one.records.items():
+        problems += [f"seed {seed}: {text}" for text in _apart(spelled(record["config"]), one.configs[seed])]
+    return Point("configuration", "every record is of the suite's configuration", tuple(problems))
+
+
+def _apart(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Where a record has another configuration; options that it is too old to have do not count."""
+    asked = spelled(identity(config))
+    apart = [name for name in recorded if name in asked and recorded[name] != asked[name]]
+    return [f"{name} is {recorded[name]}, and {asked[name]} in the suite; run it as the suite has it" for name in apart]
+
+
+def _partitions(one: Submission, results: Path) -> Point:
+    """A seed has the partition that the reference has, by its digest."""
+    table = next(table for table in one.suite.tables if table.number == one.row.table)
+    if not table.reference:
+        return Point("partitions", "", ("the table has no reference to compare with",))
+    (row,) = [row for row in table.rows if (row.dataset, row.method) == (one.row.dataset, table.reference)]
+    problems, missing, other_data = [], [], []
+    for seed, config in configs_of(one.suite, row, one.scale, results).items():
+        if seed not in one.records:
+            continue
+        if state(folder(config)) != "complete":
+            missing.append(seed)
+            continue
+        known, record = read_record(folder(config)), one.records[seed]
+        if record["partition_hash"] not in (known["partition_hash"], None):
+            problems.append(
+                f"seed {seed} has the partition {str(record['partition_hash'])[:12]}, and {row.name} "
+                f"{known['partition_hash'][:12]}; run it with the data and the code of this repository"
+            )
+        if record["data_sha256"] not in (known["data_sha256"], None):
+            other_data.append(seed)
+    if missing:
+        problems.append(
+            f"{results}/runs has no {row.name} with seed {_listed(missing)} to compare with; `table --paper {SUITE} "
+            f"--scale {one.scale} --only '{row.name}'` makes it"
+        )
+    more = f"; files of data differ in seed {_listed(other_data)}, as features may" if other_data else ""
+    return Point("partitions", f"those of {row.method}{more}", tuple(problems))
+
+
+def _tuned(one: Submission) -> Point:
+    """The choice is what the rule makes of the journal, and no more was tried than is allowed."""
+    journal = one.folder / tuning.FOLDER / f"{one.suite.paper}-{one.scale}.journal"
+    given, problems = one.suite.own_tuned(one.scale).get(one.row.full_name), []
+    where = f"tuned/{one.suite.tuned_file(one.scale).name}"
+    if extra := [name for name in one.suite.own_tuned(one.scale) if name != one.row.full_name]:
+        problems.append(f"{where} also has {', '.join(extra)}; a submission is of one row")
+    try:
+        made, missing, tried = tuning.retraced(one.suite, one.scale, one.row, journal)
+    except BenchError as error:
+        return Point("tuning", "", (*problems, str(error)))
+    if missing:
+        problems.append(
+            f"the journal has no trial of the rule with {'; '.join(missing)}: another rate, seed, held-out part or "
+            "number of rounds is another trial; tune with `enter`"
+        )
+    elif given != made:
+        problems += [f"{where}: {text}" for text in _choices_apart(given or {}, made or {})]
+    if tried > MOST_CONFIGURATIONS:
+        problems.append(f"{tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
+    chosen = ", ".join(f"{name} {value:g}" for name, value in (made or {}).get("options", {}).items())
+    return Point("tuning", f"{chosen} of {tried} configurations, as the rule chooses", tuple(problems))
+
+
+def _choices_apart(given: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([*made, *given])
+    return [
+        f"{name} is {given.get(name, 'missing')}, and the journal gives {made.get(name, 'none')}; run `tune` again"
+        for name in names
+        if given.get(name) != made.get(name)
+    ]
+
+
+def _code(one: Submission) -> Point:
+    """One version of the code, without local changes, on one kind of machine."""
+    problems = []
+    versions = _by(one.all_records, lambda record: ", ".join(code_versions(record)))
+    for version, where in versions.items():
+        if "-dirty" in version or "unknown" in version:
+            problems.append(f"{_listed(where)}: the code is {version}; commit what was changed, and run it again")
+    if len(versions) > 1:
+        parts = "; ".join(f"{version} in {_listed(where)}" for version, where in versions.items())
+        problems.append(f"several versions of the code: {parts}; run all seeds with one")
+    machines = _by(one.all_records, lambda record: hardware(record["environment"]))
+    if len(machines) > 1:
+        parts = "; ".join(f"{kind} in {_listed(where)}" for kind, where in machines.items())
+        problems.append(f"several kinds of machines: {parts}; run all seeds on one")
+    if not versions:
+        problems.append("no record says which code it was made by")
+    return Point("code", f"{_listed(versions)}; {_listed(machines)}", tuple(problems))
+
+
+def _method(one: Submission) -> Point:
+    """All records are of the method's source that lies there."""
+    problems, config = [], next(iter(one.configs.values()))
+    found = find_class(config.method.class_path, KINDS["method"])
+    file = Path(inspect.getfile(found)).resolve()
+    if not (file.is_relative_to(one.folder.resolve()) or _is_public(file)):
+        problems.append(
+            f"{config.method.class_path} is at {file}, which is neither in the folder nor an installed package; put "
+            "its source there"
+        )
+    now = method_source(config)
+    for source, where in _by(one.all_records, lambda record: record["environment"].get("method_source")).items():
+        if source is None:
+            problems.append(f"{_listed(where)}: the record has no digest of the method's source")
+        elif source != now:
+            problems.append(
+                f"{_listed(where)}: made by the source {source}, and {file.name} is {now}; run with the source that is "
+                "submitted"
+            )
+    return Point("method", f"{file.name} is {now} in all records", tuple(problems))
+
+
+def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
+    """All contract tests that there are have passed, with the source that is submitted."""
+    recorded = one.about.get("contract") or {}
+    outcomes = now if now is not None else recorded.get("checks") or {}
+    source, problems = method_source(next(iter(one.configs.values()))), []
+    if now is None and recorded.get("method_source") != source:
+        problems.append(
+            f"it was run with the source {recorded.get('method_source')}, and the method is {source}; --contract "
+            "runs it again"
+        )
+    names = [checks.title(check) for check in checks.CHECKS]
+    if missing := [name for name in names if name not in outcomes]:
+        problems.append(f"not run: {', '.join(missing)}; --contract runs it")
+    problems += [f"{name}: {outcomes[name]}" for name in names if outcomes.get(name, PASSED) != PASSED]
+    return Point("contract", f"{len(names)} checks passed{'' if now is None else ', run now'}", tuple(problems))
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of running a seed again.
+
+    Args:
+        lines: how far the two runs are apart, as ``compare`` says it.
+        counts: whether the run confirms the submitted one.
+        reason: why.
+        entry: what is noted beside the suite.
+    """
+
+    lines: tuple[str, ...]
+    counts: bool
+    reason: str
+    entry: Mapping[str, Any]
+
+
+def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
+    """Run a seed of a submission again, and note in its folder that it is verified if the numbers hold.
+
+    On a machine that rounds alike they must be equal in all rounds; elsewhere every reading must lie within the 95 %
+    prediction interval of the row's seeds.
+
+    Raises:
+        ConfigError: see ``opened``; or the submission has no such seed.
+        RunError: the run fails.
+    """
+    with importable(place):
+        return _verified(opened(place), seed, runtime)
+
+
+def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
+    if seed not in one.records:
+        raise ConfigError(f"{one.folder}: no run with seed {seed}; there are {_listed(one.records) or 'none'}")
+    own = replace(runtime, results_dir=str(Path(runtime.results_dir) / VERIFICATION))
+    again = fit_resolved(replace(one.configs[seed], runtime=own))
+    submitted, ours = one.records[seed], read_record(again)
+    found = compare(folder(one.configs[seed]), again)
+    alike = all(submitted["environment"].get(name) == ours["environment"].get(name) for name in SAME_MACHINE)
+    if found.equal:
+        counts, reason = True, "equal in all rounds"
+    elif alike:
+        counts, reason = False, "another result on a machine that rounds alike, where it must be equal"
+    elif found.within is None:
+        counts, reason = False, "fewer than three seeds of the row, so that no interval says what may differ"
+    else:
+        counts = found.within
+        reason = f"on another machine, {'within' if counts else 'outside'} what the row's seeds let expect"
+    reading = READING[one.suite.report]
+    entry = {
+        "seed": seed,
+        "equal": found.equal,
+        "submitted": submitted[reading]["acc"] if submitted[reading] else None,
+        "again": ours[reading]["acc"],
+        "code": ", ".join(code_versions(ours)),
+        "hardware": hardware(ours["environment"]),
+    }
+    if counts:
+        path = one.suite.verified_file(one.scale)
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, HEAD + dump_yaml({**one.suite.verified(one.scale), one.row.full_name: entry}))
+    return Verified(found.lines, counts, reason, entry)
+
+
+HEAD = "# Made by `python -m benchmark submit --verify`: rows of which a maintainer has run a seed again.\n"
+
+
+def _sources(config: RunConfig) -> dict[str, Path]:
+    """Files of a method's own classes that have to be handed in, by where they lie below a folder on the path."""
+    base, found = imported(KINDS["method"].base), {}
+    for cls in find_class(config.method.class_path, KINDS["method"]).__mro__:
+        if not issubclass(cls, base) or _is_public(file := Path(inspect.getfile(cls)).resolve()):
+            continue
+        parts = cls.__module__.split(".")
+        found["/".join(parts) + ".py"] = file
+        for depth in range(1, len(parts)):
+            found["/".join([*parts[:depth], "__init__.py"])] = file.parents[len(parts) - 1 - depth] / "__init__.py"
+    return found
+
+
+def _is_public(file: Path) -> bool:
+    """Whether everybody has a file: it is a method's of this repository, or an installed package's."""
+    homes = ROOT / "methods", Path(sysconfig.get_path("purelib"))
+    return any(file.is_relative_to(home.resolve()) for home in homes)
+
+
+def _by(records: Mapping[str, Record], what: Callable[[Record], Any]) -> dict[Any, list[str]]:
+    """Names of records by what they have in common."""
+    found: dict[Any, list[str]] = {}
+    for name, record in records.items():
+        found.setdefault(what(record), []).append(name)
+    return found
+
+
+def _listed(things: Iterable[Any]) -> str:
+    return ", ".join(map(str, things))

@@ -1,0 +1,270 @@
+"""Submissions: a whole one holds, each planted fault is found at its point, and a second run confirms the first."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmark import submission
+from benchmark.cli import main
+from benchmark.contract import checks
+from benchmark.files import read_yaml
+from benchmark.report import leaderboard
+from benchmark.report.tables import collect
+from benchmark.runs import records
+from benchmark.runs.records import digest, read_rows
+from benchmark.suites.suite import load
+
+BOARD = """
+paper: board
+title: A board
+published: null
+report: last
+ranked: true
+base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2, method.batch_size: 64}}
+datasets: {A: {}}
+labels: {low: {method: fedavg}}
+tables:
+  one: {title: One, datasets: [A], metrics: [acc], reference: low, set: {data.partition: iid}, rows: [{method: low}]}
+scales:
+  quick:
+    seeds: [0, 1, 2]
+    tuning:
+      factors: [0.5, 1]
+      rates: [method.lr]
+      share_of_rounds: 0.5
+      seeds: [1000]
+      set: {data.labelled_holdout: 0.5}
+"""
+MINE = '''
+from methods.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    """Averages (an example, 2026)."""
+
+    def learning_rate(self):
+        return 0.9 * super().learning_rate()
+'''
+RUN = ["--wandb", "off", "--accelerator", "cpu"]
+
+
+def check_that_it_is_named(method):
+    assert method == "mine_to_submit.Mine"
+
+
+def check_that_it_is_text(method):
+    assert isinstance(method, str)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A folder with a board, its records, and a submission of a method that was entered there."""
+    place = tmp_path_factory.mktemp("stranger")
+    with pytest.MonkeyPatch.context() as patch:
+        _at(place, patch)
+        (place / "board.yaml").write_text(BOARD)
+        (place / "mine_to_submit.py").write_text(MINE)
+        enter = ["enter", "--paper", "board.yaml", "--method", "mine_to_submit.Mine", "--table", "one", "--jobs", "1"]
+        assert main([*enter, *RUN]) == 0
+        assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "mine"]) == 0
+    return place
+
+
+@pytest.fixture
+def place(packed, tmp_path, monkeypatch):
+    """A copy of it to spoil, which is the working folder."""
+    copy = tmp_path / "copy"
+    shutil.copytree(packed, copy)
+    _at(copy, monkeypatch)
+    monkeypatch.delitem(__import__("sys").modules, "mine_to_submit", raising=False)
+    (copy / "mine_to_submit.py").unlink()  # a maintainer has it in the submission alone
+    return copy
+
+
+def _at(place, patch):
+    patch.chdir(place)
+    patch.syspath_prepend(str(place))
+    patch.setattr(records, "code_version", lambda: "abc123")
+    patch.setattr(checks, "CHECKS", (check_that_it_is_named, check_that_it_is_text))
+
+
+def run_of(seed, folder="mine"):
+    (path,) = [
+        path
+        for path in Path(folder, "runs").glob("*Mine*")
+        if json.loads((path / "record.json").read_text())["config"]["seed"] == seed
+    ]
+    return path
+
+
+def change(path, edit):
+    """Change a record as somebody would who knows how its digest is made."""
+    record = json.loads((path / "record.json").read_text())
+    edit(record)
+    if "digest" in record:
+        record["digest"] = digest(record, read_rows(path))
+    (path / "record.json").write_text(json.dumps(record))
+
+
+def edited(file, edit):
+    values = read_yaml(Path(file))
+    edit(values)
+    Path(file).write_text(yaml.safe_dump(values))
+
+
+def failing():
+    """The points that fail, by name, with what is wrong."""
+    points = submission.check(Path("mine"), Path("results"))
+    return {point.name: " ".join(point.problems) for point in points if point.problems}
+
+
+def test_a_whole_submission_holds(place, capsys):
+    assert sorted(path.name for path in Path("mine").iterdir()) == [
+        "mine_to_submit.py", "runs", "submission.yaml", "suite.yaml", "tuned", "tuning",
+    ]  # fmt: skip
+    assert main(["submit", "--check", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("holds ") == 8 and "all 8 points hold" in out
+    assert main(["submit", "--check", "mine", "--contract"]) == 0
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
+    (place / "mine_to_submit.py").write_text(MINE)
+    pack = ["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick"]
+    assert main([*pack, "--out", "mine"]) == 2 and "exists already" in capsys.readouterr().err
+    assert main([*pack, "--results_dir", "nowhere"]) == 2 and "`enter` tunes" in capsys.readouterr().err
+    assert main(["submit", "--paper", "board.yaml", "--scale", "quick"]) == 2
+    assert "extends a leaderboard by one row" in capsys.readouterr().err
+    assert not Path("submissions").exists()
+
+
+SUITE, TUNED, ABOUT = "mine/suite.yaml", "mine/tuned/board-Mine-quick.yaml", "mine/submission.yaml"
+
+
+def row_sets(**options):
+    """The row in the submission's suite gets an option; ``__`` stands for the dot."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    edited(SUITE, lambda suite: suite["tables"]["one"]["rows"][0]["set"].update(given))
+
+
+def environment(seed, **entries):
+    change(run_of(seed), lambda record: record["environment"].update(entries))
+
+
+FAULTS = {
+    "a seed is missing": ("complete", "seed 1", lambda: shutil.rmtree(run_of(1))),
+    "rows were changed": ("complete", "metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
+    "a run is not over": ("complete", "running", lambda: change(run_of(1), lambda r: r.update(status="running"))),
+    "another network": ("configuration", "model", lambda: change(run_of(2), lambda r: r["config"].update(model="mlp"))),
+    "other clients": ("partitions", "seed 0", lambda: change(run_of(0), lambda r: r.update(partition_hash="f" * 64))),
+    "nothing to compare with": ("partitions", "results/runs", lambda: shutil.rmtree("results/runs")),
+    "another choice": (
+        "tuning",
+        "held_out_images",
+        lambda: edited(TUNED, lambda t: t["one/A/Mine"].update(held_out_images=9)),
+    ),
+    "no journal": ("tuning", "no such file", lambda: shutil.rmtree("mine/tuning")),
+    "another grid, seed or held-out part": ("tuning", "no trial of the rule", lambda: row_sets(method__momentum=0.5)),
+    "local changes": (
+        "code",
+        "abc123-dirty",
+        lambda: [environment(seed, code_versions=["abc123-dirty"]) for seed in range(3)],
+    ),
+    "two versions": ("code", "def456", lambda: environment(2, code_versions=["abc123", "def456"])),
+    "two machines": ("code", "kinds of machines", lambda: environment(2, cpu="Another")),
+    "another source": ("method", "seed 1", lambda: environment(1, method_source="0" * 12)),
+    "no source": ("method", "no digest", lambda: environment(1, method_source=None)),
+    "a check failed": (
+        "contract",
+        "it draws",
+        lambda: edited(ABOUT, lambda a: a["contract"]["checks"].update({"that_it_is_named": "it draws"})),
+    ),
+    "a check was not run": (
+        "contract",
+        "not run: that_it_is_text",
+        lambda: edited(ABOUT, lambda a: a["contract"]["checks"].pop("that_it_is_text")),
+    ),
+    "data of its own": ("row", "data.beta", lambda: row_sets(data__beta=5.0)),
+    "a scale of its own": (
+        "row",
+        "scales",
+        lambda: edited(SUITE, lambda suite: suite.update(scales={"quick": {"note": "mine"}})),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(place, fault):
+    point, told, plant = FAULTS[fault]
+    plant()
+    assert told in failing()[point]
+
+
+@pytest.mark.parametrize(
+    "fault", ["a seed is missing", "other clients", "two versions", "a check failed", "no journal"]
+)
+def test_a_fault_fails_its_own_point_alone(place, fault):
+    point, _, plant = FAULTS[fault]
+    plant()
+    assert list(failing()) == [point]
+
+
+def test_all_faults_are_told_at_once(place, capsys):
+    for fault in ("a seed is missing", "other clients", "another choice", "two versions"):
+        FAULTS[fault][2]()
+    assert main(["submit", "--check", "mine"]) == 1
+    out = capsys.readouterr().out
+    for told in ("FAILS  complete", "FAILS  partitions", "FAILS  tuning", "FAILS  code", "4 of 8 points fail"):
+        assert told in out
+
+
+def test_a_changed_method_fails_though_its_records_agree(place):
+    file = Path("mine/mine_to_submit.py")
+    file.write_text(file.read_text().replace("0.9", "0.8"))
+    assert {"method", "contract"} <= failing().keys()
+
+
+def test_a_run_with_a_further_seed_is_told(place):
+    path = run_of(2)
+    shutil.copytree(path, path.with_name("more"))
+    change(path.with_name("more"), lambda record: record["config"].update(seed=25))
+    assert "seed 25 is none of the suite's" in failing()["configuration"]
+
+
+def test_what_is_no_submission(place, capsys):
+    assert main(["submit", "--check", "results"]) == 2 and "no suite.yaml" in capsys.readouterr().err
+    Path("mine/mine_to_submit.py").unlink()
+    assert main(["submit", "--check", "mine"]) == 2 and "mine_to_submit" in capsys.readouterr().err
+    assert main(["submit"]) == 2 and "needs one of" in capsys.readouterr().err
+    assert main(["submit", "--verify", "mine"]) == 2 and "--seed" in capsys.readouterr().err
+
+
+def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
+    assert "verified: equal in all rounds" in capsys.readouterr().out
+    suite = load("mine/suite.yaml")
+    found = suite.verified("quick")["one/A/Mine"]
+    assert (found["seed"], found["equal"]) == (1, True) and found["submitted"] == found["again"]
+    with submission.importable(Path("mine")):
+        suite = load("mine/suite.yaml")
+        plan = suite.plan("quick")
+        (setting,) = leaderboard.settings(suite, plan, runs := collect(plan))
+        page = leaderboard.markdown(suite, plan, runs, [setting])
+    assert setting.lines["verified"].to_dict() == {"low": "", "Mine": "seed 1, equal"}
+    assert "seed 1, equal" in page and "A maintainer" not in page.partition("## One")[0]
+
+
+def test_other_numbers_are_not_verified(place, capsys):
+    """On a machine that rounds alike, a run whose numbers are others does not confirm."""
+    path = run_of(1)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["acc"] += 0.5
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
+    assert "not verified: another result" in capsys.readouterr().out
+    assert not Path("mine/verified").exists()
