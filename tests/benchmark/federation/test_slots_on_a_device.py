@@ -39,6 +39,7 @@ WAITS = {
     "benchmark/federation/loop.py unfinished": "once per round and server's step",
     "benchmark/federation/store.py _on_host": "once per client and round",
     "datamodules/base.py FSSLDataModule._place": "before the first round",
+    "datamodules/base.py FSSLDataModule.class_counts": "once, before the first evaluation",
     "datamodules/views/augment.py resize": "before the first round",
     "datamodules/views/randaugment.py RandAugment.__call__": "once per block of images",
     "methods/cbafed.py CBAFed.aggregate": "once per round",
