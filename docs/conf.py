@@ -53,7 +53,7 @@ highlight_language = "none"  # indented blocks are commands and their output
 nitpicky = True
 nitpick_ignore_regex = [  # pages of Python and of other packages are not looked up, since a build needs no network
     (r"py:.*", rf"({'|'.join(OTHERS)})([.\[].*)?"),
-    (r"py:.*", r"(dict|list|tuple)\[.*|.*\.(Found|Sent|Facts|Allocation)"),  # parts of an alias; names outside __all__
+    (r"py:.*", r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Sent|Facts|Allocation)"),  # parts of an alias; names outside __all__
 ]
 
 myst_enable_extensions = ["colon_fence"]

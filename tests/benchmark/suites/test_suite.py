@@ -584,6 +584,8 @@ def test_every_data_module_of_a_suite_can_be_made(paper):
         ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none"}),
         ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed"}),
         ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000}),
+        ("common", "clients/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
+        ("common", "all/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
     ],
 )
 def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
