@@ -59,7 +59,7 @@ class Suite:
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
         self._tuned: dict[str, dict[str, Any]] = {}
-        self._configs: dict[tuple[str, str], RunConfig] = {}
+        self._configs: dict[tuple[str, str, str], RunConfig] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -127,7 +127,7 @@ class Suite:
 
     def config(self, row: Row, scale: str) -> RunConfig:
         """The resolved configuration of a row at a scale, with the scale's first seed; it is resolved once."""
-        key = (scale, row.full_name)
+        key = (scale, row.full_name, repr(row.options))
         if key not in self._configs:
             try:
                 self._configs[key] = resolve(from_dict(self.values(row, scale)))
