@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--verify", type=text, metavar="FOLDER", help="run a seed of this submission again")
     parser.add_argument("--seed", type=int | None, help="the seed to run again, of the maintainer's choice")
-    parser.add_class_arguments(Runtime)
+    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:

@@ -134,6 +134,9 @@ def check_registered_tensors_are_its_own(method: Method) -> None:
 def check_hooks_change_nothing_they_are_given(method: Method) -> None:
     """No hook changes in place what it only may read: the server's tensors, a client's images and labels."""
     federation, broken = contract_federation(method), set[str]()
+    sites = federation.data._clients
+    for client in range(len(sites)):
+        sites[client] = sites[client]  # else made anew for every hook, and what another hook did to it would be gone
 
     @contextmanager
     def watch(hook: str) -> Iterator[None]:

@@ -186,7 +186,9 @@ def check_hidden_labels_are_not_read(method: Method) -> None:
     by = torch.arange(len(hidden)) % (classes - 1) + 1
     poisoned._labels[hidden] = (poisoned._labels[hidden] + by[hidden]) % classes
     federation, run = contract_federation(method, data=poisoned), reference(method)
-    rows = different_rows(rounds_until(federation, 2), run.rows[:2], but=["pseudo/", "acc_clients", "acc_worst_clients"])
+    rows = different_rows(
+        rounds_until(federation, 2), run.rows[:2], but=["pseudo/", "acc_clients", "acc_worst_clients"]
+    )
     require_equal(
         method,
         "with other hidden labels it trains another model; labels of unlabelled images are for metrics only",

@@ -195,24 +195,26 @@ def test_options_are_frozen():
         for name, command in commands.items()
     }
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
-    engine = {"--accelerator", "--engine", "--slots", "--replay"}
+    engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}
     where |= {"--wandb_project", "--wandb_entity", "--wandb_group", "--wandb_tags"}
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--average_last", "--results_dir", "--nonfinite", "--dry_run", "--overwrite"}
+        | {"--average_last", "--results_dir", "--nonfinite", "--dry_run", "--overwrite", "--export"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
-        | {"--dry_run", "--overwrite"}
+        | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
         | suite
         | where,
         "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "enter": {"--jobs", "--method", "--table", "--threads"} | suite | where,
+        "submit": {"--check", "--contract", "--verify", "--out", "--seed", "--paper", "--scale", "--results_dir", "--threads"}
+        | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
-        "site": {"--results_dir", "--out", "--papers"},
+        "site": {"--results_dir", "--out", "--papers", "--runs"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
         "records": {"--results_dir", "--scales", "--sha256"},

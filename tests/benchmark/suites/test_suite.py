@@ -231,8 +231,9 @@ scales: {quick: {seeds: [7, 8]}}
 """
     )
     toy, mine = suite.load("toy.yaml"), suite.load("mine.yaml")
-    names = ["mine.yaml", "tuned/mine-quick.yaml", "admitted/mine-quick.yaml", "toy.csv"]
-    names += ["toy.yaml", "tuned/toy-quick.yaml", "admitted/toy-quick.yaml", "toy.csv"]
+    noted = ("tuned", "admitted", "verified")
+    names = ["mine.yaml", *(f"{folder}/mine-quick.yaml" for folder in noted), "toy.csv"]
+    names += ["toy.yaml", *(f"{folder}/toy-quick.yaml" for folder in noted), "toy.csv"]
     assert [file.relative_to(mine.folder).as_posix() for file in mine.files("quick")] == names and mine.title == "Toy"
     added = set(mine.names()) - set(toy.names())
     assert added == {"2/A/mine", "own/B/mine"}
