@@ -210,7 +210,8 @@ def test_options_are_frozen():
         "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
         "enter": {"--jobs", "--method", "--table", "--threads"} | suite | where,
-        "submit": {"--check", "--contract", "--verify", "--out", "--seed", "--paper", "--scale", "--results_dir", "--threads"}
+        "submit": {"--check", "--contract", "--verify", "--out", "--seed", "--paper", "--scale"}
+        | {"--results_dir", "--threads"}
         | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
