@@ -27,6 +27,7 @@ from benchmark.files import dump_yaml, read_yaml, write_atomic
 from benchmark.registry import KINDS, find_class, imported, one_line
 from benchmark.report.compare import compare
 from benchmark.run import fit_resolved
+from benchmark.runs.archive import FILES
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions, method_source, read_record, state
 from benchmark.suites.plan import Row
@@ -34,7 +35,6 @@ from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, told
 
 SUITE, ABOUT = "suite.yaml", "submission.yaml"
-FILES = ("record.json", "metrics.jsonl", "config.yaml")  # of a run
 VERIFICATION = "verification"
 MOST_CONFIGURATIONS = 20  # that a row may try (RULES.md)
 SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that decide how sums round
