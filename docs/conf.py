@@ -37,7 +37,14 @@ extensions = [
     "sphinx_design",
 ]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "results/tables/*.md", "results/archive/*.md"]
+# A user's own tables lie beside them, and are no pages.
+TABLES = re.findall(r"<\.\./(results/tables/[\w-]+)>", (ROOT / "docs/results.md").read_text(encoding="utf-8"))
+include_patterns = [
+    "*.md",
+    "docs/**",
+    *(f"{table}.md" for table in TABLES),
+    "results/archive/*.md",
+]  # none of a user's own
 exclude_patterns = [
     ".*",
     "data",
@@ -51,9 +58,14 @@ exclude_patterns = [
 ]
 highlight_language = "none"  # indented blocks are commands and their output
 nitpicky = True
-nitpick_ignore_regex = [  # pages of Python and of other packages are not looked up, since a build needs no network
+# Pages of Python and of other packages are not looked up, since a build needs no network; the second line has parts of
+# aliases, and names outside __all__.
+nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OTHERS)})([.\[].*)?"),
-    (r"py:.*", r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Sent|Facts|Allocation)"),  # parts of an alias; names outside __all__
+    (
+        r"py:.*",
+        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Sent|Facts|Allocation)",
+    ),
 ]
 
 myst_enable_extensions = ["colon_fence"]
