@@ -39,12 +39,7 @@ extensions = [
 root_doc = "docs/index"
 # A user's own tables lie beside them, and are no pages.
 TABLES = re.findall(r"<\.\./(results/tables/[\w-]+)>", (ROOT / "docs/results.md").read_text(encoding="utf-8"))
-include_patterns = [
-    "*.md",
-    "docs/**",
-    *(f"{table}.md" for table in TABLES),
-    "results/archive/*.md",
-]  # none of a user's own
+include_patterns = ["*.md", "docs/**", *(f"{table}.md" for table in TABLES), "results/archive/*.md"]
 exclude_patterns = [
     ".*",
     "data",
