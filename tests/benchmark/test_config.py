@@ -151,6 +151,7 @@ WIDE_RESNET = {"in_channels": 3, "image_size": 32, "norm": "static", "groups": 3
 RESNET18 = {"in_channels": 3, "head_dropout": 0.0, "pretrained": False}
 NOT_RECORDED = {
     "small_cnn": {"in_channels": 3, "image_size": 32, "head_dropout": 0.0},
+    "lenet": {"in_channels": 3, "image_size": 32, "norm": "group", "groups": 4, "head_dropout": 0.0},
     "resnet18_cifar": {**RESNET18, "stem": "cifar", "head": "projection"},
     "resnet18": {**RESNET18, "stem": "imagenet", "head": "linear"},
     "wrn28_2": {**WIDE_RESNET, "depth": 28, "width": 2},
