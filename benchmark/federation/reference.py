@@ -365,7 +365,7 @@ class ReferenceEngine:
     def outside(self, hook: str, round: int) -> Iterator[None]:
         """For a hook that runs at no site: it draws from a stream of its own, and its errors say where they were."""
         with torch.random.fork_rng(self._forked):
-            torch.manual_seed(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
+            self.seed_torch(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
             try:
                 yield
                 hooks.in_place(self.method)
@@ -379,7 +379,7 @@ class ReferenceEngine:
     def random(self, visit: Visit) -> Iterator[None]:
         """Torch's own generators during a visit: seeded for it, and as they were afterwards."""
         with torch.random.fork_rng(self._forked):
-            torch.manual_seed(self.torch_seed(visit))
+            self.seed_torch(self.torch_seed(visit))
             yield
 
     @contextmanager
@@ -397,6 +397,13 @@ class ReferenceEngine:
         """Seed of what a visit draws without naming a stream."""
         place = visit.round, visit.client, visit.repeat
         return random_streams.derive_seed(self.around.seed, "torch", *place)
+
+    def seed_torch(self, seed: int) -> None:
+        """Torch's own generators; ``torch.manual_seed`` would write down the stack for devices that nobody uses."""
+        if self.around.data.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     @property
     def _forked(self) -> list[torch.device]:
