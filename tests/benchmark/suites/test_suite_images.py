@@ -1,4 +1,4 @@
-"""The suite of pictures of clothes: rows of a table share the setting, and every row runs on the small network."""
+"""The suite of pictures of clothes: rows of a table share the setting, and they run on the small network."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,13 @@ from benchmark.runs.records import RunFolder
 from benchmark.suites import suite
 from runs import setting
 
-ROWS = [row.full_name for row in suite.load("images").rows]
+ROWS = [
+    "clients/Fashion-MNIST/RSCFed",
+    "server/Fashion-MNIST/FedCon",
+    "all/Fashion-MNIST/FedMatch at clients",
+    "all/Fashion-MNIST/ProxyFL",
+]
+"""Of each setting, and of methods that need an image's shape or the network's head; texts have the same rows."""
 
 
 def test_rows_of_a_table_share_the_setting() -> None:
@@ -64,7 +70,7 @@ def test_one_central_trial_serves_all_settings() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
+def test_a_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
     """On digits, which need no download."""
     papers = suite.load("images")
     config = papers.config(papers.row(name, "board"), "board")
