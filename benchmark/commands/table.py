@@ -19,7 +19,7 @@ from benchmark.commands.common import (
     refuse,
     warn_of_slow_precision,
 )
-from benchmark.config import Runtime
+from benchmark.config import Run, Runtime
 from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from benchmark.launch.pool import Outcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
-    from benchmark.report.tables import Run
-    from benchmark.suites.plan import Plan, PlannedRun
+    from benchmark.report.states import RunState
+    from benchmark.suites.plan import Plan
 
 ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
 
@@ -117,7 +117,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     wanted = suite.select(plan, numbers, methods, only)
     published = suite.published()  # what is missing is missed before anything runs
     if options.overwrite and not options.dry_run:
-        discard(run.config for run in wanted)
+        discard(wanted)
     before = tables.collect(plan)
     missing = [run for run in wanted if before[run.id].state != "complete"]
     _warn_of_other_code([run for run in wanted if before[run.id].state == "complete"], before)
@@ -184,7 +184,12 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
 
 
 def _mirror(
-    suite: Suite, runtime: Runtime, scale: str, plan: "Plan", runs: "Mapping[str, Run]", pages: "Sequence[Rendered]"
+    suite: Suite,
+    runtime: Runtime,
+    scale: str,
+    plan: "Plan",
+    runs: "Mapping[str, RunState]",
+    pages: "Sequence[Rendered]",
 ) -> None:
     """Send the tables, in the long form and in the published layout, and their learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
@@ -208,7 +213,7 @@ def _mirror(
     mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 
-def _warn_of_other_code(complete: "Sequence[PlannedRun]", runs: "Mapping[str, Run]") -> None:
+def _warn_of_other_code(complete: Sequence[Run], runs: "Mapping[str, RunState]") -> None:
     """Say which methods' code has changed since some of the runs were made."""
     from benchmark.runs.records import method_source
 
@@ -216,7 +221,7 @@ def _warn_of_other_code(complete: "Sequence[PlannedRun]", runs: "Mapping[str, Ru
     for run in complete:
         record, name = runs[run.id].record, run.config.method.name
         made = record["environment"].get("method_source") if record else None
-        if made and made != method_source(run.config):
+        if made and made != method_source(run):
             changed[name] = changed.get(name, 0) + 1
     for name, count in changed.items():
         print(

@@ -10,7 +10,8 @@ from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
 from benchmark.report.layout import Rendered, pipe_table
 from benchmark.report.plots import draw_learning_curves, row_labels, svg_text
-from benchmark.report.tables import Run, replace_block
+from benchmark.report.states import RunState
+from benchmark.report.tables import replace_block
 from benchmark.suites.plan import Plan
 
 
@@ -48,7 +49,7 @@ def _signed(value: float | None, half: float | None = None) -> str:
 
 
 def update(
-    page: Path, name: str, tables: Iterable[Rendered], plan: Plan, runs: Mapping[str, Run], results: Path
+    page: Path, name: str, tables: Iterable[Rendered], plan: Plan, runs: Mapping[str, RunState], results: Path
 ) -> list[Path]:
     """Fill the blocks ``excerpt:<name>-<table>/<data set>`` of a page, and draw the learning curves of their rows.
 
@@ -96,14 +97,14 @@ def _block(name: str, table: Rendered, dataset: str) -> str:
     return f"excerpt:{name}-{table.number}/{dataset}"
 
 
-def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) -> str | None:
+def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, RunState]) -> str | None:
     """Learning curves of an excerpt's rows as SVG, described by the ids of their runs; ``None`` before the first."""
     found = learning_curves(table, dataset, plan, runs)
     return svg_text(found[0], " ".join(found[1])) if found else None
 
 
 def learning_curves(
-    table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]
+    table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, RunState]
 ) -> tuple[Figure, list[str]] | None:
     """Learning curves of a table's rows on a data set, their complete seeds averaged, and the ids of the runs.
 

@@ -14,8 +14,9 @@ from benchmark.files import write_changed
 from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import csv_text, latex_bold, latex_table, pipe_table
 from benchmark.report.plots import svg_text
+from benchmark.report.states import RunState
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
-from benchmark.report.tables import Run, last_rounds, network, replace_block
+from benchmark.report.tables import last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, RunFolder, code_versions
 from benchmark.runs.records import Row as Evaluated
@@ -69,7 +70,7 @@ class Setting:
         return float(self.lines["resolution"].iloc[0])
 
 
-def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
+def settings(suite: Suite, plan: Plan, runs: Mapping[str, RunState]) -> list[Setting]:
     """All settings of a suite's tables with a reference of which some row was run, in the order of the tables.
 
     Those whose reference has no run at this scale are not among them (``not_compared``).
@@ -200,7 +201,7 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     return [f"**Interim**: rows have {have} of the {fixed} seeds that were fixed beforehand. What is bold may change."]
 
 
-def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
+def markdown(suite: Suite, plan: Plan, runs: Mapping[str, RunState], found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
@@ -239,7 +240,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
 
 
 def write(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path | None
+    suite: Suite, plan: Plan, runs: Mapping[str, RunState], results: Path, name: str, readme: Path | None
 ) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, a picture, and the readme's block.
 
@@ -326,7 +327,7 @@ def _section(found: Sequence[Setting], table: Table) -> str:
     return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
-def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
+def _scores(plan: Plan, runs: Mapping[str, RunState], row: Row, report: str) -> pd.Series:
     scores = {}
     for seed, key in plan.of_row[id(row)].items():
         record = runs[key].record
@@ -340,7 +341,7 @@ def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Se
 def _setting(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
+    runs: Mapping[str, RunState],
     table: Table,
     dataset: str,
     rows: Sequence[Row],
@@ -378,14 +379,14 @@ def _configs(plan: Plan, row: Row) -> list[RunConfig]:
     return [plan.runs[key].config for key in plan.of_row[id(row)].values()]
 
 
-def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | None]:
+def _smooth(plan: Plan, runs: Mapping[str, RunState], row: Row) -> dict[str, float | None]:
     """Mean over the seeds, with its interval, of the mean of the last rounds."""
     values = _scores(plan, runs, row, "last_k_mean")
     values = values[values != FAILED]
     return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
 
 
-def _done(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[tuple[Record, list[Evaluated]]]:
+def _done(plan: Plan, runs: Mapping[str, RunState], row: Row) -> list[tuple[Record, list[Evaluated]]]:
     """Record and evaluated rounds of a row's complete runs."""
     found = []
     for key in plan.of_row[id(row)].values():
@@ -509,7 +510,7 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     return f"{told}\n\n{pipe_table(head, body)}"
 
 
-def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], brief: bool = False) -> str:
+def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: bool = False) -> str:
     """Where the numbers come from; in brief, several versions of the code are counted and not named."""
     records = [run.record for run in runs.values() if run.record is not None]
     configs = [plan.runs[key].config for key, run in runs.items() if run.record is not None]

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import identity, spelled
+from benchmark.config import Run, identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
 from benchmark.report.states import collect
 from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import READING, read_record, read_rows, readings
-from benchmark.suites.plan import Plan, PlannedRun
+from benchmark.suites.plan import Plan
 from datamodules.common.errors import BenchError
 
 NAMES = {
@@ -131,7 +131,7 @@ def _reading(plan: Plan) -> str:
     return f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
 
 
-def _cells(run: PlannedRun) -> str:
+def _cells(run: Run) -> str:
     return ", ".join(dict.fromkeys(run.cells))
 
 
@@ -148,7 +148,7 @@ def _left(plan: Plan, states: dict[str, str]) -> list[str]:
     return summary(parts(plan.runs.values(), states, measured))
 
 
-def _progress(run: PlannedRun, state: str) -> Progress:
+def _progress(run: Run, state: str) -> Progress:
     """How far a run is, and the accuracy that the tables would report if it ended here."""
     path = run.folder
     try:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.config import RunConfig
+from benchmark.config import Run, RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
-from benchmark.report.states import Run as Run
+from benchmark.report.states import RunState
 from benchmark.report.states import collect as collect
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, code_versions
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
+from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
@@ -51,7 +51,7 @@ LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a
 BROKEN = LACKS[:3]  # a row with such a seed is not judged
 
 
-def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str]) -> list[Rendered]:
+def render(suite: Suite, plan: Plan, runs: Mapping[str, RunState], published: Mapping[Any, str]) -> list[Rendered]:
     """All tables of a suite.
 
     Args:
@@ -133,7 +133,9 @@ def averaged_rounds(config: RunConfig) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
+def _render(
+    suite: Suite, plan: Plan, runs: Mapping[str, RunState], published: Mapping[Any, str], table: Table
+) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
     rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
@@ -169,12 +171,12 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
 def _line(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
+    runs: Mapping[str, RunState],
     published: Mapping[Any, str],
     table: Table,
     row: Row,
     metric: str,
-    groups: Sequence[Sequence[PlannedRun]],
+    groups: Sequence[Sequence[Run]],
     config: RunConfig | None,
 ) -> Line:
     """One metric of a row; ``groups`` are its runs by seed (two per seed where a difference is shown)."""
@@ -228,12 +230,12 @@ class _Judged:
 def _judged(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
+    runs: Mapping[str, RunState],
     published: Mapping[Any, str],
     table: Table,
     row: Row,
     metric: str,
-    found: Sequence[Sequence[Run]],
+    found: Sequence[Sequence[RunState]],
 ) -> _Judged:
     """A cell of a scale that compares; ``found`` are its runs by seed."""
     own = published.get(row.key(metric))
@@ -267,12 +269,12 @@ def _judged(
     return _Judged(delta, of_level, of_effect, verdict + where if verdict else missing, note)
 
 
-def _found(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[list[Run]]:
+def _found(plan: Plan, runs: Mapping[str, RunState], row: Row) -> list[list[RunState]]:
     """The runs of a row by seed; none of a pending one."""
     return [] if row.pending else [[runs[plan.run(row, seed).id]] for seed in plan.seeds]
 
 
-def _of_the_suite(plan: Plan, groups: Sequence[Sequence[Run]], own: set[int]) -> bool:
+def _of_the_suite(plan: Plan, groups: Sequence[Sequence[RunState]], own: set[int]) -> bool:
     """Whether a mean may be judged: it is over the suite's seeds, or some of them, and others only beside all these."""
     complete = {
         seed for seed, group in zip(plan.seeds, groups, strict=True) if all(run.state == "complete" for run in group)
@@ -308,7 +310,7 @@ def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
     return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
 
 
-def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
+def _lacks(groups: Sequence[Sequence[RunState]], n: int) -> str:
     """Why only ``n`` of the seeds have a value, e.g. ``failed (1)``; empty where all have, or where the others wait."""
     if n == len(groups):
         return ""
@@ -318,7 +320,7 @@ def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
     return "; ".join(told) or ("" if n else nothing)
 
 
-def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[float]:
+def _values(groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> list[float]:
     """One value per seed whose runs are complete; of two runs their difference."""
     values = []
     for group in groups:
@@ -328,7 +330,7 @@ def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[
     return values
 
 
-def _by_seed(plan: Plan, groups: Sequence[Sequence[Run]], reading: str, metric: str) -> dict[int, float]:
+def _by_seed(plan: Plan, groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> dict[int, float]:
     """The values of ``_values`` by seed."""
     found = {seed: _values([group], reading, metric) for seed, group in zip(plan.seeds, groups, strict=False)}
     return {seed: values[0] for seed, values in found.items() if values}
@@ -360,7 +362,7 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
 
 
 def _facts(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table, lines: Sequence[Line], columns: Sequence[str]
+    suite: Suite, plan: Plan, runs: Mapping[str, RunState], table: Table, lines: Sequence[Line], columns: Sequence[str]
 ) -> dict[str, str]:
     """What is known of the runs behind a table, by name; a text that needs no name stands under the empty one."""
     without = suite.left_out(plan.scale)

@@ -12,6 +12,7 @@ from benchmark.console import Console
 from benchmark.report import tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
+from benchmark.report.states import RunState
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite, available, load
@@ -44,7 +45,7 @@ class View:
     suite: Suite
     scale: str
     plan: Plan
-    runs: Mapping[str, tables.Run]
+    runs: Mapping[str, RunState]
     tables: Sequence[Rendered]
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
-from benchmark.config import folder
 from benchmark.files import dump_yaml
 from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
@@ -283,7 +282,7 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
         complete = [key for key in line.runs if view.runs[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
-            curves[label] = read_curve([folder(view.plan.runs[key].config) for key in complete])
+            curves[label] = read_curve([view.plan.runs[key].folder for key in complete])
     drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
     legend = [(swatch(number), label, curve.seeds) for number, (label, curve) in enumerate(curves.items())]
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}

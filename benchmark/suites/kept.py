@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import ROOT
-from benchmark.config import RunConfig, Runtime, identity
+from benchmark.config import Run, RunConfig, Runtime, identity
 from benchmark.files import write_atomic
 from benchmark.registry import KINDS, ClassSpec
-from benchmark.suites.plan import Plan, PlannedRun
+from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 
 OURS = tuple(kind.package for kind in KINDS.values())
@@ -76,7 +76,7 @@ def _written(made: Plan, suite: Suite) -> dict[str, Any]:
 def _read(found: Mapping[str, Any], suite: Suite, scale: str, runtime: Runtime) -> Plan:
     """The plan that ``_written`` has written."""
     rows = suite.rows
-    runs = {key: PlannedRun(key, _config(values, runtime), cells) for key, values, cells in found["runs"]}
+    runs = {key: Run(key, _config(values, runtime), tuple(cells)) for key, values, cells in found["runs"]}
     of_row = {id(rows[int(number)]): dict(seeds) for number, seeds in found["of_row"].items()}
     return Plan(scale, runs, of_row, tuple(found["seeds"]))
 

@@ -11,10 +11,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
+from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
+from benchmark.suites.plan import Plan, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from datamodules.common.errors import BenchError, ConfigError
@@ -59,7 +59,7 @@ class Suite:
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
         self._tuned: dict[str, dict[str, Any]] = {}
-        self._configs: dict[tuple[str, str, str], RunConfig] = {}
+        self._runs: dict[tuple[str, str, str], Run] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -121,19 +121,19 @@ class Suite:
             if row.pending or row.method in without:
                 reason = f"pending: {row.pending}" if row.pending else f"not at scale {scale}: {without[row.method]}"
                 raise ConfigError(f"row {row.name} cannot be run: {reason}")
-        if len(found) > 1 and len({run_id(self.config(row, scale)) for row in found}) > 1:
+        if len(found) > 1 and len({self.run(row, scale).id for row in found}) > 1:
             raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
         return found[0]
 
-    def config(self, row: Row, scale: str) -> RunConfig:
-        """The resolved configuration of a row at a scale, with the scale's first seed; it is resolved once."""
+    def run(self, row: Row, scale: str) -> Run:
+        """The run of a row at a scale, with the scale's first seed; it is resolved once."""
         key = (scale, row.full_name, repr(row.options))
-        if key not in self._configs:
+        if key not in self._runs:
             try:
-                self._configs[key] = resolve(from_dict(self.values(row, scale)))
+                self._runs[key] = Run.of(from_dict(self.values(row, scale)), row.name)
             except BenchError as error:
                 raise ConfigError(f"{self.where}, {row.name}: {error}") from None
-        return self._configs[key]
+        return self._runs[key]
 
     def tuned_file(self, scale: str) -> Path:
         """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
@@ -247,20 +247,17 @@ class Suite:
             runtime: where and how to run.
             precision: instead of that of the suite.
         """
-        seeds, without = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"])), self.left_out(scale)
+        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        changes = {"runtime": runtime, "precision": precision}
+        given = {name: value for name, value in changes.items() if value is not None}
         plan = Plan(scale, {}, {}, seeds)
-        for row in self.rows:
-            if row.minus is not None or row.pending or row.method in without:
-                continue
-            base = self.config(row, scale)
-            plan.of_row[id(row)] = {}
-            for seed in seeds:
-                config = replace(
-                    base, seed=seed, runtime=runtime or base.runtime, precision=precision or base.precision
-                )
-                key = run_id(config)
-                plan.of_row[id(row)][seed] = key
-                plan.runs.setdefault(key, PlannedRun(key, config)).cells.append(row.name)
+        for row in self.matching([], scale):
+            first = self.run(row, scale)
+            made = {seed: first.replace(seed=seed, **given) for seed in seeds}
+            plan.of_row[id(row)] = {seed: run.id for seed, run in made.items()}
+            for run in made.values():
+                known = plan.runs.get(run.id)
+                plan.runs[run.id] = replace(known, cells=(*known.cells, row.name)) if known else run
         return plan
 
     def select(
@@ -269,7 +266,7 @@ class Suite:
         tables: Collection[str] = (),
         methods: Collection[str] = (),
         only: Collection[str] = (),
-    ) -> list[PlannedRun]:
+    ) -> list[Run]:
         """The runs behind the rows that pass all filters, all rows of the first seed before those of the second.
 
         So a sweep that is stopped half-way leaves rows that can be compared.
@@ -297,7 +294,7 @@ class Suite:
             if not rows and not (word in ids and any(key.startswith(word) for key in plan.runs)):
                 raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
         meant = {id(row) for rows in named.values() for row in rows}
-        chosen: dict[str, PlannedRun] = {}
+        chosen: dict[str, Run] = {}
         for row in self.rows:
             if id(row) not in plan.of_row or (tables and row.table not in tables):
                 continue

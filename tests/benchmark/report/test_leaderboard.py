@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmark.report import leaderboard
-from benchmark.report.tables import Run
+from benchmark.report.states import RunState
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
@@ -66,7 +66,7 @@ def made(monkeypatch, tmp_path):
         for seed, key in plan.of_row[id(row)].items():
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
             missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
-            runs[key] = Run("missing", None) if missing else Run("complete", record(acc))
+            runs[key] = RunState("missing", None) if missing else RunState("complete", record(acc))
             spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
             curves[key] = [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent]
 
@@ -160,7 +160,7 @@ def rising(made, monkeypatch):
     for row in suite.rows:
         if row.method == "bad":
             for seed, key in plan.of_row[id(row)].items():
-                runs[key] = Run("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
+                runs[key] = RunState("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
     gains = {}
 
     class Folder:
@@ -216,7 +216,7 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
     for row in suite.rows:
         if row.dataset == "A" and row.method in above:
             for seed, key in plan.of_row[id(row)].items():
-                runs[key] = Run("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
+                runs[key] = RunState("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
     found = leaderboard.settings(suite, plan, runs)
     line = found[0].lines.loc["bad"]
     assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
@@ -263,7 +263,7 @@ def broken(made):
     for row in suite.rows:
         for seed, key in plan.of_row[id(row)].items():
             if row.dataset == "A" and (row.method == "bad" or (row.method, seed) == ("good", 0)):
-                runs[key] = Run("failed", None)
+                runs[key] = RunState("failed", None)
     return suite, plan, runs, leaderboard.settings(suite, plan, runs)
 
 
@@ -284,7 +284,7 @@ def test_a_difference_needs_pairs(made):
     for row in suite.rows:
         for seed, key in plan.of_row[id(row)].items():
             if row.method == "base" and seed > 1:
-                runs[key] = Run("missing", None)
+                runs[key] = RunState("missing", None)
     found = leaderboard.settings(suite, plan, runs)[0]
     found.lines.loc["good", "simultaneous_ci95"] = 1.0
     line = found.lines.loc["good"]
@@ -296,7 +296,7 @@ def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
     suite, plan, runs, found = made
     assert leaderboard.told_apart(found[0], "good")
     row = next(row for row in suite.rows if (row.dataset, row.method) == ("A", "base"))
-    runs[plan.of_row[id(row)][0]] = Run("failed", None)
+    runs[plan.of_row[id(row)][0]] = RunState("failed", None)
     first, second = leaderboard.settings(suite, plan, runs)
     line = first.lines.loc["good"]
     assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
@@ -308,7 +308,7 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
     for row in suite.rows:
         for key in plan.of_row[id(row)].values():
             if row.method == "base":
-                runs[key] = Run("missing", None)
+                runs[key] = RunState("missing", None)
     page = leaderboard.markdown(suite, plan, runs, leaderboard.settings(suite, plan, runs))
     assert "| A, no run of base " in page and "nan" not in page
 
@@ -380,7 +380,7 @@ def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_rea
     for key, one in runs.items():
         if one.record is not None:
             higher = {**one.record, "averaged": {"acc": one.record["final"]["acc"] + 5.0, "rounds": 20}}
-            runs[key] = Run("complete", higher)
+            runs[key] = RunState("complete", higher)
     first, *_ = leaderboard.settings(suite, plan, runs)
     assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
     assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)

@@ -7,11 +7,10 @@ import math
 import pandas as pd
 import pytest
 
-from benchmark.config import RunConfig, Runtime, folder
+from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report import tables
 from benchmark.report.tables import (
-    Run,
     deviation,
     last_rounds,
     render,
@@ -96,7 +95,7 @@ def rendered(scale, accuracies, states=None):
         for seed in (1, 2, 3):
             acc = accuracies.get((row.method, seed))
             state = "complete" if acc is not None else (states or {}).get((row.method, seed), "missing")
-            runs[plan.run(row, seed).id] = Run(state, None if acc is None else record(acc))
+            runs[plan.run(row, seed).id] = RunState(state, None if acc is None else record(acc))
     return suite, plan, render(suite, plan, runs, published(suite))[0]
 
 
@@ -123,7 +122,9 @@ def test_the_averaged_model_is_a_fourth_reading_where_runs_have_one():
     suite.spec["base"]["set"]["average_last"], suite.report = 3, "averaged"
     plan = suite.plan("quick")
     runs = {
-        plan.run(row, seed).id: Run("complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}})
+        plan.run(row, seed).id: RunState(
+            "complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}}
+        )
         for row in suite.rows[:2]
         for seed in (1, 2, 3)
     }
@@ -188,7 +189,7 @@ def test_a_table_without_a_control_never_says_reproduced():
     suite = Suite(suite.spec)
     plan = suite.plan("paper")
     at = {seed: 70.0 + 0.1 * seed for seed in (1, 2, 3)}
-    runs = {key: Run("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
+    runs = {key: RunState("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
     table = render(suite, plan, runs, published(suite))[0]
     assert {lines(table)[name, "acc"]["status"] for name in ("low", "high")} == {"level", "off level"}
     assert "eproduced" not in table.markdown and "The table has no control" in table.markdown
@@ -241,7 +242,7 @@ def test_a_difference_lacks_what_one_of_its_runs_lacks():
 def test_a_metric_without_a_value_is_not_called_not_run():
     suite = toy()
     plan = suite.plan("paper")
-    runs = {key: Run("complete", record(70.0, auc=None)) for key in plan.runs}
+    runs = {key: RunState("complete", record(70.0, auc=None)) for key in plan.runs}
     table = lines(render(suite, plan, runs, published(suite))[0])
     assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "not reproduced"
 
@@ -264,7 +265,10 @@ def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     values = {
         plan.run(row, seed).id: value for row in suite.rows[:2] for n, value in at if n == row.method for seed in done
     }
-    runs = {key: Run("complete", record(values[key])) if key in values else Run("missing", None) for key in plan.runs}
+    runs = {
+        key: RunState("complete", record(values[key])) if key in values else RunState("missing", None)
+        for key in plan.runs
+    }
     line = lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]
     count = f"{len(done)} of {len(seeds)}" if len(done) < len(seeds) else ""
     word = "" if note else "effect only"
@@ -295,7 +299,7 @@ def test_the_network_is_named_with_its_arguments():
     suite.spec["base"]["set"] |= {"model": "wrn28_2", "model_args.depth": 10, "model_args.width": 1}
     suite.spec["labels"]["high"] |= {"model_args.norm": "group"}
     plan = suite.plan("quick")
-    table = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {})[0]
+    table = render(suite, plan, {key: RunState("missing", None) for key in plan.runs}, {})[0]
     assert lines(table)["low", "acc"]["network"] == "wrn28_2 (depth=10, width=1)"
     assert lines(table)["high", "acc"]["network"] == "wrn28_2 (depth=10, width=1, norm=group)"
     assert "network: wrn28_2 (depth=10, width=1, norm=group); wrn28_2 (depth=10, width=1) (low);" in table.markdown
@@ -309,14 +313,16 @@ def test_published_is_a_number_or_empty():
     plan = suite.plan("paper")
     values = published(suite)
     del values[suite.rows[1].key("acc")]
-    runs = {key: Run("complete", record(70.0)) for key in plan.runs}
+    runs = {key: RunState("complete", record(70.0)) for key in plan.runs}
     table = render(suite, plan, runs, values)[0]
     frame = pd.read_csv(io.StringIO(table.csv))
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     high = lines(table)["high", "acc"]
     assert (high["published"], high["status"]) == ("", "published: not available to us")
     assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
-    nothing = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {suite.rows[0].key("f1"): "1"})[0]
+    nothing = render(
+        suite, plan, {key: RunState("missing", None) for key in plan.runs}, {suite.rows[0].key("f1"): "1"}
+    )[0]
     assert "Nothing of this table has been run.\n\nPublished values: not available to us." in nothing.markdown
 
 
@@ -327,7 +333,7 @@ def test_pending_rows_and_published_spreads_are_shown():
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
     for scale in ("paper", "quick"):
         plan = suite.plan(scale)
-        runs = {key: Run("complete", record(68.0)) for key in plan.runs}
+        runs = {key: RunState("complete", record(68.0)) for key in plan.runs}
         table = render(suite, plan, runs, values)[0]
         found = lines(table)
         assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
@@ -410,11 +416,11 @@ def test_collect_reads_states_and_records_from_disk(tmp_path):
     suite = toy()
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path)))
     done, cut, *_ = plan.runs.values()
-    run = RunFolder(folder(done.config))
+    run = RunFolder(done.folder)
     run.open(done.config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
     run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
     run.finish()
-    RunFolder(folder(cut.config)).open(cut.config)
+    RunFolder(cut.folder).open(cut.config)
     found = tables.collect(plan)
     assert [found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
     assert found[done.id].record["best"]["acc"] == 50.0 and found[cut.id].record is None
@@ -431,7 +437,7 @@ def test_ranked_tables_without_published_values():
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
     runs = {
-        key: Run("complete", record(at[cell.split("/")[-1]]))
+        key: RunState("complete", record(at[cell.split("/")[-1]]))
         for key, run in plan.runs.items()
         for cell in run.cells[:1]
     }

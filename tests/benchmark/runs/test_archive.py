@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import RunConfig, Runtime, folder, resolve
+from benchmark.config import RunConfig, Runtime, resolve
 from benchmark.registry import ClassSpec
 from benchmark.runs import archive
 from benchmark.runs.archive import FILES, pack, unpack
@@ -33,7 +33,7 @@ def run(results: Path, seed: int = 1, scale: str = "board", rounds: int = 2, acc
             runtime=Runtime(results_dir=str(results)),
         )
     )
-    one = RunFolder(folder(config))
+    one = RunFolder(config.folder)
     one.open(config, FACTS)
     one.rewind(0)
     for number in range(rounds):

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.report import tables
 from benchmark.report.curves import Curve
 from benchmark.runs.records import RunFolder, digest, read_rows
@@ -77,7 +77,7 @@ def run(view_of: Suite, scale: str, results: Path, accuracies: dict[str, list[fl
     for row in view_of.rows:
         for seed, acc in enumerate(accuracies.get(row.method, []) if row.dataset == "A" else [], start=1):
             config = plan.run(row, seed).config
-            made = RunFolder(folder(config))
+            made = RunFolder(config.folder)
             made.open(config, FACTS)
             for number in range(3):
                 costs = {"bytes_up": 1000 * number, "bytes_down": 1000 * number, "timing": {"seconds": 1.0}}

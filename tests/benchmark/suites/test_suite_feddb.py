@@ -24,7 +24,7 @@ def quick(feddb: Suite) -> Plan:
 
 def config(feddb: Suite, table: str, dataset: str, method: str, scale: str = "paper") -> RunConfig:
     row = next(r for r in feddb.rows if (r.table, r.dataset, r.method) == (table, dataset, method))
-    return feddb.config(row, scale)
+    return feddb.run(row, scale).config
 
 
 def test_published_values_are_those_of_table_1_and_no_other(feddb: Suite) -> None:

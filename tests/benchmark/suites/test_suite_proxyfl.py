@@ -33,7 +33,7 @@ def config(
         for r in proxyfl.rows
         if (r.table, r.dataset, r.method) == (table, dataset, method) and r.columns.get("alpha", alpha) == alpha
     )
-    return proxyfl.config(row, scale)
+    return proxyfl.run(row, scale).config
 
 
 def test_every_published_value_has_a_row(proxyfl: Suite) -> None:
@@ -180,7 +180,7 @@ def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
     for row in proxyfl.rows:
         if row.pending:
             continue
-        run = proxyfl.config(row, "small")
+        run = proxyfl.run(row, "small").config
         data, args, name = run.data.init_args, run.method.init_args, row.dataset.split("-")[0]
         assert train[name] - data["validation"] == 10_000
         assert data["num_labels"] == (2000 if row.table == "6" else 1000)
