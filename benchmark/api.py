@@ -25,7 +25,6 @@ from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, introduce, is_importable, one_line, path_of
-from benchmark.report.tables import collect
 from benchmark.run import fit as fit_on_disk
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.metrics import classification_metrics
@@ -221,12 +220,11 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     """
     suite = load(paper)
     plan = suite.plan(scale, runtime=Runtime(results_dir=str(results_dir)))
-    runs = collect(plan)
     parts = []
     for row in suite.rows:
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
         for seed, key in plan.of_row.get(id(row), {}).items():
-            if runs[key].record is not None:
+            if plan.found[key].record is not None:
                 rounds = pd.json_normalize(read_rows(plan.runs[key].folder))
                 where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
                 parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))

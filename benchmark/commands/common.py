@@ -12,8 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, described, find_class, known_names
 from benchmark.runs.environment import gpu_name, slow_precision
-from benchmark.suites.plan import Plan
-from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 MAPPINGS = ("model_args", "roster")
@@ -73,11 +71,6 @@ def discard(runs: Iterable[Run]) -> None:
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
     for run in runs:
         RunFolder(run.folder).discard()
-
-
-def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:
-    """The runs of a suite that the options name."""
-    return suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime, precision)
 
 
 def numbers(text: str | None, option: str) -> list[int]:

@@ -141,7 +141,7 @@ def _first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
 
 def _recorded(fabric: Fabric, run: Run, files: RunFolder) -> None:
     main = fabric.is_global_zero
-    with mirror_run(run) if main else Mirror("off", files.path) as mirror:
+    with mirror_run(run, files.path) if main else Mirror("off", files.path) as mirror:
         recorder = Recorder(files, mirror, run.config.runtime.checkpoint_every_s) if main else None
         try:
             _rounds(fabric, run, files, recorder)

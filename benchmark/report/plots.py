@@ -17,8 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmark.config import Runtime
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.report.states import read_states
-from benchmark.runs.records import Record, Row, read_record
+from benchmark.runs.records import Record, Row, read_record, state_of
 from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -84,9 +83,8 @@ def read_suite_rows(
 
 def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) -> list[Path]:
     first, runtime = suite.run(row, scale), Runtime(results_dir=results_dir)
-    runs = {run.id: run for seed in suite.scale(scale)["seeds"] for run in [first.replace(seed=seed, runtime=runtime)]}
-    found = read_states(runs)
-    return [run.folder for key, run in runs.items() if found[key].state == "complete"]
+    runs = [first.replace(seed=seed, runtime=runtime) for seed in suite.scale(scale)["seeds"]]
+    return [run.folder for run in runs if state_of(run).state == "complete"]
 
 
 def row_labels(rows: Sequence[TableRow]) -> list[str]:

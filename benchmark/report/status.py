@@ -11,7 +11,6 @@ from rich.table import Table
 from benchmark.config import Run, identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
-from benchmark.report.states import collect
 from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import READING, read_record, read_rows, readings
 from benchmark.suites.plan import Plan
@@ -64,8 +63,7 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
     if not plan.runs:
         console.print(f"nothing is run at scale {plan.scale}: every row is pending, or left out", highlight=False)
         return
-    found = collect(plan)
-    progress = {key: _progress(run, found[key].state) for key, run in plan.runs.items()}
+    progress = {key: _progress(run, plan.found[key].state) for key, run in plan.runs.items()}
     options = _options(plan)
     if every_run:
         console.print(_runs(plan, list(plan.runs), progress, options))

@@ -85,8 +85,8 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(said or default, "offline")
 
 
-def mirror_run(run: Run) -> "Mirror":
-    """The mirror of a run; resumes as the same run.
+def mirror_run(run: Run, path: Path) -> "Mirror":
+    """The mirror of a run whose folder is ``path``; resumes as the same run.
 
     ``--logger wandb`` asks for it at scale quick, too.
     """
@@ -95,7 +95,7 @@ def mirror_run(run: Run) -> "Mirror":
     mode = choose_mode(config.runtime.wandb, config.scale, asked)
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
     place = _place(config.runtime, config.scale)
-    return Mirror(mode, run.folder, id=run.id, name=name, config=identity(config), **place)
+    return Mirror(mode, path, id=run.id, name=name, config=identity(config), **place)
 
 
 def mirror_tables(

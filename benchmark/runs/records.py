@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -509,29 +509,44 @@ def state(path: Path) -> str:
     """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed``, ``complete``, or ``damaged`` (its
     record cannot be read, or is not what its run wrote).
     """
-    return look(path)[0]
+    return look(path).state
 
 
-def look(path: Path) -> tuple[str, Record | None]:
+class RunState(NamedTuple):
+    """What is on disk of a run: its state and, if it is complete, its record."""
+
+    state: str
+    record: Record | None = None
+
+
+def look(path: Path) -> RunState:
     """The state of a run and, if it is complete, its record, which is read once for both."""
     try:
         return _look(path)
     except RunError:
-        return "damaged", None
+        return RunState("damaged")
 
 
-def _look(path: Path) -> tuple[str, Record | None]:
+def state_of(run: Run) -> RunState:
+    """``look``; a complete run that was made under other defaults than today's is ``outdated``."""
+    found = look(run.folder)
+    if found.record is not None and differences(found.record["config"], run.config):
+        return RunState("outdated")
+    return found
+
+
+def _look(path: Path) -> RunState:
     known = (path / "record.json").exists()
     if known and (record := read_record(path))["status"] == "complete":
-        return "complete", record
+        return RunState("complete", record)
     if locked(path) or alive_elsewhere(path):
-        return "running", None
+        return RunState("running")
     if not known:
-        return "missing", None
+        return RunState("missing")
     record = read_record(path)  # once more: the run may have ended before we asked for the lock
     if record["status"] == "running":
-        return "stale", None
-    return record["status"], record if record["status"] == "complete" else None
+        return RunState("stale")
+    return RunState(record["status"], record if record["status"] == "complete" else None)
 
 
 def saved_rounds(path: Path) -> int | None:

@@ -95,7 +95,7 @@ def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
             labels[key][line.row.method] = None
     runs = sorted(found.values(), key=lambda run: (run.record["scale"], run.record["method"], run.record["dataset"]))
     scales = sorted({run.record["scale"] for run in runs})
-    protocol = {key for view in views if view.compare for key in view.runs}
+    protocol = {key for view in views if view.compare for key in view.plan.runs}
     return {"root": "", "runs": runs, "labels": labels, "scales": scales, "protocol": protocol}
 
 
@@ -170,7 +170,7 @@ def _none(counts: str) -> str:
 
 def _board(view: View, charts: Charts) -> Page:
     """The leaderboard of a ranked suite at a scale."""
-    settings = leaderboard.settings(view.suite, view.plan, view.runs)
+    settings = leaderboard.settings(view.suite, view.plan)
     parts = []
     for one in settings:
         lines = one.lines.sort_values("mean", ascending=False)
@@ -280,7 +280,7 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
     layout, curves = table.layout, {}
     for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
-        complete = [key for key in line.runs if view.runs[key].record is not None] if line else []
+        complete = [key for key in line.runs if view.plan.found[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
             curves[label] = read_curve([view.plan.runs[key].folder for key in complete])
     drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
@@ -293,7 +293,7 @@ def _places(run: str, views: Sequence[View]) -> list[tuple[View, Rendered, Line]
     return [
         (view, table, line)
         for view in views
-        if run in view.runs
+        if run in view.plan.runs
         for table in view.tables
         for line in table.lines
         if run in line.runs and line.metric == table.lines[0].metric

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from benchmark.config import Run
+from benchmark.runs.records import RunState, state_of
 from datamodules.common.errors import ConfigError
 
 
@@ -97,6 +99,15 @@ class Plan:
     runs: dict[str, Run]
     of_row: dict[int, dict[int, str]]
     seeds: tuple[int, ...]
+
+    @cached_property
+    def found(self) -> dict[str, RunState]:
+        """State and record of every run, by id, read from disk when they are first asked for."""
+        return {key: state_of(run) for key, run in self.runs.items()}
+
+    def look_again(self) -> None:
+        """Read anew what was not complete."""
+        self.found |= {key: state_of(run) for key, run in self.runs.items() if self.found[key].state != "complete"}
 
     def run(self, row: Row, seed: int) -> Run:
         """The run behind a row."""

@@ -266,6 +266,7 @@ class Suite:
         tables: Collection[str] = (),
         methods: Collection[str] = (),
         only: Collection[str] = (),
+        seeds: Collection[int] = (),
     ) -> list[Run]:
         """The runs behind the rows that pass all filters, all rows of the first seed before those of the second.
 
@@ -276,6 +277,7 @@ class Suite:
             tables: numbers of tables.
             methods: method labels.
             only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids, of four characters or more.
+            seeds: of the plan, in the order in which they are run; default: all.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -287,6 +289,7 @@ class Suite:
             for name in asked:
                 if name not in known:
                     raise unknown(what, name, known)
+        seeds = list(seeds or plan.seeds)
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         named = {word: self._meant(word) for word in only}
         ids = tuple(word for word in only if len(word) >= ID_LETTERS)
@@ -300,8 +303,8 @@ class Suite:
                 continue
             if methods and row.method not in needed:
                 continue
-            for key in plan.of_row[id(row)].values():
-                if not only or id(row) in meant or key.startswith(ids):
+            for seed, key in plan.of_row[id(row)].items():
+                if seed in seeds and (not only or id(row) in meant or key.startswith(ids)):
                     chosen[key] = plan.runs[key]
         without = self.left_out(plan.scale)
         absent = [f"{name} ({without[name]})" for name in methods if name in without]
@@ -312,7 +315,7 @@ class Suite:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
             raise ConfigError(f"{self.where}: no run passes the filters; {self._what_there_is()}")
-        return sorted(chosen.values(), key=lambda run: plan.seeds.index(run.config.seed))
+        return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.

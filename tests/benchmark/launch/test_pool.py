@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from benchmark import ROOT
 from benchmark import registry as classes
-from benchmark.config import Run, RunConfig, Runtime, resolve
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
@@ -41,11 +40,11 @@ KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name i
 classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
 records.environment = dict
 
-def fit(config):
-    run = RunFolder(config.folder)
-    with run.lock():
-        run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
-        run.rewind(0)
+def fit(run):
+    files, config = RunFolder(run.folder), run.config
+    with files.lock():
+        files.open(run, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+        files.rewind(0)
         print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
               os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
         if config.seed == 666:
@@ -53,9 +52,9 @@ def fit(config):
         if config.seed == 667:
             raise RunError("a known problem")
         if config.seed == 700:
-            (run.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
+            (files.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
             time.sleep(1.5)  # for longer than the parent waits between two looks
-            run.rows()
+            files.rows()
         if config.seed >= 1000:
             def synchronize():
                 raise RuntimeError("CUDA error: device-side assert triggered")
@@ -65,9 +64,9 @@ def fit(config):
         if config.seed == 999:
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
-            run.append({"round": number, "acc": 10.0 + config.seed})
-        run.finish()
-    return run.path
+            files.append({"round": number, "acc": 10.0 + config.seed})
+        files.finish()
+    return files.path
 """
 
 
@@ -88,7 +87,7 @@ def planned(tmp_path, *seeds):
     runs = []
     for seed in seeds:
         spec = ClassSpec("fake_runs.Method"), ClassSpec("fake_runs.Data")
-        config = resolve(RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r"))))
+        config = RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r")))
         runs.append(Run.of(config, f"1/A/low{seed}", "2/A/low"))
     return runs
 
@@ -132,9 +131,9 @@ def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
         return one.config.runtime.devices, one.config.runtime.threads
 
     assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
-    asked = [replace(run, config=replace(run.config, runtime=Runtime(threads=3))) for run in runs]
+    asked = [run.replace(runtime=Runtime(threads=3)) for run in runs]
     assert threads(2, runs=asked) == (1, 3)
-    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda config: 5)
+    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda run: 5)
     assert [threads(2), threads(2, runs=asked)] == [(1, 5), (1, 3)]  # of a run that continues
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
@@ -173,7 +172,7 @@ def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
     """Where locks do not reach from one machine to the other."""
     (run,) = planned(tmp_path, 1)
     there = RunFolder(run.folder)
-    there.open(run.config, FACTS)
+    there.open(run, FACTS)
     (there.path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
     before = (there.path / "record.json").read_bytes()
     outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
@@ -190,11 +189,11 @@ def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
 
 
 def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     (run,) = planned(tmp_path, 1)
-    assert attempt(run.config, fails) == ("failed", "no data")
+    assert attempt(run, fails) == ("failed", "no data")
     assert state(run.folder) == "failed"
 
 
@@ -229,7 +228,7 @@ def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
 
 
 def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake, monkeypatch):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     def full(*_):
@@ -237,31 +236,31 @@ def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_pat
 
     (run,) = planned(tmp_path, 1)
     monkeypatch.setattr(RunFolder, "fail", full)
-    assert attempt(run.config, fails) == ("failed", "no data")
+    assert attempt(run, fails) == ("failed", "no data")
 
 
 def test_attempt_leaves_a_record_that_cannot_be_read(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     (run,) = planned(tmp_path, 1)
     run.folder.mkdir(parents=True)
     (run.folder / "record.json").write_text("{")
-    assert attempt(run.config, fails) == ("failed", "no data")
+    assert attempt(run, fails) == ("failed", "no data")
     assert (run.folder / "record.json").read_text() == "{"
 
 
 def test_attempt_never_touches_a_complete_record(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("made under other defaults")
 
     (run,) = planned(tmp_path, 1)
     done = RunFolder(run.folder)
-    done.open(run.config, FACTS)
+    done.open(run, FACTS)
     done.append({"round": 1, "acc": 1.0})
     done.finish()
     before = (done.path / "record.json").read_bytes()
-    assert attempt(run.config, fails)[0] == "failed"
+    assert attempt(run, fails)[0] == "failed"
     assert (done.path / "record.json").read_bytes() == before
 
 
@@ -298,10 +297,8 @@ import sys, time
 from pathlib import Path
 from benchmark.launch import pool
 
-pool.folder = Path
-
-def fit(config):
-    here = Path(config)
+def fit(run):
+    here = run.folder
     (here / "begun").touch()
     try:
         time.sleep(60)
@@ -319,7 +316,7 @@ if __name__ == "__main__":
     from datamodules.common.errors import Stopped
     try:
         with stoppable():
-            runs = [SimpleNamespace(config=name) for name in sys.argv[1:]]
+            runs = [SimpleNamespace(folder=Path(name)) for name in sys.argv[1:]]
             if len(runs) > 1:
                 pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
             else:
@@ -351,7 +348,7 @@ def test_workers_are_told_to_stop_and_waited_for(tmp_path, names):
 def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     folder_ = RunFolder(run.folder)
-    folder_.open(run.config, FACTS)
+    folder_.open(run, FACTS)
     folder_.append({"round": 0, "acc": 33.0})
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Display(1, console) as display:
@@ -367,7 +364,7 @@ def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, 
     monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
     (run,) = planned(tmp_path, 1)
     folder_ = RunFolder(run.folder)
-    folder_.open(run.config, FACTS)
+    folder_.open(run, FACTS)
     console = quiet()
     with Display(1, console) as display:
         display.start(run)

@@ -41,7 +41,7 @@ def test_a_run_that_continues_is_measured_from_where_it_continues(run):
 def test_rounds_between_evaluations_count(run):
     files = RunFolder(run.folder, heartbeat_s=0)
     assert rounds_done(run, None) is None
-    files.open(run.config, FACTS)
+    files.open(run, FACTS)
     files.append({"round": 9, "acc": 10.0})
     files.beat(13)
     assert rounds_done(run, {"round": 9}) == 13
@@ -51,7 +51,7 @@ def test_what_the_same_command_does_with_an_interrupted_run(run):
     files = RunFolder(run.folder)
     name = run.folder.name
     assert continuation(run) == f"starts {name} from its first round: there is no checkpoint yet"
-    files.open(run.config, FACTS)
+    files.open(run, FACTS)
     files.append({"round": 99, "acc": 10.0})
     assert "from its first round" in continuation(run)
     (files.path / "checkpoint.pt").write_bytes(b"")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,7 +225,7 @@ def test_the_command_that_a_script_mentions_is_not_executed(tmp_path, tiny, monk
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    elsewhere = [replace(run, config=replace(run.config, runtime=Runtime(threads=8))) for run in runs[:1]]
+    elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
     lists = (runs[:1], runs[1:], elsewhere, runs[:1])
     first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
     assert first == again and len({first, *others}) == 3

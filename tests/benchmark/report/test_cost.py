@@ -45,7 +45,7 @@ def test_only_runs_of_the_same_configuration_count():
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
 def test_only_records_of_this_machine_count(tmp_path, monkeypatch, another, count):
-    made = replace(config(), runtime=Runtime(results_dir=str(tmp_path)))
+    made = planned(replace(config(), runtime=Runtime(results_dir=str(tmp_path))))
     monkeypatch.setattr(records, "environment", lambda: machine() | another)
     run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
@@ -71,13 +71,13 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
 
 
 def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
-    made = replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path)))
+    made = planned(replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path))))
     run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
     for number in range(3):
         run.append({"round": number, "acc": 1.0})
-    assert cost.rounds_left(planned(made), "running") == 7
-    assert cost.rounds_left(planned(made), "stale") == 10  # it has no checkpoint
+    assert cost.rounds_left(made, "running") == 7
+    assert cost.rounds_left(made, "stale") == 10  # it has no checkpoint
     (run.path / "checkpoint.pt").write_bytes(b"")
     run.saved(2)
-    assert cost.rounds_left(planned(made), "stale") == 8
+    assert cost.rounds_left(made, "stale") == 8

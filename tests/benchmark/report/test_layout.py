@@ -17,8 +17,8 @@ from benchmark.report.layout import (
     pipe_table,
     texts,
 )
-from benchmark.report.states import RunState
 from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites.suite import Suite
 
 HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"
@@ -76,7 +76,8 @@ def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") ->
             record["environment"] = {"cpu": "c", "cores": 1, "threads": 1}
             runs |= {plan.run(row, seed).id: RunState("complete", record) for seed in (1, 2)}
     published = {row.key("acc"): "50.0" for row in toy.rows}
-    return render(toy, plan, runs, published)[0]
+    plan.found = runs
+    return render(toy, plan, published)[0]
 
 
 def test_methods_are_rows_and_data_sets_with_metrics_are_columns() -> None:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from benchmark.report import others
-from benchmark.report.states import RunState
 from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites.suite import Suite, load
 
 ENVIRONMENT = {"cpu": "x", "cores": 1, "threads": 1}
@@ -24,7 +24,8 @@ def frame(suite: Suite, label: str, *scales: str, seeds: int = 0) -> pd.DataFram
             done = plan.seeds.index(run.config.seed) < seeds
             full = record | {"environment": ENVIRONMENT, "code_version": "0"}
             runs[key] = RunState("complete", full) if done else RunState("missing", None)
-        tables += render(suite, plan, runs, suite.published())
+        plan.found = runs
+        tables += render(suite, plan, suite.published())
     sections = {section.title: section for section in others.sections(suite, tables)}
     return sections[f"What other groups report for {label}"].frame
 

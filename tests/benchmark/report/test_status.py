@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmark.config import Run, RunConfig, Runtime, resolve
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.status import show
 from benchmark.runs.records import RunFolder
@@ -28,13 +28,12 @@ def planned(tmp_path, report="best", clients=10, seed=1, rounds=4, average_last=
         average_last=average_last,
         runtime=Runtime(results_dir=str(tmp_path)),
     )
-    config = resolve(config)
     return Run.of(config, "4/A/low")
 
 
 def run(planned_run, rounds=4, averaged=None):
     run_folder = RunFolder(planned_run.folder)
-    run_folder.open(planned_run.config, FACTS)
+    run_folder.open(planned_run, FACTS)
     for number in range(rounds):
         run_folder.append({"round": number, "acc": ACCURACY[number]})
     if rounds == 4:
@@ -51,7 +50,7 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
     """The accuracy is the mean of the complete ones; rows of one name show the options in which they differ."""
     seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
     others = [planned(tmp_path, clients=50, seed=seed) for seed in (1, 2, 3, 4)]
-    elsewhere = replace(planned(tmp_path, clients=5), cells=["5/A/low"])
+    elsewhere = replace(planned(tmp_path, clients=5), cells=("5/A/low",))
     run(seeds[0])
     run(seeds[1], rounds=2)
     run(seeds[2])

@@ -2,14 +2,12 @@
 
 import csv
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from benchmark.config import Runtime, from_dict, from_yaml, resolve, run_id, to_yaml
+from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
 from benchmark.registry import build
-from benchmark.report.tables import collect
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
@@ -132,7 +130,7 @@ def test_equal_runs_of_several_tables_are_one_run():
     assert len(plan.runs) == 2 * 3 * 2
     low, again = toy.tables[0].rows[0], toy.tables[1].rows[0]
     assert plan.run(low, 2) is plan.run(again, 2)
-    assert plan.run(low, 2).cells == ["1/A/low", "2/A/low"]
+    assert plan.run(low, 2).cells == ("1/A/low", "2/A/low")
     assert plan.run(low, 2).config.seed == 2
     assert all(key == run.id == run_id(run.config) for key, run in plan.runs.items())
 
@@ -425,9 +423,8 @@ def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfe
     assert runs["controls/CIFAR-100/fedirm"] is table
     args = table.config.method.init_args
     assert args["loss_weight"] == 1 and control.config.method.init_args == {**args, "loss_weight": 15}
-    found = collect(plan)
-    assert found[control.id].state == "complete"
-    assert found[table.id].state != "outdated"
+    assert plan.found[control.id].state == "complete"
+    assert plan.found[table.id].state != "outdated"
 
 
 def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
@@ -598,7 +595,7 @@ def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
     accuracy = []
     for options in ({}, all_labels):
         values = papers.values(papers.row(row, "quick"), "quick", last={"set": options})
-        config = replace(resolve(from_dict(values)), runtime=runtime)
-        accuracy.append(read_record(fit(config))["final"]["acc"])
+        run = Run.of(from_dict(values)).replace(runtime=runtime)
+        accuracy.append(read_record(fit(run))["final"]["acc"])
     lower, upper = accuracy
     assert lower > 40 and upper > 85 and upper - lower > 15

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.report.states import RunState
 from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -89,7 +89,8 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
         value = (55.0 if run.config.method.name == "fixmatch" else 76.9) + run.config.seed - 1
         record = {name: {"acc": value} for name in ("best", "final", "last_k_mean")}
         runs[key] = RunState("complete", record | {"environment": environment, "code_version": "0"})
-    frames = {table.number: table.frame for table in render(fl2, plan, runs, fl2.published())}
+    plan.found = runs
+    frames = {table.number: table.frame for table in render(fl2, plan, fl2.published())}
     first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
     second = frames["2"].query("method == 'fl2'").iloc[0]
     assert (first["published"], first["delta"], first["status"]) == (
@@ -102,7 +103,8 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     assert first["prediction"] == second["prediction"] == pytest.approx(4.3027 * (2 / 3) ** 0.5, abs=1e-4)
     without = {key: value for key, value in fl2.published().items() if key[0] != "1"}
     with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
-        render(fl2, plan, runs, without)
+        plan.found = runs
+        render(fl2, plan, without)
 
 
 def test_ablation_rows(fl2: Suite) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.report.tables import collect, render
+from benchmark.report.tables import render
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -76,7 +76,7 @@ def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
     assert set(waiting) == PUBLISHED_ONLY
     assert all(reason.startswith("published only: ") for reason in waiting.values())
     plan = proxyfl.plan("quick")
-    first = next(table for table in render(proxyfl, plan, collect(plan), proxyfl.published()) if table.number == "1")
+    first = next(table for table in render(proxyfl, plan, proxyfl.published()) if table.number == "1")
     lines = [line for line in first.lines if line.row.method == "FedLabel"]
     assert len(lines) == 12 and all(line.published and line.lacks == "pending" for line in lines)
     assert "FedLabel (published only: its rules are not at hand)" in first.markdown

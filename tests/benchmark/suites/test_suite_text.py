@@ -1,11 +1,10 @@
 """The suite of news texts: rows of a table share the setting, and every row runs on features."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmark.config import Runtime, apply, from_dict, identity, resolve
+from benchmark.config import Run, Runtime, apply, from_dict, identity
 from benchmark.run import fit
 from benchmark.runs.records import RunFolder
 from benchmark.suites import suite
@@ -78,6 +77,6 @@ def test_every_row_runs_a_round_on_features(
         devices=1, accelerator="cpu", threads=1, engine=engine, slots=2, data_dir=str(tmp_path),
         results_dir=str(tmp_path / "results"), wandb="off",
     )  # fmt: skip
-    path = fit(replace(resolve(from_dict(values)), runtime=runtime))
+    path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
     record = RunFolder(path).record()
     assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100
