@@ -86,6 +86,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     stamp = _stamp(suite, options, results, readme)
     mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
     if not (options.dry_run or options.overwrite or mirrored) and (left := stamp.holds()):
+        for note in left["notes"]:
+            print(note, file=sys.stderr)
         print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
         return 0
     return _run(suite, options, runtime, stamp, readme)
@@ -93,11 +95,11 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None) -> "Stamp":
     from benchmark.report.stamp import Stamp
+    from benchmark.suites.kept import digest
 
     names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
-    asked = {name: options[name] for name in names} | {"page": str(readme)}
-    path = results / "tables" / f".{suite.paper}-{_name(options)}.json"
-    return Stamp(path, asked, suite.files(options.scale))
+    asked = {name: options[name] for name in names} | {"page": str(readme), "suite": digest(suite, options.scale)}
+    return Stamp(results / "tables" / f".{suite.paper}-{_name(options)}.json", asked)
 
 
 def _name(options: Namespace) -> str:
@@ -120,7 +122,9 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     if options.overwrite and not options.dry_run:
         discard(wanted)
     missing = [run for run in wanted if plan.found[run.id].state != "complete"]
-    _warn_of_other_code([(run, record) for run in wanted if (record := plan.found[run.id].record)])
+    notes = _of_other_code([(run, record) for run in wanted if (record := plan.found[run.id].record)])
+    for note in notes:
+        print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
     if options.slurm is not None:
         from benchmark.launch import slurm
@@ -177,7 +181,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         files = sorted(page.parent.glob(f"{name}.*"))
         files += leaderboard.files(results, name) if suite.ranked else []
         files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
-        stamp.write(plan, files, {"runs": len(wanted), "page": str(page)})
+        stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
     return 1 if bad else 0
 
 
@@ -210,8 +214,8 @@ def _mirror(
     mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 
-def _warn_of_other_code(complete: "Sequence[tuple[Run, Record]]") -> None:
-    """Say which methods' code has changed since some of the runs were made."""
+def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
+    """Which methods' code has changed since some of the runs were made, in words."""
     from benchmark.runs.records import method_source
 
     changed: dict[str, int] = {}
@@ -219,12 +223,11 @@ def _warn_of_other_code(complete: "Sequence[tuple[Run, Record]]") -> None:
         made, name = record["environment"].get("method_source"), run.config.method.name
         if made and made != method_source(run):
             changed[name] = changed.get(name, 0) + 1
-    for name, count in changed.items():
-        print(
-            f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is "
-            "there now; --overwrite with --methods or --only runs them again",
-            file=sys.stderr,
-        )
+    return [
+        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is there "
+        "now; --overwrite with --methods or --only runs them again"
+        for name, count in changed.items()
+    ]
 
 
 def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:

@@ -22,6 +22,7 @@ from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 
 OURS = tuple(kind.package for kind in KINDS.values())
+MAKERS = ("jsonargparse", "numpy", "pandas", "scipy", "matplotlib", "tabulate")  # of values, and of what tables show
 
 
 def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Plan:
@@ -30,11 +31,11 @@ def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Pl
     Raises:
         ConfigError: as ``suite.plan``.
     """
-    file = _cache() / f"{suite.paper}-{scale}-{_digest(suite, scale, seeds)}.json"
+    file = _cache() / f"{suite.paper}-{scale}-{digest(suite, scale, seeds)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or none that can be read
         return _read(json.loads(file.read_text(encoding="utf-8")), suite, scale, runtime)
     made = suite.plan(scale, seeds, runtime)
-    if all(getattr(run.config, slot).class_path.startswith(OURS) for run in made.runs.values() for slot in KINDS):
+    if is_ours(made):
         with suppress(OSError):  # a home that cannot be written
             file.parent.mkdir(parents=True, exist_ok=True)
             for old in file.parent.glob(f"{suite.paper}-{scale}-{'?' * 32}.json"):
@@ -48,9 +49,17 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fssl-bench" / "plans"
 
 
-def _digest(suite: Suite, scale: str, seeds: Sequence[int]) -> str:
-    """Of everything that a plan follows from: our code, the suite's files, and who converts values to their types."""
-    given = [list(seeds), sys.version, version("jsonargparse"), str(suite.folder.resolve())]
+def is_ours(made: Plan) -> bool:
+    """Whether all classes of a plan are of this package; the code of others may change unseen."""
+    paths = {getattr(run.config, slot).class_path for run in made.runs.values() for slot in KINDS}
+    return all(path.partition(".")[0] in OURS for path in paths)
+
+
+def digest(suite: Suite, scale: str, seeds: Sequence[int] = ()) -> str:
+    """Of everything that a plan, and a table made of its records, follows from: our code, the suite's files, and the
+    versions of the packages that convert values and write tables.
+    """
+    given = [list(seeds), sys.version, [version(name) for name in MAKERS], str(suite.folder.resolve())]
     total = hashlib.sha256(json.dumps(given).encode())
     own = (file for package in (*OURS, "benchmark") for file in sorted((ROOT / package).rglob("*.py")))
     for file in (*own, *suite.files(scale)):

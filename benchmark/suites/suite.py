@@ -25,6 +25,20 @@ PUBLISHED = SUITES / "published"
 OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
 """Characters of a run id that tell it from the number of a table."""
+LAYERS = {
+    "base": "base",
+    "data set": "datasets.DATASET",
+    "label": "labels.LABEL",
+    "row": "tables.TABLE, and on top of it the row",
+    "scale": "scales.SCALE",
+    "scale's table": "scales.SCALE.tables.TABLE",
+    "scale's data set": "scales.SCALE.datasets.DATASET",
+    "scale's data set of the table": "scales.SCALE.tables.TABLE.datasets.DATASET",
+    "tuned": "the file that `tune` writes beside the suite",
+    "trial": "of a run of `tune` or `admit`: scales.SCALE.tuning, or admission.central",
+    "trial's data set": "datasets.DATASET in that place",
+}
+"""Where a row's options come from, by name, and where in a suite's file these stand; a later layer wins."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 
 Options = Mapping[str, Any]
@@ -199,34 +213,46 @@ class Suite:
         own = [self.folder / Path(self.where).name, self.tuned_file(scale), self.admitted_file(scale)]
         own += [self.verified_file(scale)]
         own += [self.published_path] if self.published_path else []
+        own += [OTHERS] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])
 
-    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite spells it, without defaults.
+    def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:
+        """The ``LAYERS`` of a row at a scale, each with its options under ``set`` and those of ``methods``.
 
         Args:
             row: of this suite.
             scale: one of its scales.
             tuned: whether what tuning has chosen counts.
-            last: a layer on top of all, and on top of it what its ``datasets`` say about the row's.
+            last: the layer of a trial.
         """
-        label, at = self.spec["labels"][row.method], self.scale(scale)
-        name = label["method"]
-        at_table = at["tables"].get(row.table, {})
-        layers: list[Mapping[str, Any]] = [
-            self.spec["base"],
-            self.spec["datasets"][row.dataset],
-            {"set": label},
-            {"set": row.options},
-            at,
-            at_table,
-            at.get("datasets", {}).get(row.dataset, {}),
-            at_table.get("datasets", {}).get(row.dataset, {}),
-            {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
-            *([last, last.get("datasets", {}).get(row.dataset, {})] if last else []),
-        ]
+        at, last = self.scale(scale), last or {}
+        table = at["tables"].get(row.table, {})
+        chosen = self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}
+
+        def of_data(layer: Options) -> Options:
+            found: Options = layer.get("datasets", {}).get(row.dataset, {})
+            return found
+
+        layers = {
+            "base": self.spec["base"],
+            "data set": of_data(self.spec),
+            "label": {"set": self.spec["labels"][row.method]},
+            "row": {"set": row.options},
+            "scale": at,
+            "scale's table": table,
+            "scale's data set": of_data(at),
+            "scale's data set of the table": of_data(table),
+            "tuned": {"set": chosen},
+            "trial": last,
+            "trial's data set": of_data(last),
+        }
+        return {name: layers[name] or {} for name in LAYERS}
+
+    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
+        """The configuration of a row at a scale as the suite spells it, without defaults; arguments: ``layers``."""
+        at, name = self.scale(scale), self.spec["labels"][row.method]["method"]
         values: dict[str, Any] = {}
-        for layer in layers:
+        for layer in self.layers(row, scale, tuned, last).values():
             values = apply(values, _options(layer.get("set", {}), name))
             for one in with_its_method(name):
                 values = apply(values, _options(layer.get("methods", {}).get(one, {}), name))

@@ -13,7 +13,7 @@ from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.published import read_others, read_published
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import LAYERS, Suite
 from datamodules.common.errors import ConfigError
 from methods import models
 
@@ -97,6 +97,30 @@ def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
     assert found == [3, 5]
     changed["scales"]["quick"]["methods"][ablation] = {"method.subset_size": 6}
     assert Suite(changed).run(high, "quick").config.method.init_args["subset_size"] == 6
+
+
+def test_a_later_layer_wins_over_all_before_it(tmp_path):
+    """Each layer sets the rounds; the layers up to it, in any order of the file's keys, give its own number."""
+    for last in range(1, len(LAYERS) + 1):
+        number = {name: 10 + n for n, name in enumerate(LAYERS)}
+        layer = {name: {"set": {"rounds": number[name]}} if n < last else {} for n, name in enumerate(LAYERS)}
+        made = spec()
+        made["base"] |= {"set": made["base"]["set"] | layer["base"].get("set", {})}
+        made["datasets"]["A"] = layer["data set"]
+        made["labels"]["low"] |= layer["label"].get("set", {})
+        made["tables"][1]["rows"][0] |= layer["row"]
+        made["scales"]["quick"] = {
+            "seeds": [1],
+            **layer["scale"],
+            "tables": {1: layer["scale's table"] | {"datasets": {"A": layer["scale's data set of the table"]}}},
+            "datasets": {"A": layer["scale's data set"]},
+        }
+        toy = Suite(made, folder=tmp_path)
+        row = toy.tables[0].rows[0]
+        toy.tuned_file("quick").parent.mkdir(exist_ok=True)
+        toy.tuned_file("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
+        trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
+        assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, list(LAYERS)[last - 1]
 
 
 def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
