@@ -12,7 +12,7 @@ from benchmark.config import READINGS, SCALES
 from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
 
-METRICS = ("acc", "auc", "precision", "recall", "loss")
+METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 CONTROLS = "take it out, and name a table's `control`: verdicts rest on intervals of the seeds"
 RETIRED = {"bands": CONTROLS, "band_note": CONTROLS}
 TOLD = 3  # problems that one message names
