@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
+from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, RunFolder, code_versions, read_record, state
-from benchmark.suites.plan import PlannedRun, Row, Table
+from benchmark.suites.plan import Row, Table
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 
@@ -29,7 +29,7 @@ RISE = 1.0
 PREMISE = 3.0
 """Points that unlabelled data must be worth where one place has everything."""
 
-Runs = dict[str, list[PlannedRun]]
+Runs = dict[str, list[Run]]
 """The runs of a setting: of its reference, its bound and the two central rows, by their labels; one per seed."""
 
 
@@ -96,10 +96,9 @@ def _candidate(
     return Candidate(name, table.reference, table.bounds[0], supervised, semi_supervised, runs)
 
 
-def _runs(values: Mapping[str, Any], seeds: Sequence[int], runtime: Runtime, cell: str) -> list[PlannedRun]:
-    base: RunConfig = replace(resolve(from_dict(values)), runtime=runtime)
-    configs = [replace(base, seed=seed) for seed in seeds]
-    return [PlannedRun(run_id(config), config, [cell]) for config in configs]
+def _runs(values: Mapping[str, Any], seeds: Sequence[int], runtime: Runtime, cell: str) -> list[Run]:
+    first = Run.of(from_dict(values), cell)
+    return [first.replace(seed=seed, runtime=runtime) for seed in seeds]
 
 
 def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, Any]:

@@ -19,14 +19,13 @@ from lightning import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from benchmark.config import RunConfig, Runtime, from_dict, resolve, with_pipeline
+from benchmark.config import Run, RunConfig, Runtime, from_dict, with_pipeline
 from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, find_class, introduce, is_importable, one_line
-from benchmark.report.tables import collect
-from benchmark.run import fit_resolved
+from benchmark.registry import KINDS, introduce, is_importable, one_line, path_of
+from benchmark.run import fit as fit_on_disk
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.metrics import classification_metrics
 from benchmark.runs.records import read_record, read_rows, readings
@@ -42,7 +41,7 @@ class Result:
     """What became of a run.
 
     Args:
-        config: its resolved configuration.
+        run: what was run.
         rows: its evaluated rounds.
         method: the trained method, if it is at hand.
         path: folder of its record, if it has one.
@@ -52,17 +51,22 @@ class Result:
 
     def __init__(
         self,
-        config: RunConfig,
+        run: Run,
         rows: Sequence[Mapping[str, Any]],
         method: FedMethod | None = None,
         path: Path | None = None,
         averaged: Mapping[str, Any] | None = None,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.config, self.rows, self.path, self.averaged = config, list(rows), path, averaged
+        self.run, self.rows, self.path, self.averaged = run, list(rows), path, averaged
         self._weights = weights
         if method is not None:
             self.method = method
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration."""
+        return self.run.config
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -89,7 +93,7 @@ class Result:
         """
         weights = read_weights((self.path or Path()) / WEIGHTS) if self._weights is None else self._weights
         with torch.random.fork_rng(devices=[]):  # the caller's draws go on as if nothing had been made
-            made, _ = make(self.config, torch.device("cpu"))
+            made, _ = make(self.run, torch.device("cpu"))
         method: FedMethod = made
         method.load_tensors(weights)
         return method.eval()
@@ -101,7 +105,7 @@ class Result:
             RunError: as ``method``.
             DataError: the data are missing.
         """
-        data = make_data(self.config)
+        data = make_data(self.run)
         data.place(self.method.device, self.method.dtype)  # type: ignore[arg-type]
         data.setup()
         with torch.inference_mode():
@@ -158,8 +162,8 @@ def fit(
         **options,
         "runtime": runtime,
     }
-    config = resolve(from_dict(with_pipeline(values)))
-    return _in_memory(config) if results_dir is None else _on_disk(config)
+    run = Run.of(from_dict(with_pipeline(values)))
+    return _in_memory(run) if results_dir is None else _on_disk(run)
 
 
 def load_run(path: str | Path, data_dir: str = "data") -> Result:
@@ -175,11 +179,16 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
     """
     if Path(path).is_file():
         held = read_exported(Path(path))
-        config = from_dict({**held.record["config"], "runtime": {"data_dir": data_dir}})
-        return Result(config, held.rows, averaged=held.record.get("averaged"), weights=held.weights)
+        run = _recorded(held.record, data_dir)
+        return Result(run, held.rows, averaged=held.record.get("averaged"), weights=held.weights)
     record = read_record(Path(path))
-    config = from_dict({**record["config"], "runtime": {"data_dir": data_dir}})
-    return Result(config, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))
+    run = _recorded(record, data_dir)
+    return Result(run, read_rows(Path(path)), path=Path(path), averaged=record.get("averaged"))
+
+
+def _recorded(record: Mapping[str, Any], data_dir: str) -> Run:
+    """The run of a record, whose configuration was resolved when it was made; its classes need not be at hand."""
+    return Run(record["run_id"], from_dict({**record["config"], "runtime": {"data_dir": data_dir}}))
 
 
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
@@ -211,12 +220,11 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     """
     suite = load(paper)
     plan = suite.plan(scale, runtime=Runtime(results_dir=str(results_dir)))
-    runs = collect(plan)
     parts = []
     for row in suite.rows:
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
         for seed, key in plan.of_row.get(id(row), {}).items():
-            if runs[key].record is not None:
+            if plan.found[key].record is not None:
                 rounds = pd.json_normalize(read_rows(plan.runs[key].folder))
                 where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}
                 parts.append(pd.concat([pd.DataFrame(where, rounds.index), rounds], axis=1))
@@ -234,31 +242,31 @@ class _Rows:
             self.rows.append(row)
 
 
-def _in_memory(config: RunConfig) -> Result:
-    runtime, rows = config.runtime, _Rows()
+def _in_memory(run: Run) -> Result:
+    runtime, rows = run.config.runtime, _Rows()
     try:
-        precision = fabric_precision(config.precision, runtime.accelerator)
+        precision = fabric_precision(run.config.precision, runtime.accelerator)
         fabric = Fabric(accelerator=runtime.accelerator, devices=1, **precision)
     except (ValueError, RuntimeError, MisconfigurationException) as refused:
         raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
     fabric.launch()
     with _threads(runtime.threads), torch.random.fork_rng(devices=[]):
-        method, data = make(config, fabric.device)
-        federation = assemble(config, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
+        method, data = make(run, fabric.device)
+        federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
         federation.become_server()
-    return Result(config, rows.rows, method.eval(), averaged=federation.averaged)
+    return Result(run, rows.rows, method.eval(), averaged=federation.averaged)
 
 
-def _on_disk(config: RunConfig) -> Result:
+def _on_disk(run: Run) -> Result:
     for slot, kind in KINDS.items():
-        path = getattr(config, slot).class_path
-        if not is_importable(find_class(path, kind)):
+        cls = run.class_of(slot)
+        if not is_importable(cls):
             raise ConfigError(
-                f"{kind.what} '{path}' cannot be imported by anybody else, so that a record of it would mean nothing: "
-                "put the class into a module, or leave results_dir out"
+                f"{kind.what} '{path_of(cls)}' cannot be imported by anybody else, so that a record of it would mean "
+                "nothing: put the class into a module, or leave results_dir out"
             )
-    return load_run(fit_resolved(config), config.runtime.data_dir)
+    return load_run(fit_on_disk(run), run.config.runtime.data_dir)
 
 
 def _named(given: str | type) -> str:

@@ -1,7 +1,7 @@
 """What a run is: a complete, typed configuration with an identity.
 
 A configuration names a method, a data set and a model, and holds every number that affects the result.
-``resolve`` fills in all defaults, so that the saved ``config.yaml`` reproduces the run; ``run_id`` hashes it.
+``Run.of`` fills in all defaults, so that the saved ``config.yaml`` reproduces the run; ``run_id`` hashes it.
 """
 
 import hashlib
@@ -159,6 +159,49 @@ class RunConfig:
             raise ConfigError("report is averaged, but nothing is averaged: give average_last, a number of rounds")
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run whose configuration is resolved and checked: what everything that runs it, or looks for it, takes.
+
+    ``Run.of`` makes one of a configuration. It names classes by their paths, so that it can be sent to another process.
+
+    Args:
+        id: its ``run_id``.
+        config: its configuration, resolved.
+        cells: names of the rows of tables that it is for, or else what it is in words.
+    """
+
+    id: str
+    config: RunConfig
+    cells: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig, *cells: str) -> "Run":
+        """The run that a configuration describes.
+
+        Raises:
+            ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
+        """
+        resolved = resolve(config)
+        return cls(run_id(resolved), resolved, cells)
+
+    def replace(self, **changes: Any) -> "Run":
+        """The run with another ``seed``, ``scale``, ``precision`` or ``runtime``; these need no resolving."""
+        config = replace(self.config, **changes)
+        return Run(self.id if set(changes) == {"runtime"} else run_id(config), config, self.cells)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are: ``<results_dir>/runs/<method>-<data>-<run id>``."""
+        name = f"{self.config.method.name}-{self.config.data.name}-{self.id}".replace("/", "_")
+        return Path(self.config.runtime.results_dir) / "runs" / name
+
+    def class_of(self, slot: str) -> type:
+        """The class of the ``method``, or of the ``data``."""
+        spec: ClassSpec = getattr(self.config, slot)
+        return find_class(spec.class_path, KINDS[slot])
+
+
 def identity(config: RunConfig) -> dict[str, Any]:
     """The fields that affect the numbers, as plain data: what ``config.yaml`` holds and ``run_id`` hashes."""
     plain = asdict(config)
@@ -305,12 +348,6 @@ def to_yaml(config: RunConfig) -> str:
 def from_yaml(text: str, where: str = "configuration") -> RunConfig:
     """Read what ``to_yaml`` wrote (a missing ``runtime`` means its defaults)."""
     return from_dict(load_yaml(text, where))
-
-
-def folder(config: RunConfig, key: str | None = None) -> Path:
-    """Folder of a resolved run: ``<results_dir>/runs/<method>-<data>-<run id>``; ``key`` is the id if it is known."""
-    name = f"{config.method.name}-{config.data.name}-{key or run_id(config)}".replace("/", "_")
-    return Path(config.runtime.results_dir) / "runs" / name
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

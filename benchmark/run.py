@@ -17,7 +17,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
-from benchmark.config import RunConfig, folder, resolve
+from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import make_data
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
@@ -35,8 +35,8 @@ from datamodules.common.errors import BenchError, ConfigError, DataError, RunErr
 PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes
 
 
-def fit(config: RunConfig) -> Path:
-    """Run (or finish) what ``config`` describes and return the run's folder.
+def fit(run: Run) -> Path:
+    """Carry a run out, or finish it, and return its folder.
 
     A complete run is left alone; an interrupted one continues from its last checkpoint and ends with the record of
     an uninterrupted run, bit for bit on the CPU (wall-clock fields aside).
@@ -47,59 +47,54 @@ def fit(config: RunConfig) -> Path:
         RunError: the run cannot go on, or another process is working on it.
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
-    return fit_resolved(resolve(config))
-
-
-def fit_resolved(config: RunConfig) -> Path:
-    """``fit`` for a configuration that is resolved already."""
     with stoppable():
         if os.environ.get("LT_CLI_USED") == "1":
-            return _fit_within_fabric_run(config)
-        return _fit(config)
+            return _fit_within_fabric_run(run)
+        return _fit(run)
 
 
-def _fit_within_fabric_run(config: RunConfig) -> Path:
+def _fit_within_fabric_run(run: Run) -> Path:
     """This process is one of those that ``fabric run`` has made already."""
-    config = replace(config, precision=os.environ.get("LT_PRECISION", config.precision))
-    if not is_complete(config):
-        lightning = loggers.lightning_loggers(config.runtime.logger, folder(config))
+    run = run.replace(precision=os.environ.get("LT_PRECISION", run.config.precision))
+    config = run.config
+    if not is_complete(run):
+        lightning = loggers.lightning_loggers(config.runtime.logger, run.folder)
         fabric = Fabric(precision=config.precision, loggers=lightning)  # type: ignore[arg-type]
         if config.precision == "16-mixed" and fabric.device.type == "cpu":
             raise ConfigError("fabric run takes bfloat16 for 16-mixed on a CPU; use bf16-mixed, or fit without it")
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
-        config = replace(config, runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
-        work(fabric, pickle.dumps(replace(config, runtime=placed(config))))
-    return folder(config)
+        run = run.replace(runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
+        work(fabric, pickle.dumps(placed(run)))
+    return run.folder
 
 
-def _fit(config: RunConfig) -> Path:
+def _fit(run: Run) -> Path:
     """This process starts those of the run, or is one of those that SLURM or ``torchrun`` has started."""
-    path = folder(config)
-    if is_complete(config):
+    path = run.folder
+    if is_complete(run):
         return path
     started = torchrun()
     if started:
-        config = replace(config, runtime=within(config.runtime, started))
-    config = replace(config, runtime=placed(config))
-    rt, tasks = config.runtime, slurm_tasks()
+        run = run.replace(runtime=within(run.config.runtime, started))
+    run = placed(run)
+    rt, tasks = run.config.runtime, slurm_tasks()
     spawned = (rt.devices != 1 or rt.num_nodes != 1) and not (tasks or started)
     if tasks and not started:
-        _check_tasks(config, tasks)
+        _check_tasks(rt, tasks)
     if spawned:
-        _check_spawned(config)
-    fabric = _fabric(config, spawned)
+        _check_spawned(rt)
+    fabric = _fabric(run, spawned)
     if spawned and rt.accelerator == "cpu":  # what is missing is missed before processes start
-        make_data(config).prepare_data()
-    _launch(fabric, config)
+        make_data(run).prepare_data()
+    _launch(fabric, run)
     if not (tasks or started) and state(path) != "complete":
         raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
     return path
 
 
-def _check_tasks(config: RunConfig, tasks: int) -> None:
+def _check_tasks(rt: Runtime, tasks: int) -> None:
     """Refuse a run of several processes where SLURM has started another number of them."""
-    rt = config.runtime
     asked = int(rt.devices) * rt.num_nodes
     if asked not in (1, tasks):
         raise ConfigError(
@@ -108,9 +103,8 @@ def _check_tasks(config: RunConfig, tasks: int) -> None:
         )
 
 
-def _check_spawned(config: RunConfig) -> None:
+def _check_spawned(rt: Runtime) -> None:
     """Refuse processes that this one cannot start: on other nodes, or more than the machine can bear."""
-    rt = config.runtime
     if rt.num_nodes != 1:
         raise ConfigError(
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
@@ -120,9 +114,9 @@ def _check_spawned(config: RunConfig) -> None:
         check_processes("--devices", int(rt.devices))
 
 
-def _fabric(config: RunConfig, spawned: bool) -> Fabric:
+def _fabric(run: Run, spawned: bool) -> Fabric:
     """Fabric for the run's processes, which it starts itself if they are ``spawned``."""
-    rt = config.runtime
+    rt = run.config.runtime
     enough_queues()
     # Messages of plain values go over gloo on GPUs, too: it notices a process that has ended, and lets signals through.
     several = DDPStrategy(
@@ -136,18 +130,18 @@ def _fabric(config: RunConfig, spawned: bool) -> Fabric:
             strategy="auto" if rt.devices == 1 and rt.num_nodes == 1 else several,
             devices=rt.devices,
             num_nodes=rt.num_nodes,
-            loggers=loggers.lightning_loggers(rt.logger, folder(config)),
-            **fabric_precision(config.precision, rt.accelerator),
+            loggers=loggers.lightning_loggers(rt.logger, run.folder),
+            **fabric_precision(run.config.precision, rt.accelerator),
         )
     except (ValueError, RuntimeError, ImportError, MisconfigurationException) as refused:
         raise ConfigError(f"--devices {rt.devices} --accelerator {rt.accelerator}: {one_line(refused)}") from None
 
 
-def _launch(fabric: Fabric, config: RunConfig) -> None:
+def _launch(fabric: Fabric, run: Run) -> None:
     """Let all processes work; tell and record the error that one of them dies of, and pass signals on to them."""
-    path, before = folder(config), children()
+    path, before = run.folder, children()
     try:
-        fabric.launch(work, pickle.dumps(config))  # type: ignore[arg-type]
+        fabric.launch(work, pickle.dumps(run))  # type: ignore[arg-type]
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None
@@ -156,7 +150,7 @@ def _launch(fabric: Fabric, config: RunConfig) -> None:
         if isinstance(error, (ConfigError, DataError)):
             RunFolder(path).forget()
         if not isinstance(error, RunLocked) and state(path) in ("stale", "failed"):
-            RunFolder(path).fail(error, config)
+            RunFolder(path).fail(error, run)
         raise error from exception
     except (KeyboardInterrupt, Stopped) as asked:
         stop(children() - before, asked.signal if isinstance(asked, Stopped) else SIGTERM)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import ROOT, tuning
-from benchmark.config import RunConfig, Runtime, folder, identity, spelled
+from benchmark.config import Run, RunConfig, Runtime, identity, spelled
 from benchmark.contract import checks
 from benchmark.files import dump_yaml, read_yaml, write_atomic
-from benchmark.registry import KINDS, find_class, imported, one_line
+from benchmark.registry import KINDS, imported, one_line
 from benchmark.report.compare import compare
-from benchmark.run import fit_resolved
+from benchmark.run import fit
 from benchmark.runs.archive import FILES
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, Record, code_versions, method_source, read_record, state
@@ -40,7 +40,7 @@ MOST_CONFIGURATIONS = 20  # that a row may try (RULES.md)
 SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that decide how sums round
 PASSED = "passed"
 
-Configs = dict[int, RunConfig]
+Runs = dict[int, Run]
 """The runs of a row, by seed."""
 
 
@@ -69,7 +69,7 @@ class Submission:
         scale: of the board.
         row: the row.
         about: what ``submission.yaml`` says.
-        configs: the row's runs as the suite has them, in the folder.
+        runs: the row's runs as the suite has them, in the folder, by seed.
         records: by seed, of those runs that have one.
         damaged: what is wrong with records that cannot be read, by the name of their folder.
         others: records of further runs that lie in the folder, by its name.
@@ -80,7 +80,7 @@ class Submission:
     scale: str
     row: Row
     about: Mapping[str, Any]
-    configs: Configs
+    runs: Runs
     records: Mapping[int, Record]
     damaged: Mapping[str, str]
     others: Mapping[str, Record]
@@ -107,10 +107,10 @@ def own_row(suite: Suite) -> Row:
     return rows[0]
 
 
-def configs_of(suite: Suite, row: Row, scale: str, results: str | Path) -> Configs:
+def runs_of(suite: Suite, row: Row, scale: str, results: str | Path) -> Runs:
     """A row's runs with the seeds of the scale."""
-    base = replace(suite.config(row, scale), runtime=Runtime(results_dir=str(results)))
-    return {seed: replace(base, seed=seed) for seed in suite.scale(scale)["seeds"]}
+    first, runtime = suite.run(row, scale), Runtime(results_dir=str(results))
+    return {seed: first.replace(seed=seed, runtime=runtime) for seed in suite.scale(scale)["seeds"]}
 
 
 def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str], None]) -> None:
@@ -133,17 +133,17 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     for file in (tuned, journal):
         if not file.exists():
             raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and writes it")
-    configs = list(configs_of(suite, row, scale, results).values())
+    runs = list(runs_of(suite, row, scale, results).values())
     checked = {
-        "method_source": method_source(configs[0]),
-        "checks": keeps_contract(configs[0].method.class_path, tell),
+        "method_source": method_source(runs[0]),
+        "checks": keeps_contract(runs[0].config.method.class_path, tell),
     }
     spec = read_yaml(suite.folder / Path(suite.where).name)
     if str(spec["extends"]).endswith(".yaml"):
         spec["extends"] = os.path.relpath(suite.folder / spec["extends"], out)
     files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
-    files |= {f"runs/{folder(config).name}/{name}": folder(config) / name for config in configs for name in FILES}
-    for name, file in (files | _sources(configs[0])).items():
+    files |= {f"runs/{run.folder.name}/{name}": run.folder / name for run in runs for name in FILES}
+    for name, file in (files | _sources(runs[0])).items():
         if file.exists():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, out / name)
@@ -198,8 +198,8 @@ def opened(place: Path) -> Submission:
         raise ConfigError(f"{place}: there is no {SUITE}; `submit --paper SUITE` makes the folder of a submission")
     about, suite = read_yaml(place / ABOUT), load(str(place / SUITE))
     scale, row = str(about.get("scale")), own_row(suite)
-    configs = configs_of(suite, row, scale, place)
-    seeds = {folder(config).name: seed for seed, config in configs.items()}
+    runs = runs_of(suite, row, scale, place)
+    seeds = {run.folder.name: seed for seed, run in runs.items()}
     records: dict[int, Record] = {}
     damaged, others = {}, {}
     for path in sorted((place / "runs").glob("*")):
@@ -212,7 +212,7 @@ def opened(place: Path) -> Submission:
             records[seeds[path.name]] = record
         else:
             others[path.name] = record
-    return Submission(place, suite, scale, row, about, configs, records, damaged, others)
+    return Submission(place, suite, scale, row, about, runs, records, damaged, others)
 
 
 def check(place: Path, results: Path, tell: Callable[[str], None] | None = None) -> list[Point]:
@@ -229,7 +229,7 @@ def check(place: Path, results: Path, tell: Callable[[str], None] | None = None)
     """
     with importable(place):
         one = opened(place)
-        method = next(iter(one.configs.values())).method.class_path
+        method = next(iter(one.runs.values())).config.method.class_path
         return [
             _row_alone(one),
             _complete(one),
@@ -276,14 +276,14 @@ def _methods_own(option: str) -> bool:
 def _complete(one: Submission) -> Point:
     """Every seed of the scale has ended, and nothing else lies there."""
     problems = [f"runs/{name}: {error}" for name, error in one.damaged.items()]
-    if missing := [seed for seed in one.configs if seed not in one.records]:
+    if missing := [seed for seed in one.runs if seed not in one.records]:
         problems.append(f"no run with seed {_listed(missing)}; the same `enter` command runs what is missing")
     for seed, record in one.records.items():
         if not (record["status"] == "complete" or NOT_FINITE in (record["error"] or "")):
             problems.append(f"seed {seed} is {record['status']}; the same `enter` command runs it again")
     failed = [seed for seed, record in one.records.items() if record["status"] != "complete"]
     more = f", {len(failed)} of them ended in numbers that are not finite" if failed else ""
-    return Point("complete", f"all {len(one.configs)} seeds{more}", tuple(problems))
+    return Point("complete", f"all {len(one.runs)} seeds{more}", tuple(problems))
 
 
 def _as_the_suite_has_it(one: Submission) -> Point:
@@ -291,12 +291,12 @@ def _as_the_suite_has_it(one: Submission) -> Point:
     problems = []
     for name, record in one.others.items():
         config, seed = spelled(record["config"]), record["config"].get("seed")
-        if seed not in one.configs:
+        if seed not in one.runs:
             problems.append(f"runs/{name}: seed {seed} is none of the suite's; take the run out")
             continue
-        problems += [f"runs/{name}, seed {seed}: {text}" for text in _apart(config, one.configs[seed])]
+        problems += [f"runs/{name}, seed {seed}: {text}" for text in _apart(config, one.runs[seed].config)]
     for seed, record in one.records.items():
-        problems += [f"seed {seed}: {text}" for text in _apart(spelled(record["config"]), one.configs[seed])]
+        problems += [f"seed {seed}: {text}" for text in _apart(spelled(record["config"]), one.runs[seed].config)]
     return Point("configuration", "every record is of the suite's configuration", tuple(problems))
 
 
@@ -320,13 +320,13 @@ def _partitions(one: Submission, results: Path) -> Point:
     if row is None:
         return Point("partitions", "", ("the table has no reference to compare with",))
     problems, missing, other_data = [], [], []
-    for seed, config in configs_of(one.suite, row, one.scale, results).items():
+    for seed, run in runs_of(one.suite, row, one.scale, results).items():
         if seed not in one.records:
             continue
-        if state(folder(config)) != "complete":
+        if state(run.folder) != "complete":
             missing.append(seed)
             continue
-        known, record = read_record(folder(config)), one.records[seed]
+        known, record = read_record(run.folder), one.records[seed]
         if record["partition_hash"] not in (known["partition_hash"], None):
             problems.append(
                 f"seed {seed} has the partition {str(record['partition_hash'])[:12]}, and {row.name} "
@@ -421,9 +421,9 @@ def _of_reference(one: Submission, results: Path) -> str:
     row, other = _reference(one), []
     if row is None:
         return ""
-    for seed, config in configs_of(one.suite, row, one.scale, results).items():
-        if seed in one.records and state(folder(config)) == "complete":
-            known, record = read_record(folder(config)), one.records[seed]
+    for seed, run in runs_of(one.suite, row, one.scale, results).items():
+        if seed in one.records and state(run.folder) == "complete":
+            known, record = read_record(run.folder), one.records[seed]
             if (_version(known), _machine(known)) != (_version(record), _machine(record)):
                 other.append(seed)
     return f"; {row.method} has other code or another machine in seed {_listed(other)}" if other else ""
@@ -431,15 +431,15 @@ def _of_reference(one: Submission, results: Path) -> str:
 
 def _method(one: Submission) -> Point:
     """All records are of the method's source that lies there."""
-    problems, config = [], next(iter(one.configs.values()))
-    found = find_class(config.method.class_path, KINDS["method"])
+    problems, run = [], next(iter(one.runs.values()))
+    found = run.class_of("method")
     file = Path(inspect.getfile(found)).resolve()
     if not (file.is_relative_to(one.folder.resolve()) or _is_public(file)):
         problems.append(
-            f"{config.method.class_path} is at {file}, which is neither in the folder nor an installed package; put "
-            "its source there"
+            f"{run.config.method.class_path} is at {file}, which is neither in the folder nor an installed package; "
+            "put its source there"
         )
-    now = method_source(config)
+    now = method_source(run)
     for source, where in _by(one.all_records, lambda record: record["environment"].get("method_source")).items():
         if source is None:
             problems.append(f"{_listed(where)}: the record has no digest of the method's source")
@@ -455,7 +455,7 @@ def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
     """All contract tests that there are have passed, with the source that is submitted."""
     recorded = one.about.get("contract") or {}
     outcomes = now if now is not None else recorded.get("checks") or {}
-    source, problems = method_source(next(iter(one.configs.values()))), []
+    source, problems = method_source(next(iter(one.runs.values()))), []
     if now is None and recorded.get("method_source") != source:
         problems.append(
             f"it was run with the source {recorded.get('method_source')}, and the method is {source}; --contract "
@@ -503,9 +503,9 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
     if seed not in one.records:
         raise ConfigError(f"{one.folder}: no run with seed {seed}; there are {_listed(one.records) or 'none'}")
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / VERIFICATION))
-    again = fit_resolved(replace(one.configs[seed], runtime=own))
+    again = fit(one.runs[seed].replace(runtime=own))
     submitted, ours = one.records[seed], read_record(again)
-    found = compare(folder(one.configs[seed]), again)
+    found = compare(one.runs[seed].folder, again)
     alike = all(submitted["environment"].get(name) == ours["environment"].get(name) for name in SAME_MACHINE)
     if found.equal:
         counts, reason = True, "equal in all rounds"
@@ -535,10 +535,10 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
 HEAD = "# Made by `python -m benchmark submit --verify`: rows of which a maintainer has run a seed again.\n"
 
 
-def _sources(config: RunConfig) -> dict[str, Path]:
+def _sources(run: Run) -> dict[str, Path]:
     """Files of a method's own classes that have to be handed in, by where they lie below a folder on the path."""
     base, found = imported(KINDS["method"].base), {}
-    for cls in find_class(config.method.class_path, KINDS["method"]).__mro__:
+    for cls in run.class_of("method").__mro__:
         if not issubclass(cls, base) or _is_public(file := Path(inspect.getfile(cls)).resolve()):
             continue
         parts = cls.__module__.split(".")

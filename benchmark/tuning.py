@@ -16,12 +16,12 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
-from benchmark.config import RunConfig, Runtime, apply, from_dict, identity, resolve, run_id, spelled
+from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, spelled
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.runs.records import READING, read_record, state
-from benchmark.suites.plan import PlannedRun, Row
+from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
@@ -44,7 +44,7 @@ class Trial:
     row: Row
     factor: float
     options: Mapping[str, float]
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[Run, ...]
 
 
 Scored = tuple[Trial, tuple[float, int]]
@@ -114,11 +114,11 @@ def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
 
 def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) -> Trial:
     spec = _spec(suite, scale)
-    whole = spelled(identity(resolve(from_dict(suite.values(row, scale, tuned=False)))))
+    whole = spelled(identity(Run.of(from_dict(suite.values(row, scale, tuned=False))).config))
     shorter = {name: math.ceil(whole[name] * spec["share_of_rounds"]) for name in spec["lengths"] if whole.get(name)}
     values = suite.values(row, scale, tuned=False, last={**spec, "set": {**shorter, **spec["set"]}})
     values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
-    config = resolve(from_dict(values))
+    config = Run.of(from_dict(values)).config
     arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
     rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
     if not rates:
@@ -129,10 +129,9 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
     options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
     _check_unseen(suite, scale, row, config, spec["seeds"] or [config.seed])
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
-    tried: RunConfig = replace(resolve(from_dict(apply(values, options))), runtime=own)
-    configs = [replace(tried, seed=seed) for seed in spec["seeds"] or [tried.seed]]
-    name = f"tune {row.name} x {factor:g}"
-    return Trial(row, factor, options, tuple(PlannedRun(run_id(config), config, [name]) for config in configs))
+    tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {factor:g}")
+    seeds = spec["seeds"] or [tried.config.seed]
+    return Trial(row, factor, options, tuple(tried.replace(seed=seed, runtime=own) for seed in seeds))
 
 
 def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: Sequence[int]) -> None:
@@ -273,7 +272,7 @@ def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], 
         _tell(studies[trial.row.full_name], trial, run)
 
 
-def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[PlannedRun]:
+def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[Run]:
     """The runs of a trial that the study of its row has no score of."""
     known = scores(studies[trial.row.full_name])
     return [run for run in trial.runs if run.id not in known]
@@ -330,7 +329,7 @@ def tied(scored: Sequence[Scored]) -> list[Scored]:
     return [one for one in scored if one[1][0] >= least]
 
 
-def _tell(study: optuna.Study, trial: Trial, run: PlannedRun) -> None:
+def _tell(study: optuna.Study, trial: Trial, run: Run) -> None:
     """Add one of a trial's runs to its study, with the reading that the suite reports.
 
     A rate at which the numbers are not finite scores 0. A run that failed otherwise says nothing of its rate: like one

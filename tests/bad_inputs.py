@@ -294,6 +294,7 @@ SUITE: dict[str, object] = {
 ROW = {"title": "One", "datasets": ["A"], "metrics": ["acc"], "rows": [{"method": "low"}]}
 SUITES: dict[str, dict[str, object]] = {
     "base is missing": {"base": ...},
+    "toy.yaml: `bands` is no longer known; take it out, and name a table's `control`": {"bands": {"acc": 2.0}},
     "unknown key 'titel'; did you mean 'title'?": {"titel": "T"},
     "toy.yaml: title: input should be a valid string (it is 3)": {"title": 3},
     "toy.yaml: paper: string should match pattern": {"paper": "a/b"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.config import RunConfig, apply, folder, from_dict, resolve
+from benchmark.config import Run, RunConfig, apply, from_dict
 from benchmark.federation.loop import Federation
 from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows, without_clock
@@ -30,9 +30,9 @@ SHORT = {"method": "fedavg", "rounds": 2}
 
 
 def configuration(results, **options):
-    """Options with ``__`` for the dot, on top of ``OPTIONS``."""
+    """The run of options with ``__`` for the dot, on top of ``OPTIONS``."""
     given = {name.replace("__", "."): value for name, value in options.items()}
-    return resolve(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
+    return Run.of(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
 
 
 def assert_same_run(path, other):
@@ -47,7 +47,7 @@ def assert_same_run(path, other):
     assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
 
 
-def interrupted(config, at):
+def interrupted(run, at):
     """The folder of a run that broke at the beginning of round ``at``, with a checkpoint of every round."""
     whole = Federation.run_round
 
@@ -59,8 +59,8 @@ def interrupted(config, at):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "run_round", breaks)
         with pytest.raises(OSError, match="no space"):
-            fit(replace(config, runtime=replace(config.runtime, checkpoint_every_s=0)))
-    return folder(config)
+            fit(run.replace(runtime=replace(run.config.runtime, checkpoint_every_s=0)))
+    return run.folder
 
 
 def setting(config: RunConfig) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ import pytest
 from bad_inputs import Case, cases
 from bad_plugins import MODULES
 from benchmark import cli
-from benchmark.config import from_dict, resolve
+from benchmark.config import Run, from_dict
 from benchmark.runs import environment, records
 from benchmark.runs.records import RunFolder, read_record
 from benchmark.suites import suite
@@ -77,8 +77,8 @@ def data_files() -> None:
 
 def complete(folder: str) -> Path:
     """The folder of a complete run, without one."""
-    config, run = resolve(from_dict(CONFIG)), RunFolder(folder)
-    run.open(config, FACTS)
+    planned, run = Run.of(from_dict(CONFIG)), RunFolder(folder)
+    run.open(planned, FACTS)
     for number, acc in enumerate((10.0, 30.0, 20.0)):
         run.append({"round": number, "acc": acc, "visits": 3, "bytes_up": number, "bytes_down": number})
     run.finish()

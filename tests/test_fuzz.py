@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmark.config import RunConfig, from_dict, from_yaml, resolve, run_id, to_yaml
+from benchmark.config import Run, RunConfig, from_dict, from_yaml, resolve, run_id, to_yaml
 from benchmark.runs.records import RunFolder, read_record, read_rows, state, without_clock
 from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
@@ -84,7 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]
     """A complete run's folder and its two files."""
     folder = tmp_path_factory.mktemp("run")
     run = RunFolder(folder)
-    run.open(resolve(from_dict(GOOD)), {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": [[1]]})
+    run.open(Run.of(from_dict(GOOD)), {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": [[1]]})
     for row in ROWS:
         run.append(row)
     run.finish()

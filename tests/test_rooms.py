@@ -22,7 +22,7 @@ ROOMS = {
     "console": (),
     "runs": BASE,
     "federation": (*BASE, "runs"),
-    "suites": BASE,
+    "suites": (*BASE, "runs"),
     "contract": RUNS,
     "launch": (*RUNS, "suites"),
     "report": (*BASE, "runs", "suites"),

@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.config import RunConfig, Runtime, folder
+from benchmark.config import Run, Runtime
 from benchmark.registry import KINDS, described, find_class, known_names
 from benchmark.runs.environment import gpu_name, slow_precision
-from benchmark.suites.plan import Plan
-from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
 MAPPINGS = ("model_args", "roster")
@@ -59,8 +57,8 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
     return (jobs if options.jobs == "auto" else options.jobs), gpus
 
 
-def discard(configs: Iterable[RunConfig]) -> None:
-    """Delete what earlier runs of these configurations have left (``--overwrite``).
+def discard(runs: Iterable[Run]) -> None:
+    """Delete what these runs have left earlier (``--overwrite``).
 
     Raises:
         ConfigError: this is one of several processes that something else has started; one would delete what another
@@ -71,13 +69,8 @@ def discard(configs: Iterable[RunConfig]) -> None:
 
     if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
-    for config in configs:
-        RunFolder(folder(config)).discard()
-
-
-def planned(suite: Suite, options: Namespace, runtime: Runtime, precision: str | None = None) -> Plan:
-    """The runs of a suite that the options name."""
-    return suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime, precision)
+    for run in runs:
+        RunFolder(run.folder).discard()
 
 
 def numbers(text: str | None, option: str) -> list[int]:

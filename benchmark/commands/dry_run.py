@@ -9,16 +9,15 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import identity
+from benchmark.config import Run, identity
 from benchmark.console import Console, duration, size
 from benchmark.launch.calibration import BUSY, Calibration, Sizes, Unmeasured
 from benchmark.report.cost import Measured, Part, measured_here, parts, summary
 from benchmark.runs.environment import cores, gpu_name, idle_cores
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError
 
 
-def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
+def show(runs: Sequence[Run], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
     """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
 
     Hours come from records of this machine, of the same configuration. Where there are none, a few whole rounds are run
@@ -44,19 +43,21 @@ def show(runs: Sequence[PlannedRun], states: Mapping[str, str], jobs: int, conso
     for number, part in enumerate(parts(runs, states, measured)):
         if not part.left:
             continue
-        config = part.runs[0].config
+        first = part.runs[0]
         try:
-            calibration = Calibration(config)
+            calibration = Calibration(first)
             states_of[number] = calibration.sizes()
             if not parts(part.runs, states, measured)[0].estimate:
                 if busy:
                     raise Unmeasured(BUSY)
-                print(f"measuring rounds of {part.runs[0].cells[0]}", file=sys.stderr)
-                measured.append(Measured(identity(config), config.rounds, calibration.seconds(), calibration.how))
+                print(f"measuring rounds of {first.cells[0]}", file=sys.stderr)
+                measured.append(
+                    Measured(identity(first.config), first.config.rounds, calibration.seconds(), calibration.how)
+                )
         except Unmeasured as reason:
             reasons[number] = f"unknown: {reason}"
         except BenchError as error:
-            problems.append(f"{part.runs[0].cells[0]}: {error}")
+            problems.append(f"{first.cells[0]}: {error}")
         gc.collect()  # a federation and its data set refer to each other
     found = parts(runs, states, measured)
     console.print(_table(found, reasons))

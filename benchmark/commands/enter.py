@@ -12,7 +12,7 @@ from benchmark.commands.common import (
     add_seeds_argument,
     add_suite_arguments,
     jobs_and_gpus,
-    planned,
+    numbers,
     refuse,
 )
 from benchmark.config import Runtime
@@ -43,7 +43,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark import tuning
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
-    from benchmark.report import leaderboard, tables
+    from benchmark.report import leaderboard
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     path, label = _written(options, dotted)
@@ -53,12 +53,12 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     tuning.tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen
-    plan = planned(suite, options, runtime)
+    plan = suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime)
     wanted = suite.select(plan, [options.table])
-    before = tables.collect(plan)
-    missing = [one for one in wanted if before[one.id].state != "complete"]
+    missing = [one for one in wanted if plan.found[one.id].state != "complete"]
     outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
-    for setting in leaderboard.settings(suite, plan, tables.collect(plan, before)):
+    plan.look_again()
+    for setting in leaderboard.settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
     print(f"\nthe row is described by {path}, what was tried by {suite.tuned_file(options.scale)}")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -12,11 +12,10 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
-from benchmark.config import RunConfig, Runtime, apply, folder, from_dict, identity, resolve, run_id, with_pipeline
+from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, with_pipeline
 from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, one_line
-from benchmark.suites.plan import PlannedRun
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, Stopped, told
 
@@ -56,34 +55,35 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     given = dict(vars(options))
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
-    points = grid(dotted, lambda point: _configuration(dict(given), point))
-    made = [(point, _configuration(dict(given), {**dotted, **point})) for point in points]
+    points = grid(dotted, lambda point: _described(dict(given), point))
+    made = [(point, _described(dict(given), {**dotted, **point})) for point in points]
     named = [
-        (point, replace(config, seed=seed)) for point, config in made for seed in dict.fromkeys(seeds or [config.seed])
+        (point, first.replace(seed=seed) if seeds else first)
+        for point, first in made
+        for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
-    configs = [config for _, config in named]
-    if export and (dry or len(configs) > 1):
-        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(configs))}")
+    runs = [run for _, run in named]
+    if export and (dry or len(runs) > 1):
+        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(runs))}")
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     tell = rank_zero_only(print)
-    warn_of_slow_precision(configs[0].precision, configs[0].runtime.accelerator)
+    warn_of_slow_precision(runs[0].config.precision, runs[0].config.runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
         from benchmark.runs.records import state
 
-        planned = [_planned(config) for config in configs]
-        show(planned, {run.id: state(run.folder) for run in planned}, jobs=1)
+        show(runs, {run.id: state(run.folder) for run in runs}, jobs=1)
         return 0
     if overwrite:
-        discard(configs)
-    if len(configs) == 1:
-        code = _one(configs[0], tell)
+        discard(runs)
+    if len(runs) == 1:
+        code = _one(runs[0], tell)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
             from benchmark.federation.exported import export as write_model
 
-            write_model(folder(configs[0]), Path(export))
+            write_model(runs[0].folder, Path(export))
             tell(f"wrote {export}")
         return code
     code = _several(named, tell)
@@ -117,35 +117,36 @@ def _values(text: str) -> list[str]:
     return list(dict.fromkeys(parts)) if len(parts) > 1 and all(parts) and text[0] not in "[{(" else []
 
 
-def compared(named: Sequence[tuple[Mapping[str, str], RunConfig]]) -> str:
+def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
     """A table with a line per point of a grid: accuracy of its runs that are complete, by the reading of ``report``."""
     from tabulate import tabulate
 
     from benchmark.report.statistics import interval
-    from benchmark.runs.records import READING, read_record, state
+    from benchmark.runs.records import READING, look
 
     points: dict[tuple[str, ...], list[float]] = {}
-    for point, config in named:
+    for point, run in named:
         scores = points.setdefault(tuple(point.values()), [])
-        if state(folder(config)) == "complete":
-            scores.append(read_record(folder(config))[READING[config.report]]["acc"])
+        state, record = look(run.folder)
+        if state == "complete" and record:
+            scores.append(record[READING[run.config.report]]["acc"])
     body = []
     for values, scores in points.items():
         half = interval(scores)
         told = f"{fmean(scores):.2f}{'' if half is None else f' ± {half:.2f}'}" if scores else "no result"
         body.append([*values, told, str(len(scores))])
-    heads = [*named[0][0], f"acc ({named[0][1].report})", "seeds"]
+    heads = [*named[0][0], f"acc ({named[0][1].config.report})", "seeds"]
     return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
-def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> RunConfig:
-    """What the options describe."""
+def _described(given: dict[str, Any], dotted: Mapping[str, Any]) -> Run:
+    """The run that the options describe."""
     values: dict[str, Any] = {}
     path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
-    start: RunConfig | None = None
+    start: Run | None = None
     if suite or row:
         start = _row(suite, row, path, given.pop("scale", None))
-        values = identity(start)
+        values = identity(start.config)
     if path:
         values = read_yaml(Path(path), "--config")
     runtime = {f.name for f in fields(Runtime)}
@@ -155,39 +156,36 @@ def _configuration(given: dict[str, Any], dotted: Mapping[str, Any]) -> RunConfi
         require(slot, values)
     if not (start or path):
         values = with_pipeline(values)
-    config = resolve(from_dict(values))
-    if start and run_id(replace(config, seed=start.seed)) != run_id(start):
-        config = replace(config, scale="custom")  # no longer the suite's
-    return config
+    config = from_dict(values)
+    run = Run.of(config, f"{config.method.name} on {config.data.name}")
+    if start and run.replace(seed=start.config.seed).id != start.id:
+        run = run.replace(scale="custom")  # no longer the suite's
+    return run
 
 
-def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> RunConfig:
-    """The configuration of a row of a suite, at its first scale where none is given: the full one."""
+def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> Run:
+    """The run of a row of a suite, at its first scale where none is given: the full one."""
     if path:
         raise ConfigError("--config and --suite both say where to start; give one of them")
     if not (suite and row):
         raise ConfigError("--suite and --row go together, as in --suite PAPER --row TABLE/DATASET/METHOD")
     suites = load(suite)
     scale = scale or next(iter(suites.spec["scales"]))
-    return suites.config(suites.row(row, scale), scale)
+    return suites.run(suites.row(row, scale), scale)
 
 
 def _what(dry: bool, runs: int) -> str:
     return "a dry run" if dry else f"a command for {runs} runs"
 
 
-def _planned(config: RunConfig) -> PlannedRun:
-    return PlannedRun(run_id(config), config, [f"{config.method.name} on {config.data.name}"])
-
-
-def _several(named: Sequence[tuple[Mapping[str, str], RunConfig]], tell: Any) -> int:
+def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:
     """One run after the other; one that fails does not keep the next from being run."""
     failed = 0
-    for point, config in named:
-        name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {config.seed}"])
+    for point, run in named:
+        name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])
         tell(name)
         try:
-            code = _one(config, tell)
+            code = _one(run, tell)
         except Exception as error:
             check_stopped()
             print(f"error: {name}: {one_line(told(error))}", file=sys.stderr)
@@ -198,23 +196,23 @@ def _several(named: Sequence[tuple[Mapping[str, str], RunConfig]], tell: Any) ->
     return 1 if failed else 0
 
 
-def _one(config: RunConfig, tell: Any) -> int:
+def _one(run: Run, tell: Any) -> int:
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
-    from benchmark.run import fit_resolved
+    from benchmark.run import fit
     from benchmark.runs.records import read_record, state
 
-    before, shown = state(folder(config)), _planned(config)
+    config, before = run.config, state(run.folder)
     try:
         with Display(1) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext() as display:
             if display:
-                display.start(shown)
+                display.start(run)
             with display.ticking() if display else nullcontext():
-                path = fit_resolved(config)
+                path = fit(run)
     except (KeyboardInterrupt, Stopped) as ended:
         how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-        tell(f"{how}; the same command {continuation(shown)}", file=sys.stderr)
+        tell(f"{how}; the same command {continuation(run)}", file=sys.stderr)
         return code
     record = read_record(path)
     done = " (was complete, nothing was run; --overwrite runs it again)"

@@ -15,11 +15,11 @@ from benchmark.commands.common import (
     discard,
     jobs_and_gpus,
     listed,
-    planned,
+    numbers,
     refuse,
     warn_of_slow_precision,
 )
-from benchmark.config import Runtime
+from benchmark.config import Run, Runtime
 from benchmark.launch.signals import STOPPED
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, Stopped
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from benchmark.launch.pool import Outcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
-    from benchmark.report.tables import Run
-    from benchmark.suites.plan import Plan, PlannedRun
+    from benchmark.runs.records import Record
+    from benchmark.suites.plan import Plan
 
 ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
 
@@ -86,6 +86,8 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     stamp = _stamp(suite, options, results, readme)
     mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
     if not (options.dry_run or options.overwrite or mirrored) and (left := stamp.holds()):
+        for note in left["notes"]:
+            print(note, file=sys.stderr)
         print(f"nothing is missing: all {left['runs']} runs are complete, and {left['page']} is up to date")
         return 0
     return _run(suite, options, runtime, stamp, readme)
@@ -93,11 +95,11 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None) -> "Stamp":
     from benchmark.report.stamp import Stamp
+    from benchmark.suites.kept import digest
 
     names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
-    asked = {name: options[name] for name in names} | {"page": str(readme)}
-    path = results / "tables" / f".{suite.paper}-{_name(options)}.json"
-    return Stamp(path, asked, suite.files(options.scale))
+    asked = {name: options[name] for name in names} | {"page": str(readme), "suite": digest(suite, options.scale)}
+    return Stamp(results / "tables" / f".{suite.paper}-{_name(options)}.json", asked)
 
 
 def _name(options: Namespace) -> str:
@@ -110,17 +112,19 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     from benchmark.launch.progress import Display, continuation
     from benchmark.report import excerpt, leaderboard, tables
 
-    plan = planned(suite, options, runtime, options.precision)
-    numbers = listed(options.tables, "--tables")
+    own, asked = suite.scale(options.scale)["seeds"], numbers(options.seeds, "--seeds")
+    plan = suite.plan(options.scale, [*own, *asked], runtime, options.precision)
+    wished = listed(options.tables, "--tables")
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())
-    wanted = suite.select(plan, numbers, methods, only)
+    wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # what is missing is missed before anything runs
     if options.overwrite and not options.dry_run:
-        discard(run.config for run in wanted)
-    before = tables.collect(plan)
-    missing = [run for run in wanted if before[run.id].state != "complete"]
-    _warn_of_other_code([run for run in wanted if before[run.id].state == "complete"], before)
+        discard(wanted)
+    missing = [run for run in wanted if plan.found[run.id].state != "complete"]
+    notes = _of_other_code([(run, record) for run in wanted if (record := plan.found[run.id].record)])
+    for note in notes:
+        print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
     if options.slurm is not None:
         from benchmark.launch import slurm
@@ -132,7 +136,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
-        show(pool.pinned(wanted, jobs, gpus), {run.id: before[run.id].state for run in wanted}, jobs)
+        show(pool.pinned(wanted, jobs, gpus), {run.id: plan.found[run.id].state for run in wanted}, jobs)
         return 0
     if options.slurm is not None and missing:
         script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir), array)
@@ -154,23 +158,21 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
                 print(f"  {continuation(run)}", file=sys.stderr)
             return code
 
-    own = suite.plan(options.scale, None, runtime, options.precision).seeds
-    shown = suite.plan(options.scale, [*own, *plan.seeds], runtime, options.precision)
-    known = tables.collect(shown, before)
-    pages = tables.render(suite, shown, known, published)
+    plan.look_again()
+    pages = tables.render(suite, plan, published)
     results, scale = Path(runtime.results_dir), _name(options)
     name = f"{suite.paper}-{scale}"
     written = tables.write(suite, scale, pages, results, readme)
     if suite.ranked:
-        written += leaderboard.write(suite, shown, known, results, name, readme)
+        written += leaderboard.write(suite, plan, results, name, readme)
     if readme:
-        written += excerpt.update(readme, name, pages, shown, known, results)
+        written += excerpt.update(readme, name, pages, plan, results)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
-        _mirror(suite, runtime, scale, shown, known, pages)
+        _mirror(suite, runtime, scale, plan, pages)
     page = results / "tables" / f"{name}.md"
-    _show(pages, numbers, page)
+    _show(pages, wished, page)
     if not missing:
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
@@ -179,12 +181,16 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         files = sorted(page.parent.glob(f"{name}.*"))
         files += leaderboard.files(results, name) if suite.ranked else []
         files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
-        stamp.write(shown, files, {"runs": len(wanted), "page": str(page)})
+        stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
     return 1 if bad else 0
 
 
 def _mirror(
-    suite: Suite, runtime: Runtime, scale: str, plan: "Plan", runs: "Mapping[str, Run]", pages: "Sequence[Rendered]"
+    suite: Suite,
+    runtime: Runtime,
+    scale: str,
+    plan: "Plan",
+    pages: "Sequence[Rendered]",
 ) -> None:
     """Send the tables, in the long form and in the published layout, and their learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
@@ -200,30 +206,28 @@ def _mirror(
         if len(page.layout.only_run().rows):
             frames[f"{page.number} as published"] = page.wide
         for dataset in page.layout.touched_data():
-            if drawn := excerpt.learning_curves(page, dataset, plan, runs):
+            if drawn := excerpt.learning_curves(page, dataset, plan):
                 figures[f"curves {page.number} {dataset}"] = drawn[0]
-    if suite.ranked and (found := leaderboard.settings(suite, plan, runs)):
+    if suite.ranked and (found := leaderboard.settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
         figures["leaderboard"] = draw_differences(leaderboard.panels(suite, found))
     mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 
-def _warn_of_other_code(complete: "Sequence[PlannedRun]", runs: "Mapping[str, Run]") -> None:
-    """Say which methods' code has changed since some of the runs were made."""
+def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
+    """Which methods' code has changed since some of the runs were made, in words."""
     from benchmark.runs.records import method_source
 
     changed: dict[str, int] = {}
-    for run in complete:
-        record, name = runs[run.id].record, run.config.method.name
-        made = record["environment"].get("method_source") if record else None
-        if made and made != method_source(run.config):
+    for run, record in complete:
+        made, name = record["environment"].get("method_source"), run.config.method.name
+        if made and made != method_source(run):
             changed[name] = changed.get(name, 0) + 1
-    for name, count in changed.items():
-        print(
-            f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is "
-            "there now; --overwrite with --methods or --only runs them again",
-            file=sys.stderr,
-        )
+    return [
+        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is there "
+        "now; --overwrite with --methods or --only runs them again"
+        for name, count in changed.items()
+    ]
 
 
 def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:

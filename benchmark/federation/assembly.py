@@ -1,4 +1,4 @@
-"""What a configuration describes, put together: the method with its network, the data module, the federation."""
+"""What a run describes, put together: the method with its network, the data module, the federation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from lightning import Fabric
 from lightning.pytorch import Callback
 
-from benchmark.config import RunConfig
+from benchmark.config import Run
 from benchmark.federation.declarations import check_declarations
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.federation.store import Store
-from benchmark.registry import KINDS, build, find_class, parameters
+from benchmark.registry import build, parameters
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError
 from methods import models
@@ -19,13 +19,14 @@ from methods.base import FedMethod
 from methods.models.norm import static_norms
 
 
-def make_data(config: RunConfig) -> FSSLDataModule:
+def make_data(run: Run) -> FSSLDataModule:
     """The data module, before it has read anything."""
+    config = run.config
     data: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
     return data
 
 
-def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
+def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
     """The method with its freshly initialised network, and the data module, both on ``device``.
 
     The network is built right after seeding torch with the run seed, as the papers' codes do.
@@ -35,8 +36,9 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
             network statistics that the method does not measure.
         DataError: the data are missing, or the partition cannot be made.
     """
+    config = run.config
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
-    data, devices = make_data(config), config.runtime.devices
+    data, devices = make_data(run), config.runtime.devices
     data.place(device, dtype, devices if device.type == "cpu" and isinstance(devices, int) else 1)
     data.setup()
     torch.manual_seed(config.seed)
@@ -51,7 +53,7 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
         "num_images": data.num_images,
         "image_shape": image_shape,
     }
-    needed = parameters(find_class(config.method.class_path, KINDS["method"]))
+    needed = parameters(run.class_of("method"))
     method = build(config.method, "method", **{name: known[name] for name in needed if name in known})
     check_declarations(method)
     if static_norms(method) and type(method).refresh_norm is FedMethod.refresh_norm:
@@ -70,18 +72,19 @@ def make(config: RunConfig, device: torch.device) -> tuple[Any, FSSLDataModule]:
 
 
 def assemble(
-    config: RunConfig,
+    run: Run,
     method: FedMethod,
     data: FSSLDataModule,
     fabric: Fabric,
     callbacks: Sequence[RoundCallback | Callback] = (),
     store: Store | None = None,
 ) -> Federation:
-    """The federation that ``config`` describes, of what ``make`` has made, with the clients' states in ``store``.
+    """The federation of a run, of what ``make`` has made, with the clients' states in ``store``.
 
     Raises:
         ConfigError: the roster does not fit the clients.
     """
+    config = run.config
     return Federation(
         method,
         data,

@@ -323,9 +323,10 @@ class Federation:
         self.steps += steps
         for visit, found in unfinished({Visit(number, SERVER): Outcome(None, logged, 0, steps)}).items():
             raise RunError(f"{place(self.method, visit)}: {found}")
-        held = self.method.tensors("shared", "server"), state, logged
-        server, self.server_state, logged = from_first(self.fabric, held)
-        if server is not held[0]:  # devices may round differently: all take over the first process's model
+        registered = self.method.registered()
+        own = {name: registered[name] for name in self.method.names("shared", "server")}
+        server, self.server_state, logged = from_first(self.fabric, (own, state, logged))
+        if server is not own:  # devices may round differently: all take over the first process's model
             self.method.load_tensors(server)
         with self.engine.outside("refresh_norm", number):
             self.method.refresh_norm(self.data)

@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 from lightning import Fabric
 
-from benchmark.config import RunConfig, Runtime
+from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.placement import placed
@@ -47,26 +47,27 @@ class Calibration:
     """A run that leaves nothing behind.
 
     Args:
-        config: resolved configuration.
+        run: what is run.
 
     Raises:
         ConfigError: the configuration cannot be run.
         DataError: the data are missing, or the partition cannot be made.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, run: Run) -> None:
         began = time.perf_counter()
-        runtime = placed(config)
-        self.config = replace(config, runtime=_in_one_process(runtime))
+        runtime = placed(run).config.runtime
+        self.run = run.replace(runtime=_in_one_process(runtime))
+        self.config = self.run.config
         self.how = "whole rounds" if runtime.devices == 1 else f"whole rounds in 1 process instead of {runtime.devices}"
         self.fabric = Fabric(
             accelerator=self.config.runtime.accelerator,
             devices=1,
-            **fabric_precision(config.precision, self.config.runtime.accelerator),
+            **fabric_precision(self.config.precision, self.config.runtime.accelerator),
         )
         self.fabric.launch()
-        self.method, data = make(config, self.fabric.device)
-        self.federation = assemble(self.config, self.method, data, self.fabric)
+        self.method, data = make(self.run, self.fabric.device)
+        self.federation = assemble(self.run, self.method, data, self.fabric)
         self.preparation = time.perf_counter() - began
 
     def sizes(self) -> Sizes:

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from benchmark.config import RunConfig, Runtime, folder
+from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
-from benchmark.registry import KINDS, find_class
 from benchmark.runs.environment import asked_threads, bearable, cores, idle_cores
 from benchmark.runs.records import RunFolder, saved_rounds
 from datamodules.common.errors import ConfigError, RunError
@@ -16,8 +15,8 @@ WORTH_PROCESSES = 2_000_000  # images that a run trains on in all: fewer are not
 WORTH_THREADS = 1_000_000  # parameters: larger networks are as fast with threads
 
 
-def placed(config: RunConfig) -> Runtime:
-    """The runtime with ``auto`` replaced by what is faster here.
+def placed(run: Run) -> Run:
+    """The run with ``auto`` in its runtime replaced by what is faster here.
 
     On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
     small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
@@ -30,7 +29,7 @@ def placed(config: RunConfig) -> Runtime:
     Raises:
         ConfigError: ``devices`` is no number of processes.
     """
-    rt = config.runtime
+    config, rt = run.config, run.config.runtime
     accelerator = rt.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,33 +37,33 @@ def placed(config: RunConfig) -> Runtime:
     if devices == "auto" and (tasks := slurm_tasks()):
         devices = max(1, tasks // rt.num_nodes)
     if devices == "auto":
-        args, cls = config.data.init_args, find_class(config.data.class_path, KINDS["data"])
+        args, cls = config.data.init_args, run.class_of("data")
         active = config.roster.get("participants") or args["num_clients"]
         total = max(args["num_clients"], 1)
         work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
-        several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(config)
+        several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(run)
         devices = bearable(min(cores(), active)) if several else 1
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(f"devices={devices}: give a number of processes from 1, or auto")
     if threads == "auto":
-        threads = asked_threads() or (_threads(config, devices) if accelerator == "cpu" else 1)
-    return replace(rt, accelerator=accelerator, devices=devices, threads=threads)
+        threads = asked_threads() or (_threads(run, devices) if accelerator == "cpu" else 1)
+    return run.replace(runtime=replace(rt, accelerator=accelerator, devices=devices, threads=threads))
 
 
-def _threads(config: RunConfig, devices: int) -> int:
+def _threads(run: Run, devices: int) -> int:
     """CPU threads of each process, as ``placed`` chooses them."""
-    before = kept_threads(config)
+    before = kept_threads(run)
     if before is not None:
         return before
-    several = devices * config.runtime.num_nodes > 1  # all processes have as many; what is idle differs among nodes
+    several = devices * run.config.runtime.num_nodes > 1  # all processes have as many; what is idle differs among nodes
     return max(1, cores() // devices) if several else idle_cores()
 
 
-def kept_threads(config: RunConfig) -> int | None:
+def kept_threads(run: Run) -> int | None:
     """Threads of a run that continues, which with another number would round differently; ``None`` for a new run, and
     for one whose record cannot be read, which it will say itself.
     """
-    path = folder(config)
+    path = run.folder
     if saved_rounds(path) == 0 or not (path / "record.json").exists():
         return None
     try:
@@ -74,8 +73,8 @@ def kept_threads(config: RunConfig) -> int | None:
     return before if isinstance(before, int) else None
 
 
-def _is_small(config: RunConfig) -> bool:
-    cls = find_class(config.data.class_path, KINDS["data"])
+def _is_small(run: Run) -> bool:
+    config, cls = run.config, run.class_of("data")
     shape = {"image_size": config.data.init_args.get("side") or getattr(cls, "image_size", 32)}
     try:
         parameters = models.num_parameters(config.model, getattr(cls, "num_classes", 10), **(shape | config.model_args))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from benchmark.config import RunConfig, Runtime, folder
+from benchmark.config import Run, Runtime
 from benchmark.launch.launchers import refuse_torchrun
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.placement import kept_threads
@@ -20,10 +20,9 @@ from benchmark.registry import imported, one_line
 from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.records import RunFolder, state
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import BenchError, Stopped, told
 
-FIT = "benchmark.run.fit_resolved"
+FIT = "benchmark.run.fit"
 LOG = "output.log"
 POLL_S = 0.5
 
@@ -32,12 +31,12 @@ POLL_S = 0.5
 class Outcome:
     """How a run ended: ``complete``, ``failed``, or ``busy`` (another process works on it)."""
 
-    run: PlannedRun
+    run: Run
     status: str
     message: str = ""
 
 
-def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
+def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
     """Run everything, ``jobs`` at once; a run that fails does not stop the others.
 
     Args:
@@ -45,7 +44,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
         jobs: worker processes; 1 without GPUs runs in this process, as the runs' runtime says.
         gpus: GPUs that the workers share out among themselves; 0 on the CPU.
         display: is told what happens.
-        fit: dotted path of the function that runs a ``RunConfig``.
+        fit: dotted path of the function that runs a ``Run``.
 
     Returns:
         One outcome per run, in order of completion.
@@ -65,7 +64,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, 
         return _workers(placed, workers, gpus, display, fit)
 
 
-def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]:
+def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
     """The runs as ``run_all`` would run them: where several go on at once, in one process each.
 
     Their threads are those that were asked for, those that a run had before it was interrupted, or else an even share
@@ -79,23 +78,23 @@ def pinned(runs: Sequence[PlannedRun], jobs: int, gpus: int) -> list[PlannedRun]
     for run in runs:
         threads = run.config.runtime.threads
         if threads == "auto":
-            threads = asked_threads() or kept_threads(run.config) or share
+            threads = asked_threads() or kept_threads(run) or share
         runtime = replace(run.config.runtime, devices=1, threads=threads)
-        placed.append(replace(run, config=replace(run.config, runtime=runtime)))
+        placed.append(run.replace(runtime=runtime))
     return placed
 
 
-def attempt(config: RunConfig, fit: Callable[[RunConfig], Path]) -> tuple[str, str]:
+def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
     """Run once and say how it ended; a failure is also kept in the run's record."""
     try:
-        fit(config)
+        fit(run)
     except RunLocked as error:
         return "busy", str(error)
     except Exception as error:
         check_stopped()  # what went wrong while it saved is told; the stop matters more
         with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
-            if state(folder(config)) in ("missing", "stale"):
-                RunFolder(folder(config)).fail(error, config)
+            if state(run.folder) in ("missing", "stale"):
+                RunFolder(run.folder).fail(error, run)
         return "failed", one_line(told(error))
     return "complete", ""
 
@@ -108,13 +107,13 @@ def default_jobs(runtime: Runtime) -> tuple[int, int]:
     return gpus or bearable(cores()), gpus
 
 
-def _here(runs: Sequence[PlannedRun], display: Display, fit: str) -> list[Outcome]:
+def _here(runs: Sequence[Run], display: Display, fit: str) -> list[Outcome]:
     function = imported(fit)
     outcomes: list[Outcome] = []
     for run in runs:
         display.start(run)
         with display.ticking():
-            status, message = attempt(run.config, function)
+            status, message = attempt(run, function)
         display.finish(run, status, message)
         outcomes.append(Outcome(run, status, message))
     return outcomes
@@ -129,11 +128,11 @@ class _Worker:
         self.process = context.Process(target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}")
         self.process.start()
         theirs.close()
-        self.run: PlannedRun | None = None
+        self.run: Run | None = None
 
-    def send(self, run: PlannedRun) -> None:
+    def send(self, run: Run) -> None:
         self.run = run
-        self.pipe.send(run.config)
+        self.pipe.send(run)
 
     def result(self) -> tuple[str, str]:
         """How the present run ended, the death of the process included."""
@@ -149,7 +148,7 @@ class _Worker:
         return status, message
 
 
-def _workers(runs: Sequence[PlannedRun], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
+def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
     queue = list(runs)
     outcomes: list[Outcome] = []
     workers = [_Worker(number, gpus, fit) for number in range(jobs)]
@@ -199,17 +198,17 @@ def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
     function = imported(fit)
 
-    def logged(config: RunConfig) -> Path:
-        with _output_to(folder(config) / LOG):
-            path: Path = function(config)
+    def logged(run: Run) -> Path:
+        with _output_to(run.folder / LOG):
+            path: Path = function(run)
             return path
 
     while True:
         try:
-            config: RunConfig = pipe.recv()
+            run: Run = pipe.recv()
         except EOFError:
             return
-        status, message = attempt(config, logged)
+        status, message = attempt(run, logged)
         last = status == "failed" and _gpu_lost()
         pipe.send((status, message, last))
         if last:

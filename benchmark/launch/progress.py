@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmark.config import Run
 from benchmark.console import Console, duration
 from benchmark.runs.background import repeatedly
 from benchmark.runs.records import last_row, read_record, saved_rounds, state
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5
@@ -27,7 +27,7 @@ class Pace:
         said: when a line of a log last spoke of it.
     """
 
-    run: PlannedRun
+    run: Run
     begun: float
     said: float
     first: tuple[float, int] | None = None
@@ -105,11 +105,11 @@ class Display:
             self.live.stop()
 
     @property
-    def going_on(self) -> list[PlannedRun]:
+    def going_on(self) -> list[Run]:
         """The runs that have begun and not ended."""
         return [pace.run for pace in self.paces.values()]
 
-    def start(self, run: PlannedRun) -> None:
+    def start(self, run: Run) -> None:
         """A run begins."""
         now = time.monotonic()
         self.paces[run.id] = Pace(run, now, now)
@@ -137,7 +137,7 @@ class Display:
         """Look at the runs now and then, from a thread, for as long as the context lasts."""
         return repeatedly(self.tick, POLL_S)
 
-    def finish(self, run: PlannedRun, status: str, message: str) -> None:
+    def finish(self, run: Run, status: str, message: str) -> None:
         """A run has ended."""
         self.done += 1
         seconds = time.monotonic() - self.paces.pop(run.id).begun
@@ -149,7 +149,7 @@ class Display:
         self.console.print(line + (f": {message}" if message else ""), highlight=False, markup=False)
 
 
-def rounds_done(run: PlannedRun, row: dict[str, Any] | None) -> int | None:
+def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
     """Rounds that a run has done, from its last row or, where not every round is evaluated, from its record; ``None``
     if neither can be read.
     """
@@ -160,7 +160,7 @@ def rounds_done(run: PlannedRun, row: dict[str, Any] | None) -> int | None:
     return max(known, default=None)
 
 
-def continuation(run: PlannedRun) -> str:
+def continuation(run: Run) -> str:
     """What the same command does with a run that was interrupted, as the end of a sentence."""
     path, rounds = run.folder, run.config.rounds
     if state(path) == "complete":
@@ -173,7 +173,7 @@ def continuation(run: PlannedRun) -> str:
     return f"starts {path.name} from its first round: there is no checkpoint yet"
 
 
-def label(run: PlannedRun) -> str:
+def label(run: Run) -> str:
     """A run in a few words."""
     more = f" +{len(run.cells) - 1}" if len(run.cells) > 1 else ""
     return f"{run.cells[0]}{more} seed {run.config.seed} ({run.id})"

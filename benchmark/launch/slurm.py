@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from benchmark.config import check_folder, to_yaml
+from benchmark.config import Run, check_folder, to_yaml
 from benchmark.files import write_atomic
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import one_line
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "slurm"
@@ -83,7 +82,7 @@ class Array:
         return f"1-{self.tasks(runs)}" + (f"%{self.at_once}" if self.at_once else "")
 
 
-def plan(runs: Sequence[PlannedRun], options: str, array: Array) -> str:
+def plan(runs: Sequence[Run], options: str, array: Array) -> str:
     """What ``write`` and ``submit`` would do with these runs, in words: a line in all, and one for each task."""
     count = array.tasks(len(runs))
     limit = f", at most {array.at_once} at once" if array.at_once else ""
@@ -95,7 +94,7 @@ def plan(runs: Sequence[PlannedRun], options: str, array: Array) -> str:
     return "\n".join(lines)
 
 
-def write(runs: Sequence[PlannedRun], name: str, results: Path, array: Array | None = None) -> Path:
+def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = None) -> Path:
     """Write the script of a job array for some runs, their list, and a configuration file for each.
 
     Tasks read the list when they start, so every list has a folder of its own: a later array leaves it alone.

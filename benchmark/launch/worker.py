@@ -16,7 +16,7 @@ from lightning import Fabric
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.pytorch import Callback
 
-from benchmark.config import RunConfig, Runtime, differences, folder
+from benchmark.config import Run, RunConfig, Runtime, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import from_first, wait_for_all
@@ -42,7 +42,7 @@ Found = TypeVar("Found")
 
 
 def work(fabric: Fabric, pickled: bytes) -> None:
-    """Body of every process of a run; its configuration comes as bytes, since Fabric takes no frozen class.
+    """Body of every process of a run; it comes as bytes, since Fabric takes no frozen class.
 
     A process that was started for the run treats Ctrl-C like the other signals: the one that started it waits for it.
     """
@@ -76,13 +76,13 @@ def exits_seen() -> Iterator[None]:
         os._exit = at_once
 
 
-def is_complete(config: RunConfig) -> bool:
+def is_complete(run: Run) -> bool:
     """Whether the run has its complete record.
 
     Raises:
         ConfigError: the record was made under other defaults, or from another partition file.
     """
-    path = folder(config)
+    config, path = run.config, run.folder
     if not (path / "record.json").exists():
         return False
     record = RunFolder(path).record()
@@ -93,7 +93,7 @@ def is_complete(config: RunConfig) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
-    made, now = record["environment"].get("method_source"), method_source(config)
+    made, now = record["environment"].get("method_source"), method_source(run)
     if made and now and made != now:
         raise ConfigError(
             f"{path} was made by other code of {config.method.name}: its source was {made} (code "
@@ -104,21 +104,21 @@ def is_complete(config: RunConfig) -> bool:
     return True
 
 
-def _body(fabric: Fabric, config: RunConfig) -> None:
+def _body(fabric: Fabric, run: Run) -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
-    if config.runtime.threads != "auto":
-        torch.set_num_threads(config.runtime.threads)
-    main, run = fabric.is_global_zero, RunFolder(folder(config))
+    if run.config.runtime.threads != "auto":
+        torch.set_num_threads(run.config.runtime.threads)
+    main, files = fabric.is_global_zero, RunFolder(run.folder)
     try:
         with ExitStack() as held:
-            _first(fabric, lambda: held.enter_context(run.lock()))
-            if not fabric.broadcast(main and is_complete(config)):  # another process may have been faster
-                _recorded(fabric, config, run)
+            _first(fabric, lambda: held.enter_context(files.lock()))
+            if not fabric.broadcast(main and is_complete(run)):  # another process may have been faster
+                _recorded(fabric, run, files)
     except (ConfigError, DataError):
         if main:
-            run.forget()
+            files.forget()
         raise
 
 
@@ -139,46 +139,46 @@ def _first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
     return found
 
 
-def _recorded(fabric: Fabric, config: RunConfig, run: RunFolder) -> None:
+def _recorded(fabric: Fabric, run: Run, files: RunFolder) -> None:
     main = fabric.is_global_zero
-    with mirror_run(config, run.path) if main else Mirror("off", run.path) as mirror:
-        recorder = Recorder(run, mirror, config.runtime.checkpoint_every_s) if main else None
+    with mirror_run(run, files.path) if main else Mirror("off", files.path) as mirror:
+        recorder = Recorder(files, mirror, run.config.runtime.checkpoint_every_s) if main else None
         try:
-            _rounds(fabric, config, run, recorder)
+            _rounds(fabric, run, files, recorder)
         except (KeyboardInterrupt, Stopped):
             if recorder is not None:
                 try:
                     recorder.save()
                 except (OSError, BenchError) as error:
-                    print(f"{run.path}: the last rounds could not be saved: {error}", file=sys.stderr)
+                    print(f"{files.path}: the last rounds could not be saved: {error}", file=sys.stderr)
             raise
 
 
-def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Recorder | None") -> None:
+def _rounds(fabric: Fabric, run: Run, files: RunFolder, recorder: "Recorder | None") -> None:
     """The run from where it stands to its record, which the first process writes: the one with a ``recorder``."""
-    path = run.path
+    config, path = run.config, files.path
     try:
-        method, data = make(config, fabric.device)
+        method, data = make(run, fabric.device)
         more: list[RoundCallback | Callback] = [*loggers.callbacks(config.runtime.callbacks)]
         if recorder:
             more.insert(0, recorder)
         store = Store(_client_memory(config.runtime), path / f"{STATES}.{fabric.global_rank}")
-        federation = assemble(config, method, data, fabric, more, store)
+        federation = assemble(run, method, data, fabric, more, store)
         known = {**facts(data), "client_state_bytes": federation.client_state_bytes}
-        _first(fabric, lambda: run.open(config, known))
+        _first(fabric, lambda: files.open(run, known))
         if recorder:
             print(f"{path}: {_in_words(config, federation)}", file=sys.stderr)
-        saved = _told(fabric, _first(fabric, lambda: _saved(run, cast(Recorder, recorder), federation)))
+        saved = _told(fabric, _first(fabric, lambda: _saved(files, cast(Recorder, recorder), federation)))
         if saved is not None:
             federation.load_state_dict(saved)
             if recorder:
                 recorder.checkpoint.taken_up(federation.state_dict())
         wait_for_all(fabric)
         rows = saved.get("rows") if saved is not None else None
-        _first(fabric, lambda: run.rewind(federation.round, rows))
+        _first(fabric, lambda: files.rewind(federation.round, rows))
         if recorder:
-            run.saved(federation.round)
-            _log_again(federation, run)
+            files.saved(federation.round)
+            _log_again(federation, files)
         if recorder and saved is not None:
             print(f"{path}: continues from round {federation.round + 1} of {config.rounds}", file=sys.stderr)
             if rows is None:
@@ -198,8 +198,8 @@ def _rounds(fabric: Fabric, config: RunConfig, run: RunFolder, recorder: "Record
     except BaseException as error:
         check_stopped()  # a process that was left alone by others may meet that before the signal that all were sent
         told = error if isinstance(error, Exception) else RunError(f"{path}: {_odd(error)}")
-        if recorder and (run.opened or not isinstance(error, (ConfigError, DataError))):
-            run.fail(told, config)
+        if recorder and (files.opened or not isinstance(error, (ConfigError, DataError))):
+            files.fail(told, run)
         if told is error:
             raise
         raise told from error

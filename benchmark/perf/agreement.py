@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.config import RunConfig, resolve
+from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.perf.federations import Noise, arithmetic, launched, tensor_cores
@@ -52,7 +52,7 @@ DEVICE_NOTE = (
 )
 
 
-def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> RunConfig:
+def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> Run:
     """A short run of a method in the scenario it was made for: one warm-up round, one epoch, labels flow."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
@@ -66,15 +66,16 @@ def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) ->
         **HOLDERS[cls.scenario],
     }
     data = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", held)
-    return resolve(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
+    return Run.of(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
 
 
 def federation(
-    config: RunConfig, device: str = "cpu", same_views: bool = False, slots: int | None = None, replay: bool = True
+    run: Run, device: str = "cpu", same_views: bool = False, slots: int | None = None, replay: bool = True
 ) -> Federation:
-    """The federation of a configuration; ``same_views``: every image looks the same at every place and time."""
+    """The federation of a run; ``same_views``: every image looks the same at every place and time."""
+    config = run.config
     fabric = launched(device, config.precision)
-    made, data = make(config, fabric.device)
+    made, data = make(run, fabric.device)
     if same_views:
         data.views = dict.fromkeys(data.views, data.views["test"])
     roster = data.roster(config.seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmark.config import RunConfig, apply, from_dict, resolve
+from benchmark.config import Run, RunConfig, apply, from_dict
 from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.files import read_value
@@ -72,8 +72,8 @@ class Goal:
         rows = [row for row in chosen.rows if row.name == self.row and row.minus is None and not row.pending]
         if not rows:
             raise ConfigError(f"suite {self.paper} has no row {self.row}; it has {', '.join(chosen.names())}")
-        values = apply(asdict(chosen.config(rows[0], "paper")), self.options)
-        config = resolve(from_dict(self.shrunk(values) if self.tiny else values))
+        values = apply(asdict(chosen.run(rows[0], "paper").config), self.options)
+        config = Run.of(from_dict(self.shrunk(values) if self.tiny else values)).config
         cls: Any = find_class(config.data.class_path, KINDS["data"])
         clients = config.data.init_args["num_clients"]
         noise = {"images": 20 * clients if self.tiny else cls.train_size, "classes": cls.num_classes}
@@ -111,7 +111,7 @@ def federation(goal: Goal, precision: Any, slots: int, device: str) -> Federatio
     """The federation of a goal; slots: at most so many as there are participants."""
     config = goal.config()
     fabric = launched(device, precision)
-    made, data = make(replace(config, precision=precision), fabric.device)
+    made, data = make(Run.of(replace(config, precision=precision)), fabric.device)
     roster = data.roster(config.seed, **config.roster)
     slots = min(slots, roster.participants or roster.num_clients)
     return Federation(

@@ -1,12 +1,12 @@
 """Two runs side by side: where they differ in what was run, and the first round at which their results part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmark.config import RunConfig, from_dict, resolve, run_id, spelled
+from benchmark.config import Run, from_dict, spelled
 from benchmark.report.verdicts import prediction
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, state, without_clock
 
@@ -88,11 +88,11 @@ def _row_of(path: Path, record: Record) -> list[Record]:
 
 def _same_row(one: Record, other: Record) -> bool:
     """Whether two runs differ by their seed alone; options that a record is too old to have are at their defaults."""
-    return run_id(replace(_resolved(one), seed=0)) == run_id(replace(_resolved(other), seed=0))
+    return _of_any_seed(one) == _of_any_seed(other)
 
 
-def _resolved(record: Record) -> RunConfig:
-    return resolve(from_dict(record["config"]))
+def _of_any_seed(record: Record) -> str:
+    return Run.of(from_dict(record["config"])).replace(seed=0).id
 
 
 def code(record: Record) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, differences, identity
+from benchmark.config import Run, RunConfig, differences, identity
 from benchmark.console import duration
 from benchmark.runs.environment import machine
 from benchmark.runs.records import read_record, saved_rounds
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
@@ -54,7 +53,7 @@ class Part:
         estimate: what a round takes; ``None`` where nothing is known.
     """
 
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[Run, ...]
     left: int
     most: int
     estimate: Estimate | None
@@ -97,7 +96,7 @@ def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None
     return Estimate(sum(one.seconds for one in found) / sum(one.rounds for one in found), source)
 
 
-def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
+def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
     """The runs in groups that differ in their seeds only, in order, with what is left of them.
 
     Args:
@@ -105,7 +104,7 @@ def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Seque
         states: by run id, as in ``runs.records.state``, or ``outdated``.
         measured: what is known about this machine.
     """
-    groups: dict[str, list[PlannedRun]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps({**identity(run.config), "seed": None}, default=str), []).append(run)
     found = []
@@ -115,7 +114,7 @@ def parts(runs: Iterable[PlannedRun], states: Mapping[str, str], measured: Seque
     return found
 
 
-def rounds_left(run: PlannedRun, state: str) -> int:
+def rounds_left(run: Run, state: str) -> int:
     """Rounds that a run in a state has still to do."""
     total, path = run.config.rounds, run.folder
     if state == "complete":

@@ -1,6 +1,6 @@
 """A few rows of a table for a page that people see first: one data set, one metric, the rows that have been run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +10,7 @@ from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
 from benchmark.report.layout import Rendered, pipe_table
 from benchmark.report.plots import draw_learning_curves, row_labels, svg_text
-from benchmark.report.tables import Run, replace_block
+from benchmark.report.tables import replace_block
 from benchmark.suites.plan import Plan
 
 
@@ -47,9 +47,7 @@ def _signed(value: float | None, half: float | None = None) -> str:
     return f"{told} ± {half:.2f}" if told and pd.notna(half) else told
 
 
-def update(
-    page: Path, name: str, tables: Iterable[Rendered], plan: Plan, runs: Mapping[str, Run], results: Path
-) -> list[Path]:
+def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, results: Path) -> list[Path]:
     """Fill the blocks ``excerpt:<name>-<table>/<data set>`` of a page, and draw the learning curves of their rows.
 
     The picture of a block is ``tables/<name>-<table>-<data set>.svg``; it is described by the ids of its runs. Returns
@@ -60,7 +58,6 @@ def update(
         name: ``<paper>-<scale>``.
         tables: all tables of that name.
         plan: their runs.
-        runs: what became of these, by run id.
         results: folder of the tables.
     """
     text = page.read_text(encoding="utf-8")
@@ -71,7 +68,7 @@ def update(
             used = table.data_label(dataset)
             told = f"**Scale {table.scale}: not the paper's protocol.** Data: {used}.\n\n{told}"
         text = replace_block(text, _block(name, table, dataset), told)
-        drawn = _curves(table, dataset, plan, runs)
+        drawn = _curves(table, dataset, plan)
         if drawn:
             texts[_picture(results, name, table, dataset)] = drawn
     return write_changed({page: text, **texts})
@@ -96,22 +93,20 @@ def _block(name: str, table: Rendered, dataset: str) -> str:
     return f"excerpt:{name}-{table.number}/{dataset}"
 
 
-def _curves(table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]) -> str | None:
+def _curves(table: Rendered, dataset: str, plan: Plan) -> str | None:
     """Learning curves of an excerpt's rows as SVG, described by the ids of their runs; ``None`` before the first."""
-    found = learning_curves(table, dataset, plan, runs)
+    found = learning_curves(table, dataset, plan)
     return svg_text(found[0], " ".join(found[1])) if found else None
 
 
-def learning_curves(
-    table: Rendered, dataset: str, plan: Plan, runs: Mapping[str, Run]
-) -> tuple[Figure, list[str]] | None:
+def learning_curves(table: Rendered, dataset: str, plan: Plan) -> tuple[Figure, list[str]] | None:
     """Learning curves of a table's rows on a data set, their complete seeds averaged, and the ids of the runs.
 
     ``None`` before the first of these is complete.
     """
     lines = [line for line in table.lines if line.row.dataset == dataset and line.n and not line.row.minus]
     lines = [line for line in lines if line.metric == lines[0].metric]
-    complete = [[key for key in line.runs if runs[key].state == "complete"] for line in lines]
+    complete = [[key for key in line.runs if plan.found[key].state == "complete"] for line in lines]
     curves = {
         label: read_curve(plan.runs[key].folder for key in keys)
         for label, keys in zip(row_labels([line.row for line in lines]), complete, strict=True)

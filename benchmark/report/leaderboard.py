@@ -15,9 +15,9 @@ from benchmark.report.differences import Panel, draw_differences
 from benchmark.report.layout import NONE_RUN, csv_text, latex_bold, latex_table, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
-from benchmark.report.tables import Run, last_rounds, network, replace_block
+from benchmark.report.tables import last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, RunFolder, code_versions
+from benchmark.runs.records import READING, Record, RunFolder, RunState, code_versions
 from benchmark.runs.records import Row as Evaluated
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
@@ -69,7 +69,7 @@ class Setting:
         return float(self.lines["resolution"].iloc[0])
 
 
-def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]:
+def settings(suite: Suite, plan: Plan) -> list[Setting]:
     """All settings of a suite's tables with a reference of which some row was run, in the order of the tables.
 
     Those whose reference has no run at this scale are not among them (``not_compared``).
@@ -80,11 +80,9 @@ def settings(suite: Suite, plan: Plan, runs: Mapping[str, Run]) -> list[Setting]
             if dataset in not_compared(plan, table):
                 continue
             rows = [row for row in table.rows if row.dataset == dataset and id(row) in plan.of_row]
-            scores = pd.DataFrame(
-                {row.method: _scores(plan, runs, row, suite.report) for row in rows}, index=plan.seeds
-            )
+            scores = pd.DataFrame({row.method: _scores(plan, row, suite.report) for row in rows}, index=plan.seeds)
             if scores.notna().any(axis=None):
-                found.append(_setting(suite, plan, runs, table, dataset, rows, scores))
+                found.append(_setting(suite, plan, table, dataset, rows, scores))
     return found
 
 
@@ -200,11 +198,11 @@ def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
     return [f"**Interim**: rows have {have} of the {fixed} seeds that were fixed beforehand. What is bold may change."]
 
 
-def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting]) -> str:
+def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
     """The page: for every table the comparison on each of its data sets with its resolution, and the costs."""
     beside = "" if suite.report == "last_k_mean" else BESIDE
     read = READ.format(accuracy=ACCURACY[suite.report], beside=beside)
-    parts = [f"# {suite.title}", _provenance(suite, plan, runs), *interim(suite, plan, found), read]
+    parts = [f"# {suite.title}", _provenance(suite, plan, plan.found), *interim(suite, plan, found), read]
     for table in suite.tables:
         own = [one for one in found if one.table is table]
         absent = not_compared(plan, table)
@@ -219,15 +217,12 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
-def latex(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting], metrics: Sequence[str] = ()
-) -> str:
+def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[str] = ()) -> str:
     """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there.
 
     Args:
         suite: the leaderboard's.
         plan: its runs.
-        runs: what became of them.
         found: its settings.
         metrics: columns, in their order (``METRICS``); default: those of the suite's table. What is compared stands
             behind ``acc``.
@@ -237,7 +232,7 @@ def latex(
     for one in found:
         shown, rows = metrics or one.table.metrics, {row.method: row for row in one.rows}
         order = one.lines.sort_values("mean", ascending=False).index
-        body = [{"method": m, **_latex_cells(suite, plan, runs, one, rows[m], shown)} for m in order]
+        body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in order]
         frame = pd.DataFrame(body)
         what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
         read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
@@ -248,9 +243,7 @@ def latex(
     return "\n".join(parts)
 
 
-def _latex_cells(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], one: Setting, row: Row, metrics: Sequence[str]
-) -> dict[str, str]:
+def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequence[str]) -> dict[str, str]:
     """What stands in the row of a method, by the title of the column; ``–`` where no record has the metric."""
     cells: dict[str, str] = {}
     for metric in metrics:
@@ -261,33 +254,31 @@ def _latex_cells(
             cells |= {PRINTED[metric]: known[one.dataset], f"Δ to {one.reference}": clear}
             cells |= {title: known[title] for title in ("simultaneous", "p (Holm)")}
         else:
-            values = _scores(plan, runs, row, suite.report, metric)
+            values = _scores(plan, row, suite.report, metric)
             values = values[values != FAILED].dropna()
             text = f"{values.mean():.2f}{_half(interval(values))} ({len(values)})"
             cells[PRINTED[metric]] = text if len(values) else NONE_RUN
     return cells
 
 
-def write(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], results: Path, name: str, readme: Path | None
-) -> list[Path]:
+def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | None) -> list[Path]:
     """Write ``tables/<name>-leaderboard.md`` and ``.csv``, ``<name>-pairs.csv``, a picture, and the readme's block.
 
     The picture, ``tables/<name>-leaderboard.svg``, and the block ``leaderboard:<name>`` (see ``replace_block``), which
     has the comparisons in brief, show the settings in which every row has ``ENOUGH`` seeds. Returns the files that
     changed; nothing is written as long as nothing was run.
     """
-    found = settings(suite, plan, runs)
+    found = settings(suite, plan)
     if not found:
         return []
     page, whole, shares, picture = files(results, name)
-    texts = {page: markdown(suite, plan, runs, found), whole: csv_text(frame(found)), shares: csv_text(pairs(found))}
+    texts = {page: markdown(suite, plan, found), whole: csv_text(frame(found)), shares: csv_text(pairs(found))}
     told = [one for one in found if (one.lines["n"] + one.lines["failed"] >= ENOUGH).all()]
     if told:
         texts[picture] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
-        shown = {key: runs[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
+        shown = {key: plan.found[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
         about = [*interim(suite, plan, told), _provenance(suite, plan, shown, brief=True)]
         block = "\n\n".join([*parts, *about] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
@@ -366,13 +357,13 @@ def _section(found: Sequence[Setting], table: Table) -> str:
     return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
-def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str, metric: str = METRIC) -> pd.Series:
+def _scores(plan: Plan, row: Row, report: str, metric: str = METRIC) -> pd.Series:
     scores = {}
     for seed, key in plan.of_row[id(row)].items():
-        record = runs[key].record
+        record = plan.found[key].record
         if record is not None:
             scores[seed] = record[READING[report]].get(metric, nan)
-        elif runs[key].state == "failed":
+        elif plan.found[key].state == "failed":
             scores[seed] = FAILED
     return pd.Series(scores, dtype="float64")
 
@@ -380,7 +371,6 @@ def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str, metric: 
 def _setting(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
     table: Table,
     dataset: str,
     rows: Sequence[Row],
@@ -392,13 +382,13 @@ def _setting(
     lines["rank"] = whole.rank(axis=1, ascending=False).mean()
     goal, more = lines.loc[reference, "mean"], {}
     if suite.report == "averaged":
-        goal = next(_smooth(plan, runs, row)["last_k_mean"] for row in rows if row.method == reference)
+        goal = next(_smooth(plan, row)["last_k_mean"] for row in rows if row.method == reference)
     for row in rows:
-        done = _done(plan, runs, row)
+        done = _done(plan, row)
         more[row.method] = {
             "bound": row.method in bounds,
             "goal": goal,
-            **_smooth(plan, runs, row),
+            **_smooth(plan, row),
             "rise": _rise(done),
             **_spent(done, goal),
             "tuned": _tuned(suite, plan, row),
@@ -418,18 +408,18 @@ def _configs(plan: Plan, row: Row) -> list[RunConfig]:
     return [plan.runs[key].config for key in plan.of_row[id(row)].values()]
 
 
-def _smooth(plan: Plan, runs: Mapping[str, Run], row: Row) -> dict[str, float | None]:
+def _smooth(plan: Plan, row: Row) -> dict[str, float | None]:
     """Mean over the seeds, with its interval, of the mean of the last rounds."""
-    values = _scores(plan, runs, row, "last_k_mean")
+    values = _scores(plan, row, "last_k_mean")
     values = values[values != FAILED]
     return {"last_k_mean": values.mean(), "last_k_ci95": interval(values)}
 
 
-def _done(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[tuple[Record, list[Evaluated]]]:
+def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
     """Record and evaluated rounds of a row's complete runs."""
     found = []
     for key in plan.of_row[id(row)].values():
-        record = runs[key].record
+        record = plan.found[key].record
         if record is not None:
             found.append((record, RunFolder(plan.runs[key].folder).rows()))
     return found
@@ -549,8 +539,8 @@ def _costs(own: Sequence[Setting], goal_name: str) -> str:
     return f"{told}\n\n{pipe_table(head, body)}"
 
 
-def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, Run], brief: bool = False) -> str:
-    """Where the numbers come from; in brief, several versions of the code are counted and not named."""
+def _provenance(suite: Suite, plan: Plan, runs: Mapping[str, RunState], brief: bool = False) -> str:
+    """Where the numbers of some runs come from; in brief, several versions of the code are counted and not named."""
     records = [run.record for run in runs.values() if run.record is not None]
     configs = [plan.runs[key].config for key, run in runs.items() if run.record is not None]
     hours = sum(record["timing"]["seconds"] for record in records) / 3600

@@ -88,7 +88,7 @@ def _setting(suite: Suite, row: Row, scale: str) -> str:
     """What tells the row apart in its table, and as much of the protocol behind it as is short."""
     told = [f"{name.replace('_', ' ')} {value}" for name, value in row.columns.items()]
     if not row.pending:
-        config = suite.config(row, scale)
+        config = suite.run(row, scale).config
         data, drawn = config.data.init_args, config.roster.get("participants")
         told.append(f"labels at {WHO[data['scenario']]}")
         told += [f"{data['num_labels']} labels"] if data["num_labels"] else []

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from benchmark.config import RunConfig, Runtime, differences, folder
+from benchmark.config import Runtime
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.runs.records import Record, Row, read_record, state
+from benchmark.runs.records import Record, Row, read_record, state_of
 from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -83,15 +82,9 @@ def read_suite_rows(
 
 
 def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) -> list[Path]:
-    config = replace(suite.config(row, scale), runtime=Runtime(results_dir=results_dir))
-    paths = [folder(replace(config, seed=seed)) for seed in suite.scale(scale)["seeds"]]
-    complete = {path: read_record(path) for path in paths if state(path) == "complete"}
-    return [path for path, record in complete.items() if not _outdated(record, config)]
-
-
-def _outdated(record: Record, config: RunConfig) -> bool:
-    """Whether a run of some seed was made under other defaults than today's."""
-    return bool(differences(record["config"], replace(config, seed=record["config"]["seed"])))
+    first, runtime = suite.run(row, scale), Runtime(results_dir=results_dir)
+    runs = [first.replace(seed=seed, runtime=runtime) for seed in suite.scale(scale)["seeds"]]
+    return [run.folder for run in runs if state_of(run).state == "complete"]
 
 
 def row_labels(rows: Sequence[TableRow]) -> list[str]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from benchmark.config import identity, spelled
+from benchmark.config import Run, identity, spelled
 from benchmark.console import Console
 from benchmark.report.cost import measured_here, parts, summary
-from benchmark.report.states import collect
 from benchmark.runs.environment import gpu_name
 from benchmark.runs.records import READING, read_record, read_rows, readings
-from benchmark.suites.plan import Plan, PlannedRun
+from benchmark.suites.plan import Plan
 from datamodules.common.errors import BenchError
 
 NAMES = {
@@ -64,8 +63,7 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
     if not plan.runs:
         console.print(f"nothing is run at scale {plan.scale}: every row is pending, or left out", highlight=False)
         return
-    found = collect(plan)
-    progress = {key: _progress(run, found[key].state) for key, run in plan.runs.items()}
+    progress = {key: _progress(run, plan.found[key].state) for key, run in plan.runs.items()}
     options = _options(plan)
     if every_run:
         console.print(_runs(plan, list(plan.runs), progress, options))
@@ -131,7 +129,7 @@ def _reading(plan: Plan) -> str:
     return f"acc ({', '.join(dict.fromkeys(run.config.report for run in plan.runs.values()))})"
 
 
-def _cells(run: PlannedRun) -> str:
+def _cells(run: Run) -> str:
     return ", ".join(dict.fromkeys(run.cells))
 
 
@@ -148,7 +146,7 @@ def _left(plan: Plan, states: dict[str, str]) -> list[str]:
     return summary(parts(plan.runs.values(), states, measured))
 
 
-def _progress(run: PlannedRun, state: str) -> Progress:
+def _progress(run: Run, state: str) -> Progress:
     """How far a run is, and the accuracy that the tables would report if it ended here."""
     path = run.folder
     try:

@@ -9,17 +9,15 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.config import RunConfig
+from benchmark.config import Run, RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
-from benchmark.report.states import Run as Run
-from benchmark.report.states import collect as collect
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, code_versions
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table, control_of, operands
+from benchmark.runs.records import READING, RunState, code_versions
+from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
@@ -51,13 +49,12 @@ LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a
 BROKEN = LACKS[:3]  # a row with such a seed is not judged
 
 
-def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str]) -> list[Rendered]:
+def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rendered]:
     """All tables of a suite.
 
     Args:
         suite: what to render.
         plan: its runs at one scale.
-        runs: what became of them, by run id.
         published: printed values by ``Row.key``.
 
     Returns:
@@ -67,7 +64,7 @@ def render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping
         run of the row or of its control, or other seeds than the suite's as long as these are not complete. At other
         scales the published value stands beside ours for orientation only.
     """
-    return [_render(suite, plan, runs, published, table) for table in suite.tables]
+    return [_render(suite, plan, published, table) for table in suite.tables]
 
 
 def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
@@ -133,7 +130,7 @@ def averaged_rounds(config: RunConfig) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mapping[Any, str], table: Table) -> Rendered:
+def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
     rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
@@ -144,9 +141,7 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
         parts = operands(row, rows) if row.minus else (row,)
         groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
         config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
-        blocks.append(
-            [_line(suite, plan, runs, published, table, row, metric, groups, config) for metric in table.metrics]
-        )
+        blocks.append([_line(suite, plan, published, table, row, metric, groups, config) for metric in table.metrics])
     if suite.ranked:
         blocks.sort(key=lambda block: -math.inf if block[0].ours is None else block[0].ours, reverse=True)
     lines = tuple(line for block in blocks for line in block)
@@ -159,7 +154,7 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
         lines=lines,
         frame=_frame(table, lines, columns, compare, bool(published)),
         columns=columns,
-        facts=_facts(suite, plan, runs, table, lines, columns),
+        facts=_facts(suite, plan, table, lines, columns),
         legend=_legend(suite, table, compare, bool(published)),
         unpublished=table.unpublished,
         sections=tuple(_sections(lines, varying(lines, columns), plan)),
@@ -169,22 +164,21 @@ def _render(suite: Suite, plan: Plan, runs: Mapping[str, Run], published: Mappin
 def _line(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
     published: Mapping[Any, str],
     table: Table,
     row: Row,
     metric: str,
-    groups: Sequence[Sequence[PlannedRun]],
+    groups: Sequence[Sequence[Run]],
     config: RunConfig | None,
 ) -> Line:
     """One metric of a row; ``groups`` are its runs by seed (two per seed where a difference is shown)."""
-    found = [[runs[run.id] for run in group] for group in groups]
+    found = [[plan.found[run.id] for run in group] for group in groups]
     values = _values(found, suite.report, metric)
     ours = _mean(values)
     printed, spread = published.get(row.key(metric)), published.get(row.key(f"{metric} std"))
     judged = _Judged()
     if suite.compares(plan.scale):
-        judged = _judged(suite, plan, runs, published, table, row, metric, found)
+        judged = _judged(suite, plan, published, table, row, metric, found)
     elif not printed and published:
         judged = _Judged(verdict=f"published: {table.unpublished}")
     return Line(
@@ -228,12 +222,11 @@ class _Judged:
 def _judged(
     suite: Suite,
     plan: Plan,
-    runs: Mapping[str, Run],
     published: Mapping[Any, str],
     table: Table,
     row: Row,
     metric: str,
-    found: Sequence[Sequence[Run]],
+    found: Sequence[Sequence[RunState]],
 ) -> _Judged:
     """A cell of a scale that compares; ``found`` are its runs by seed."""
     own = published.get(row.key(metric))
@@ -252,7 +245,7 @@ def _judged(
     delta = difference(sum(values) / len(values), own) if own else None
     control = control_of(row, table.rows, table.control)
     its_printed = published.get(control.key(metric)) if control else None
-    beside = _found(plan, runs, control) if control and own and its_printed else []
+    beside = _found(plan, control) if control and own and its_printed else []
     if any(run.state in BROKEN for group in found for run in group):
         return _Judged(delta, note="a failed run")
     if any(run.state in BROKEN for group in beside for run in group):
@@ -267,12 +260,12 @@ def _judged(
     return _Judged(delta, of_level, of_effect, verdict + where if verdict else missing, note)
 
 
-def _found(plan: Plan, runs: Mapping[str, Run], row: Row) -> list[list[Run]]:
+def _found(plan: Plan, row: Row) -> list[list[RunState]]:
     """The runs of a row by seed; none of a pending one."""
-    return [] if row.pending else [[runs[plan.run(row, seed).id]] for seed in plan.seeds]
+    return [] if row.pending else [[plan.found[plan.run(row, seed).id]] for seed in plan.seeds]
 
 
-def _of_the_suite(plan: Plan, groups: Sequence[Sequence[Run]], own: set[int]) -> bool:
+def _of_the_suite(plan: Plan, groups: Sequence[Sequence[RunState]], own: set[int]) -> bool:
     """Whether a mean may be judged: it is over the suite's seeds, or some of them, and others only beside all these."""
     complete = {
         seed for seed, group in zip(plan.seeds, groups, strict=True) if all(run.state == "complete" for run in group)
@@ -308,7 +301,7 @@ def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
     return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
 
 
-def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
+def _lacks(groups: Sequence[Sequence[RunState]], n: int) -> str:
     """Why only ``n`` of the seeds have a value, e.g. ``failed (1)``; empty where all have, or where the others wait."""
     if n == len(groups):
         return ""
@@ -318,7 +311,7 @@ def _lacks(groups: Sequence[Sequence[Run]], n: int) -> str:
     return "; ".join(told) or ("" if n else nothing)
 
 
-def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[float]:
+def _values(groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> list[float]:
     """One value per seed whose runs are complete; of two runs their difference."""
     values = []
     for group in groups:
@@ -328,7 +321,7 @@ def _values(groups: Sequence[Sequence[Run]], reading: str, metric: str) -> list[
     return values
 
 
-def _by_seed(plan: Plan, groups: Sequence[Sequence[Run]], reading: str, metric: str) -> dict[int, float]:
+def _by_seed(plan: Plan, groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> dict[int, float]:
     """The values of ``_values`` by seed."""
     found = {seed: _values([group], reading, metric) for seed, group in zip(plan.seeds, groups, strict=False)}
     return {seed: values[0] for seed, values in found.items() if values}
@@ -359,14 +352,12 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
     return [Section(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
 
 
-def _facts(
-    suite: Suite, plan: Plan, runs: Mapping[str, Run], table: Table, lines: Sequence[Line], columns: Sequence[str]
-) -> dict[str, str]:
+def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:
     """What is known of the runs behind a table, by name; a text that needs no name stands under the empty one."""
     without = suite.left_out(plan.scale)
     rows = [row for row in table.rows if id(row) in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
-    records = [record for key in planned if (record := runs[key].record) is not None]
+    records = [record for key in planned if (record := plan.found[key].record) is not None]
     configs = [run.config for run in planned.values()]
     precisions = {config.precision for config in configs}
     told_apart = varying(lines, columns)
@@ -389,7 +380,7 @@ def _facts(
     if len(records) < len(planned):
         facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
         for bad in BROKEN:
-            ids = [key for key in planned if runs[key].state == bad]
+            ids = [key for key in planned if plan.found[key].state == bad]
             facts |= {bad: ", ".join(ids)} if ids else {}
     left = dict.fromkeys(row.method for row in table.rows if row.method in without)
     if left:

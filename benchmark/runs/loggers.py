@@ -14,7 +14,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.pytorch import Callback
 
-from benchmark.config import RunConfig, Runtime, identity, run_id
+from benchmark.config import Run, Runtime, identity
 from benchmark.registry import one_line, unknown
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
@@ -85,16 +85,17 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
     return modes.get(said or default, "offline")
 
 
-def mirror_run(config: RunConfig, path: Path) -> "Mirror":
+def mirror_run(run: Run, path: Path) -> "Mirror":
     """The mirror of a run whose folder is ``path``; resumes as the same run.
 
     ``--logger wandb`` asks for it at scale quick, too.
     """
+    config = run.config
     asked = "wandb" in names(config.runtime.logger)
     mode = choose_mode(config.runtime.wandb, config.scale, asked)
     name = f"{config.method.name} {config.data.name} seed {config.seed}"
     place = _place(config.runtime, config.scale)
-    return Mirror(mode, path, id=run_id(config), name=name, config=identity(config), **place)
+    return Mirror(mode, path, id=run.id, name=name, config=identity(config), **place)
 
 
 def mirror_tables(

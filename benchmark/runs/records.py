@@ -22,13 +22,13 @@ from datetime import UTC, datetime
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchmark.config import RunConfig, differences, identity, run_id
+from benchmark.config import Run, differences, identity
 from benchmark.files import dump_yaml, finite, problem, read_text, regular, write_atomic
-from benchmark.registry import KINDS, find_class, imported
+from benchmark.registry import KINDS, imported
 from benchmark.runs.background import repeatedly
 from benchmark.runs.environment import code_version, environment, source_digest
 from benchmark.runs.lock import NAME as LOCK
@@ -167,11 +167,11 @@ class RunFolder:
         """What a checkpoint says of where it comes from."""
         return {key: self._record[key] for key in ("run_id", "partition_hash", "code_version")}
 
-    def open(self, config: RunConfig, facts: Mapping[str, Any] | None = None) -> None:
+    def open(self, run: Run, facts: Mapping[str, Any] | None = None) -> None:
         """Start the record, or take up that of an interrupted run (then ``rewind`` comes next).
 
         Args:
-            config: resolved configuration.
+            run: what is run.
             facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram``
                 (int ``[clients, classes]``); further keys are recorded as they are. ``None``: not known yet.
 
@@ -179,13 +179,14 @@ class RunFolder:
             RunError: the folder holds another run, or the interrupted run had other defaults, another partition or
                 other data.
         """
+        config = run.config
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
             left.unlink(missing_ok=True)
         before = self.record() if (self.path / "record.json").exists() else None
         facts = finite(dict(facts or {}))
         if before is not None:
-            self._check_resume(before, config, facts)
+            self._check_resume(before, run, facts)
         now, code, codes = _now(), code_version(), []
         if before is not None:
             codes = code_versions(before)
@@ -194,7 +195,7 @@ class RunFolder:
         self._spent, self._opened = float(timing["seconds"]), time.monotonic()
         self._record = {
             "schema_version": SCHEMA_VERSION,
-            "run_id": run_id(config),
+            "run_id": run.id,
             "status": "running",
             "method": config.method.name,
             "dataset": config.data.name,
@@ -213,9 +214,9 @@ class RunFolder:
             "timing": {**timing, "updated": now},
             "environment": {
                 **environment(),
-                **_runtime(config),
+                **_runtime(run),
                 "precision": config.precision,
-                "method_source": method_source(config),
+                "method_source": method_source(run),
                 "code_versions": list(dict.fromkeys([*codes, code])),
             },
         }
@@ -340,15 +341,15 @@ class RunFolder:
         self._write()
         return self._record
 
-    def fail(self, error: BaseException, config: RunConfig | None = None) -> None:
-        """Keep the traceback in the record; ``config`` opens it if the run failed before it was opened.
+    def fail(self, error: BaseException, run: Run | None = None) -> None:
+        """Keep the traceback in the record; ``run`` opens it if it failed before it was opened.
 
         Where nothing can be written (a full disk, a read-only folder) the record stays as it is: the caller has an
         error to report that matters more.
         """
-        if not self._record and config is not None:
+        if not self._record and run is not None:
             with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
-                self.open(config)
+                self.open(run)
         if self._record:
             self._record["error"] = "".join(traceback.format_exception(error))
             self._record["status"] = "failed"
@@ -365,10 +366,10 @@ class RunFolder:
             validate(self._record, str(self.path))
             write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
 
-    def _check_resume(self, before: Record, config: RunConfig, facts: Mapping[str, Any]) -> None:
-        if before["run_id"] != run_id(config):
-            raise RunError(f"{self.path}: holds run {before['run_id']}, not {run_id(config)}; use another folder")
-        if changed := differences(before["config"], config):
+    def _check_resume(self, before: Record, run: Run, facts: Mapping[str, Any]) -> None:
+        if before["run_id"] != run.id:
+            raise RunError(f"{self.path}: holds run {before['run_id']}, not {run.id}; use another folder")
+        if changed := differences(before["config"], run.config):
             raise RunError(f"{self.path}: {'; '.join(changed)}. Delete the folder to run it again")
         if not self.rows() and not any((self.path / name).exists() for name in CHECKPOINTS):
             return
@@ -508,29 +509,44 @@ def state(path: Path) -> str:
     """``missing``, ``running``, ``stale`` (was killed, can be resumed), ``failed``, ``complete``, or ``damaged`` (its
     record cannot be read, or is not what its run wrote).
     """
-    return look(path)[0]
+    return look(path).state
 
 
-def look(path: Path) -> tuple[str, Record | None]:
+class RunState(NamedTuple):
+    """What is on disk of a run: its state and, if it is complete, its record."""
+
+    state: str
+    record: Record | None = None
+
+
+def look(path: Path) -> RunState:
     """The state of a run and, if it is complete, its record, which is read once for both."""
     try:
         return _look(path)
     except RunError:
-        return "damaged", None
+        return RunState("damaged")
 
 
-def _look(path: Path) -> tuple[str, Record | None]:
+def state_of(run: Run) -> RunState:
+    """``look``; a complete run that was made under other defaults than today's is ``outdated``."""
+    found = look(run.folder)
+    if found.record is not None and differences(found.record["config"], run.config):
+        return RunState("outdated")
+    return found
+
+
+def _look(path: Path) -> RunState:
     known = (path / "record.json").exists()
     if known and (record := read_record(path))["status"] == "complete":
-        return "complete", record
+        return RunState("complete", record)
     if locked(path) or alive_elsewhere(path):
-        return "running", None
+        return RunState("running")
     if not known:
-        return "missing", None
+        return RunState("missing")
     record = read_record(path)  # once more: the run may have ended before we asked for the lock
     if record["status"] == "running":
-        return "stale", None
-    return record["status"], record if record["status"] == "complete" else None
+        return RunState("stale")
+    return RunState(record["status"], record if record["status"] == "complete" else None)
 
 
 def saved_rounds(path: Path) -> int | None:
@@ -591,15 +607,14 @@ def without_clock(value: Any) -> Any:
     return [without_clock(v) for v in value] if isinstance(value, list) else value
 
 
-def method_source(config: RunConfig) -> str | None:
+def method_source(run: Run) -> str | None:
     """Digest of the code of a run's method (``source_digest``)."""
-    kind = KINDS["method"]
-    return source_digest(find_class(config.method.class_path, kind), imported(kind.base))
+    return source_digest(run.class_of("method"), imported(KINDS["method"].base))
 
 
-def _runtime(config: RunConfig) -> dict[str, Any]:
+def _runtime(run: Run) -> dict[str, Any]:
     """How the run was executed, without the folders of the machine and accounts elsewhere: records are shared."""
-    return {k: v for k, v in asdict(config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
+    return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
 
 
 def _metrics(row: Row) -> dict[str, Any]:

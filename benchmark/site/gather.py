@@ -44,7 +44,6 @@ class View:
     suite: Suite
     scale: str
     plan: Plan
-    runs: Mapping[str, tables.Run]
     tables: Sequence[Rendered]
 
     @property
@@ -65,7 +64,7 @@ class View:
     @property
     def complete(self) -> int:
         """Runs that have their record."""
-        return sum(run.record is not None for run in self.runs.values())
+        return sum(run.record is not None for run in self.plan.found.values())
 
 
 def find_runs(results: Path) -> dict[str, Found]:
@@ -97,9 +96,8 @@ def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found])
             if not (wanted or _may_have_run(suite, scale, found)):
                 continue
             plan = suite.plan(scale, runtime=Runtime(results_dir=str(results)))
-            runs = tables.collect(plan)
-            if wanted or any(run.state != "missing" for run in runs.values()):
-                views.append(View(suite, scale, plan, runs, tables.render(suite, plan, runs, suite.published())))
+            if wanted or any(run.state != "missing" for run in plan.found.values()):
+                views.append(View(suite, scale, plan, tables.render(suite, plan, suite.published())))
     return views
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
-from benchmark.config import folder
 from benchmark.files import dump_yaml
 from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
@@ -96,7 +95,7 @@ def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
             labels[key][line.row.method] = None
     runs = sorted(found.values(), key=lambda run: (run.record["scale"], run.record["method"], run.record["dataset"]))
     scales = sorted({run.record["scale"] for run in runs})
-    protocol = {key for view in views if view.compare for key in view.runs}
+    protocol = {key for view in views if view.compare for key in view.plan.runs}
     return {"root": "", "runs": runs, "labels": labels, "scales": scales, "protocol": protocol}
 
 
@@ -171,7 +170,7 @@ def _none(counts: str) -> str:
 
 def _board(view: View, charts: Charts) -> Page:
     """The leaderboard of a ranked suite at a scale."""
-    settings = leaderboard.settings(view.suite, view.plan, view.runs)
+    settings = leaderboard.settings(view.suite, view.plan)
     parts = []
     for one in settings:
         lines = one.lines.sort_values("mean", ascending=False)
@@ -281,9 +280,9 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
     layout, curves = table.layout, {}
     for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
-        complete = [key for key in line.runs if view.runs[key].record is not None] if line else []
+        complete = [key for key in line.runs if view.plan.found[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
-            curves[label] = read_curve([folder(view.plan.runs[key].config) for key in complete])
+            curves[label] = read_curve([view.plan.runs[key].folder for key in complete])
     drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
     legend = [(swatch(number), label, curve.seeds) for number, (label, curve) in enumerate(curves.items())]
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}
@@ -294,7 +293,7 @@ def _places(run: str, views: Sequence[View]) -> list[tuple[View, Rendered, Line]
     return [
         (view, table, line)
         for view in views
-        if run in view.runs
+        if run in view.plan.runs
         for table in view.tables
         for line in table.lines
         if run in line.runs and line.metric == table.lines[0].metric

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import ROOT
-from benchmark.config import RunConfig, Runtime, identity
+from benchmark.config import Run, RunConfig, Runtime, identity
 from benchmark.files import write_atomic
 from benchmark.registry import KINDS, ClassSpec
-from benchmark.suites.plan import Plan, PlannedRun
+from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 
 OURS = tuple(kind.package for kind in KINDS.values())
+MAKERS = ("jsonargparse", "numpy", "pandas", "scipy", "matplotlib", "tabulate")  # of values, and of what tables show
 
 
 def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Plan:
@@ -30,11 +31,11 @@ def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Pl
     Raises:
         ConfigError: as ``suite.plan``.
     """
-    file = _cache() / f"{suite.paper}-{scale}-{_digest(suite, scale, seeds)}.json"
+    file = _cache() / f"{suite.paper}-{scale}-{digest(suite, scale, seeds)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or none that can be read
         return _read(json.loads(file.read_text(encoding="utf-8")), suite, scale, runtime)
     made = suite.plan(scale, seeds, runtime)
-    if all(getattr(run.config, slot).class_path.startswith(OURS) for run in made.runs.values() for slot in KINDS):
+    if is_ours(made):
         with suppress(OSError):  # a home that cannot be written
             file.parent.mkdir(parents=True, exist_ok=True)
             for old in file.parent.glob(f"{suite.paper}-{scale}-{'?' * 32}.json"):
@@ -48,9 +49,17 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fssl-bench" / "plans"
 
 
-def _digest(suite: Suite, scale: str, seeds: Sequence[int]) -> str:
-    """Of everything that a plan follows from: our code, the suite's files, and who converts values to their types."""
-    given = [list(seeds), sys.version, version("jsonargparse"), str(suite.folder.resolve())]
+def is_ours(made: Plan) -> bool:
+    """Whether all classes of a plan are of this package; the code of others may change unseen."""
+    paths = {getattr(run.config, slot).class_path for run in made.runs.values() for slot in KINDS}
+    return all(path.partition(".")[0] in OURS for path in paths)
+
+
+def digest(suite: Suite, scale: str, seeds: Sequence[int] = ()) -> str:
+    """Of everything that a plan, and a table made of its records, follows from: our code, the suite's files, and the
+    versions of the packages that convert values and write tables.
+    """
+    given = [list(seeds), sys.version, [version(name) for name in MAKERS], str(suite.folder.resolve())]
     total = hashlib.sha256(json.dumps(given).encode())
     own = (file for package in (*OURS, "benchmark") for file in sorted((ROOT / package).rglob("*.py")))
     for file in (*own, *suite.files(scale)):
@@ -76,7 +85,7 @@ def _written(made: Plan, suite: Suite) -> dict[str, Any]:
 def _read(found: Mapping[str, Any], suite: Suite, scale: str, runtime: Runtime) -> Plan:
     """The plan that ``_written`` has written."""
     rows = suite.rows
-    runs = {key: PlannedRun(key, _config(values, runtime), cells) for key, values, cells in found["runs"]}
+    runs = {key: Run(key, _config(values, runtime), tuple(cells)) for key, values, cells in found["runs"]}
     of_row = {id(rows[int(number)]): dict(seeds) for number, seeds in found["of_row"].items()}
     return Plan(scale, runs, of_row, tuple(found["seeds"]))
 

@@ -1,11 +1,12 @@
 """What a suite's tables consist of, and the runs behind them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from benchmark.config import RunConfig, folder
+from benchmark.config import Run
+from benchmark.runs.records import RunState, state_of
 from datamodules.common.errors import ConfigError
 
 
@@ -84,26 +85,6 @@ class Table:
 
 
 @dataclass
-class PlannedRun:
-    """A run that at least one cell of the suite needs.
-
-    Args:
-        id: its ``run_id``.
-        config: its resolved configuration.
-        cells: names of the rows that it is for.
-    """
-
-    id: str
-    config: RunConfig
-    cells: list[str] = field(default_factory=list)
-
-    @property
-    def folder(self) -> Path:
-        """Where the run's files are."""
-        return folder(self.config, self.id)
-
-
-@dataclass
 class Plan:
     """The runs of a suite at a scale.
 
@@ -115,11 +96,20 @@ class Plan:
     """
 
     scale: str
-    runs: dict[str, PlannedRun]
+    runs: dict[str, Run]
     of_row: dict[int, dict[int, str]]
     seeds: tuple[int, ...]
 
-    def run(self, row: Row, seed: int) -> PlannedRun:
+    @cached_property
+    def found(self) -> dict[str, RunState]:
+        """State and record of every run, by id, read from disk when they are first asked for."""
+        return {key: state_of(run) for key, run in self.runs.items()}
+
+    def look_again(self) -> None:
+        """Read anew what was not complete."""
+        self.found |= {key: state_of(run) for key, run in self.runs.items() if self.found[key].state != "complete"}
+
+    def run(self, row: Row, seed: int) -> Run:
         """The run behind a row."""
         return self.runs[self.of_row[id(row)][seed]]
 

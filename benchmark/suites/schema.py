@@ -13,6 +13,8 @@ from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
+CONTROLS = "take it out, and name a table's `control`: verdicts rest on intervals of the seeds"
+RETIRED = {"bands": CONTROLS, "band_note": CONTROLS}
 TOLD = 3  # problems that one message names
 
 SCALARS = (str, int, float, bool, type(None))
@@ -127,6 +129,8 @@ def check(spec: Mapping[str, Any], where: str) -> None:
         ConfigError: names the first places that are wrong, and the nearest right names.
     """
     for key in spec:
+        if key in RETIRED:
+            raise ConfigError(f"{where}: `{key}` is no longer known; {RETIRED[key]}")
         if key not in _Suite.model_fields and get_close_matches(str(key), _Suite.model_fields, n=1, cutoff=0.75):
             raise unknown("key", key, _Suite.model_fields, f" ({where})")
     try:

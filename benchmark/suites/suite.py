@@ -11,10 +11,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import RunConfig, Runtime, apply, from_dict, resolve, run_id
+from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
-from benchmark.suites.plan import Plan, PlannedRun, Row, Table, operands
+from benchmark.suites.plan import Plan, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from datamodules.common.errors import BenchError, ConfigError
@@ -25,6 +25,20 @@ PUBLISHED = SUITES / "published"
 OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
 """Characters of a run id that tell it from the number of a table."""
+LAYERS = {
+    "base": "base",
+    "data set": "datasets.DATASET",
+    "label": "labels.LABEL",
+    "row": "tables.TABLE, and on top of it the row",
+    "scale": "scales.SCALE",
+    "scale's table": "scales.SCALE.tables.TABLE",
+    "scale's data set": "scales.SCALE.datasets.DATASET",
+    "scale's data set of the table": "scales.SCALE.tables.TABLE.datasets.DATASET",
+    "tuned": "the file that `tune` writes beside the suite",
+    "trial": "of a run of `tune` or `admit`: scales.SCALE.tuning, or admission.central",
+    "trial's data set": "datasets.DATASET in that place",
+}
+"""Where a row's options come from, by name, and where in a suite's file these stand; a later layer wins."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 
 Options = Mapping[str, Any]
@@ -59,7 +73,7 @@ class Suite:
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
         self._tuned: dict[str, dict[str, Any]] = {}
-        self._configs: dict[tuple[str, str, str], RunConfig] = {}
+        self._runs: dict[tuple[str, str, str], Run] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
@@ -121,19 +135,19 @@ class Suite:
             if row.pending or row.method in without:
                 reason = f"pending: {row.pending}" if row.pending else f"not at scale {scale}: {without[row.method]}"
                 raise ConfigError(f"row {row.name} cannot be run: {reason}")
-        if len(found) > 1 and len({run_id(self.config(row, scale)) for row in found}) > 1:
+        if len(found) > 1 and len({self.run(row, scale).id for row in found}) > 1:
             raise ConfigError(f"row '{name}' is several runs: name one of {', '.join(row.full_name for row in found)}")
         return found[0]
 
-    def config(self, row: Row, scale: str) -> RunConfig:
-        """The resolved configuration of a row at a scale, with the scale's first seed; it is resolved once."""
+    def run(self, row: Row, scale: str) -> Run:
+        """The run of a row at a scale, with the scale's first seed; it is resolved once."""
         key = (scale, row.full_name, repr(row.options))
-        if key not in self._configs:
+        if key not in self._runs:
             try:
-                self._configs[key] = resolve(from_dict(self.values(row, scale)))
+                self._runs[key] = Run.of(from_dict(self.values(row, scale)), row.name)
             except BenchError as error:
                 raise ConfigError(f"{self.where}, {row.name}: {error}") from None
-        return self._configs[key]
+        return self._runs[key]
 
     def tuned_file(self, scale: str) -> Path:
         """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
@@ -199,34 +213,46 @@ class Suite:
         own = [self.folder / Path(self.where).name, self.tuned_file(scale), self.admitted_file(scale)]
         own += [self.verified_file(scale)]
         own += [self.published_path] if self.published_path else []
+        own += [OTHERS] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])
 
-    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite spells it, without defaults.
+    def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:
+        """The ``LAYERS`` of a row at a scale, each with its options under ``set`` and those of ``methods``.
 
         Args:
             row: of this suite.
             scale: one of its scales.
             tuned: whether what tuning has chosen counts.
-            last: a layer on top of all, and on top of it what its ``datasets`` say about the row's.
+            last: the layer of a trial.
         """
-        label, at = self.spec["labels"][row.method], self.scale(scale)
-        name = label["method"]
-        at_table = at["tables"].get(row.table, {})
-        layers: list[Mapping[str, Any]] = [
-            self.spec["base"],
-            self.spec["datasets"][row.dataset],
-            {"set": label},
-            {"set": row.options},
-            at,
-            at_table,
-            at.get("datasets", {}).get(row.dataset, {}),
-            at_table.get("datasets", {}).get(row.dataset, {}),
-            {"set": self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}},
-            *([last, last.get("datasets", {}).get(row.dataset, {})] if last else []),
-        ]
+        at, last = self.scale(scale), last or {}
+        table = at["tables"].get(row.table, {})
+        chosen = self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}
+
+        def of_data(layer: Options) -> Options:
+            found: Options = layer.get("datasets", {}).get(row.dataset, {})
+            return found
+
+        layers = {
+            "base": self.spec["base"],
+            "data set": of_data(self.spec),
+            "label": {"set": self.spec["labels"][row.method]},
+            "row": {"set": row.options},
+            "scale": at,
+            "scale's table": table,
+            "scale's data set": of_data(at),
+            "scale's data set of the table": of_data(table),
+            "tuned": {"set": chosen},
+            "trial": last,
+            "trial's data set": of_data(last),
+        }
+        return {name: layers[name] or {} for name in LAYERS}
+
+    def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
+        """The configuration of a row at a scale as the suite spells it, without defaults; arguments: ``layers``."""
+        at, name = self.scale(scale), self.spec["labels"][row.method]["method"]
         values: dict[str, Any] = {}
-        for layer in layers:
+        for layer in self.layers(row, scale, tuned, last).values():
             values = apply(values, _options(layer.get("set", {}), name))
             for one in with_its_method(name):
                 values = apply(values, _options(layer.get("methods", {}).get(one, {}), name))
@@ -247,20 +273,17 @@ class Suite:
             runtime: where and how to run.
             precision: instead of that of the suite.
         """
-        seeds, without = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"])), self.left_out(scale)
+        seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
+        changes = {"runtime": runtime, "precision": precision}
+        given = {name: value for name, value in changes.items() if value is not None}
         plan = Plan(scale, {}, {}, seeds)
-        for row in self.rows:
-            if row.minus is not None or row.pending or row.method in without:
-                continue
-            base = self.config(row, scale)
-            plan.of_row[id(row)] = {}
-            for seed in seeds:
-                config = replace(
-                    base, seed=seed, runtime=runtime or base.runtime, precision=precision or base.precision
-                )
-                key = run_id(config)
-                plan.of_row[id(row)][seed] = key
-                plan.runs.setdefault(key, PlannedRun(key, config)).cells.append(row.name)
+        for row in self.matching([], scale):
+            first = self.run(row, scale)
+            made = {seed: first.replace(seed=seed, **given) for seed in seeds}
+            plan.of_row[id(row)] = {seed: run.id for seed, run in made.items()}
+            for run in made.values():
+                known = plan.runs.get(run.id)
+                plan.runs[run.id] = replace(known, cells=(*known.cells, row.name)) if known else run
         return plan
 
     def select(
@@ -269,7 +292,8 @@ class Suite:
         tables: Collection[str] = (),
         methods: Collection[str] = (),
         only: Collection[str] = (),
-    ) -> list[PlannedRun]:
+        seeds: Collection[int] = (),
+    ) -> list[Run]:
         """The runs behind the rows that pass all filters, all rows of the first seed before those of the second.
 
         So a sweep that is stopped half-way leaves rows that can be compared.
@@ -279,6 +303,7 @@ class Suite:
             tables: numbers of tables.
             methods: method labels.
             only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids, of four characters or more.
+            seeds: of the plan, in the order in which they are run; default: all.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -290,6 +315,7 @@ class Suite:
             for name in asked:
                 if name not in known:
                     raise unknown(what, name, known)
+        seeds = list(seeds or plan.seeds)
         needed = {label for name in methods for label in (name, *self.spec["labels"][name].get("minus", ()))}
         named = {word: self._meant(word) for word in only}
         ids = tuple(word for word in only if len(word) >= ID_LETTERS)
@@ -297,14 +323,14 @@ class Suite:
             if not rows and not (word in ids and any(key.startswith(word) for key in plan.runs)):
                 raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
         meant = {id(row) for rows in named.values() for row in rows}
-        chosen: dict[str, PlannedRun] = {}
+        chosen: dict[str, Run] = {}
         for row in self.rows:
             if id(row) not in plan.of_row or (tables and row.table not in tables):
                 continue
             if methods and row.method not in needed:
                 continue
-            for key in plan.of_row[id(row)].values():
-                if not only or id(row) in meant or key.startswith(ids):
+            for seed, key in plan.of_row[id(row)].items():
+                if seed in seeds and (not only or id(row) in meant or key.startswith(ids)):
                     chosen[key] = plan.runs[key]
         without = self.left_out(plan.scale)
         absent = [f"{name} ({without[name]})" for name in methods if name in without]
@@ -315,7 +341,7 @@ class Suite:
             raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
             raise ConfigError(f"{self.where}: no run passes the filters; {self._what_there_is()}")
-        return sorted(chosen.values(), key=lambda run: plan.seeds.index(run.config.seed))
+        return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.

@@ -3,7 +3,6 @@
 import pytest
 
 from benchmark import run
-from benchmark.config import folder
 from benchmark.run import fit
 from benchmark.runs.records import RunFolder, state
 from runs import MIXED, configuration
@@ -24,17 +23,18 @@ def reference(tmp_path_factory):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """Configurations that reached ``run.fit``, which writes a record of one made-up accuracy."""
-    configs = []
+    """Runs that reached ``run.fit``, which writes a record of one made-up accuracy."""
+    runs = []
 
-    def made_up(config):
-        configs.append(config)
+    def made_up(run):
+        config = run.config
+        runs.append(run)
         if config.seed == 666:
             raise ZeroDivisionError("seed 666")
-        run_folder = RunFolder(folder(config))
+        run_folder = RunFolder(run.folder)
         if state(run_folder.path) == "complete":
             return run_folder.path
-        run_folder.open(config, FACTS)
+        run_folder.open(run, FACTS)
         run_folder.rewind(0)
         for round, acc in ((config.rounds - 2, 50.0), (config.rounds - 1, 49.0)):
             run_folder.append(
@@ -43,8 +43,8 @@ def fitted(monkeypatch):
         run_folder.finish({"rounds": config.average_last, "acc": 50.0} if config.average_last else None)
         return run_folder.path
 
-    monkeypatch.setattr(run, "fit_resolved", made_up)
-    return configs
+    monkeypatch.setattr(run, "fit", made_up)
+    return runs
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import yaml
 
 from benchmark import admission
 from benchmark.admission import admit, candidates, judged
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.runs.records import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -105,7 +105,7 @@ def test_three_figures_decide(suite, runtime, monkeypatch, bound, consistent, la
     """Accuracy of the reference 60 and of the central supervised row 50; all curves are flat, or rise by ``late``."""
     (one,) = candidates(suite, "quick", runtime)
     accuracy = {"base": 60, "bound": bound, "supervised": 50, "consistent": consistent}
-    of = {str(folder(run.config)): accuracy[label] for label, runs in one.runs.items() for run in runs}
+    of = {str(run.folder): accuracy[label] for label, runs in one.runs.items() for run in runs}
 
     def record(path):
         environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
@@ -133,7 +133,7 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
     assert written == made == suite.admitted("quick")
     assert set(written["clients/Digits"]["accuracy"]) == {"base", "bound", "supervised", "consistent"}
     (one,) = candidates(suite, "quick", runtime)
-    paths = [folder(run.config) for runs in one.runs.values() for run in runs]
+    paths = [run.folder for runs in one.runs.values() for run in runs]
     assert all(state(path) == "complete" and "admission" in path.parts for path in paths)
     before = [path.stat().st_mtime_ns for path in paths]
     admit(suite, "quick", replace(runtime), 1)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmark.api import fit, load_rounds, load_run, load_runs
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.contract.federations import make_method
 from benchmark.runs.records import RunFolder, without_clock
 from benchmark.suites.suite import load
@@ -108,9 +108,9 @@ def test_rounds_under_the_names_of_a_suites_rows(here):
     plan = suite.plan("quick", runtime=Runtime(results_dir="out"))
     for row in suite.rows:
         for seed in plan.seeds:
-            config = plan.run(row, seed).config
-            run = RunFolder(folder(config))
-            run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+            planned = plan.run(row, seed)
+            run = RunFolder(planned.folder)
+            run.open(planned, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
             for number in range(3):
                 run.append({"round": number, "acc": 10.0 * seed + number, "timing": {"seconds": 1.0}})
             if row.method != "other" or seed == 1:

@@ -11,11 +11,11 @@ import pytest
 
 from benchmark import registry as classes
 from benchmark.config import (
+    Run,
     RunConfig,
     Runtime,
     apply,
     differences,
-    folder,
     from_dict,
     from_yaml,
     identity,
@@ -209,8 +209,8 @@ def test_yaml_round_trip(zoo):
 
 
 def test_folder_names_the_run(zoo):
-    plain = resolve(config(runtime={"results_dir": "r"}))
-    assert str(folder(plain)) == f"r/runs/mean_teacher-digits-{run_id(plain)}"
+    run = Run.of(config(runtime={"results_dir": "r"}))
+    assert str(run.folder) == f"r/runs/mean_teacher-digits-{run_id(run.config)}"
     assert ClassSpec("my_package.mine.Data").name == "my_package.mine.Data"
 
 

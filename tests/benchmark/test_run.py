@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from benchmark import run
 from benchmark.api import load_run
-from benchmark.config import folder, identity, run_id
+from benchmark.config import identity
 from benchmark.federation.assembly import make
 from benchmark.launch.pool import attempt
 from benchmark.launch.worker import CHECKPOINT
@@ -30,9 +30,9 @@ def test_a_run_and_its_record(reference):
     config = configuration(reference.parents[1], **MIXED)
     record, rows = read_record(reference), read_rows(reference)
     validate(record, "here")
-    assert reference == folder(config) and reference.name == f"fed_consist-digits-{run_id(config)}"
+    assert reference == config.folder and reference.name == f"fed_consist-digits-{config.id}"
     assert record["status"] == "complete" and record["error"] is None
-    assert record["config"] == json.loads(json.dumps(identity(config)))
+    assert record["config"] == json.loads(json.dumps(identity(config.config)))
     assert record["seeds"] == {"run": 3, "partition": 1337}
     assert record["rounds"] == {"done": ROUNDS, "total": ROUNDS}
     assert [row["round"] for row in rows] == list(range(ROUNDS))
@@ -62,7 +62,7 @@ def test_a_complete_run_is_left_alone(reference, monkeypatch):
     config = configuration(reference.parents[1], **MIXED)
     (reference / CHECKPOINT).write_bytes(b"the run was killed before it could remove this")
     assert fit(config) == reference
-    assert fit(replace(config, runtime=replace(config.runtime, devices=2))) == reference
+    assert fit(config.replace(runtime=replace(config.config.runtime, devices=2))) == reference
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()} == before
 
 
@@ -197,14 +197,14 @@ def test_what_a_process_dies_of_is_told_and_recorded(tmp_path, monkeypatch, exce
     config = configuration(tmp_path, runtime__devices=2, **SHORT)
 
     def launch(self, function, resolved):
-        RunFolder(folder(config)).open(config)
+        RunFolder(config.folder).open(config)
         raise exception
 
     monkeypatch.setattr(run.Fabric, "launch", launch)
     with pytest.raises(kind, match=message) as error:
         fit(config)
     assert type(error.value) is kind
-    record = read_record(folder(config))
+    record = read_record(config.folder)
     assert record["status"] == status
     assert status == "running" or (str(exception) in record["error"] and str(error.value) in record["error"])
 
@@ -214,13 +214,13 @@ def test_an_error_that_follows_from_the_death_of_another_process_is_not_what_is_
     config = configuration(tmp_path, runtime__devices=2, **SHORT)
 
     def launch(self, function, resolved):
-        RunFolder(folder(config)).fail(RuntimeError("connection closed by peer"), config)
+        RunFolder(config.folder).fail(RuntimeError("connection closed by peer"), config)
         raise raised(RunError("client 3, round 5: boom"))
 
     monkeypatch.setattr(run.Fabric, "launch", launch)
     with pytest.raises(RunError, match="client 3, round 5: boom"):
         fit(config)
-    error = read_record(folder(config))["error"]
+    error = read_record(config.folder)["error"]
     assert "client 3, round 5: boom" in error and "connection closed" not in error
 
 
@@ -241,7 +241,7 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
     config = configuration(tmp_path, **{**SHORT, "rounds": 1})
     monkeypatch.setattr(run, "work", lambda fabric, text: made.append((fabric._precision.precision, text)))
     made = []
-    fit(replace(config, precision="bf16-mixed"))
+    fit(config.replace(precision="bf16-mixed"))
     monkeypatch.setenv("LT_PRECISION", "bf16-mixed")
     path = fit(config)
     monkeypatch.setenv("LT_PRECISION", "16-mixed")
@@ -249,9 +249,9 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
         fit(config)
     assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
     assert made[0][1] == made[1][1]
-    assert path == folder(replace(config, precision="bf16-mixed"))
+    assert path == config.replace(precision="bf16-mixed").folder
     with pytest.raises(ConfigError, match="unknown logger 'cvs'"):
-        fit(replace(config, runtime=replace(config.runtime, logger="cvs")))
+        fit(config.replace(runtime=replace(config.config.runtime, logger="cvs")))
 
 
 def test_precisions(tmp_path):

@@ -9,7 +9,7 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from benchmark import tuning
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.runs.records import read_record, state
 from benchmark.suites.suite import Suite
 from benchmark.tuning import choice, further, trials, tune
@@ -104,18 +104,20 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     """A rate of a thousandth learns nothing in three rounds; what is chosen is used by the row, and by it alone."""
     suite = toy(tmp_path)
     plain, teacher = suite.rows
-    before = suite.config(plain, "quick")
+    before = suite.run(plain, "quick").config
     made = tune(suite, "quick", [plain], runtime, jobs=1)
     tried = {one["method.lr"]: one["held_out_accuracy"] for one in made[plain.full_name]["tried"]}
     assert set(tried) == {3e-5, 0.03, 0.06}
     assert tried[3e-5] < max(tried.values())
     again = toy(tmp_path)
     assert again.tuned("quick") == made == yaml.safe_load(again.tuned_file("quick").read_text())
-    assert again.config(again.rows[0], "quick").method.init_args["lr"] == made[plain.full_name]["options"]["method.lr"]
-    assert again.config(again.rows[1], "quick") == suite.config(teacher, "quick")
-    assert suite.config(plain, "paper").method.init_args["lr"] == before.method.init_args["lr"]
+    assert (
+        again.run(again.rows[0], "quick").config.method.init_args["lr"] == made[plain.full_name]["options"]["method.lr"]
+    )
+    assert again.run(again.rows[1], "quick").config == suite.run(teacher, "quick").config
+    assert suite.run(plain, "paper").config.method.init_args["lr"] == before.method.init_args["lr"]
 
-    paths = [folder(one.runs[0].config) for one in trials(suite, "quick", [plain], runtime)]
+    paths = [one.runs[0].folder for one in trials(suite, "quick", [plain], runtime)]
     assert all(state(path) == "complete" for path in paths)
     assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 1437 // 2
 
@@ -218,18 +220,18 @@ def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monk
         ran.extend((run.config.seed, run.config.method.init_args["lr"]) for run in runs)
 
     def accuracy(path):
-        run = next(run for trial in (first, second) for run in trial.runs if folder(run.config) == path)
+        run = next(run for trial in (first, second) for run in trial.runs if run.folder == path)
         lost = 30.0 if run in second.runs else 0.0
         return {"test_images": 100, "code_version": "v", "final": {"acc": given[run.config.seed] - lost}}
 
-    ended = {folder(run.config) for run in (*first.runs, second.runs[0])}
+    ended = {run.folder for run in (*first.runs, second.runs[0])}
     monkeypatch.setattr("benchmark.launch.pool.run_all", run_all)
     monkeypatch.setattr(tuning, "state", lambda path: "complete" if path in ended else "missing")
     monkeypatch.setattr(tuning, "read_record", accuracy)
     with pytest.raises(RunError, match=r"no score of tune 1/Digits/plain x 2 \(.*\): nothing is chosen"):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
     assert ran == [(1000, 0.03), (1001, 0.03), (1000, 0.06), (1001, 0.06)]
-    ended.add(folder(second.runs[1].config))
+    ended.add(second.runs[1].folder)
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert ran[4:] == [(1001, 0.06)]
     assert [one["held_out_accuracy"] for one in made["tried"]] == [70.0, 40.0]
@@ -241,7 +243,7 @@ def test_the_reading_that_the_suite_reports_is_the_score(tmp_path, runtime, monk
     suite = with_tuning(tmp_path, factors=[1, 2])
     suite.report, suite.spec["base"]["set"]["average_last"] = "averaged", 2
     (first, second), told = trials(suite, "quick", suite.rows[:1], runtime), {}
-    told[folder(first.runs[0].config)], told[folder(second.runs[0].config)] = (90.0, 10.0), (20.0, 50.0)
+    told[first.runs[0].folder], told[second.runs[0].folder] = (90.0, 10.0), (20.0, 50.0)
 
     def read(path):
         last, averaged = told[path]
@@ -265,7 +267,7 @@ def test_lengths_in_rounds_are_shortened_with_the_run(tmp_path, runtime):
     ours, theirs = plain.runs[0].config, teacher.runs[0].config
     assert (ours.rounds, ours.average_last, theirs.average_last) == (10, 7, 7)
     assert theirs.method.init_args["warmup_rounds"] == 2
-    assert suite.config(suite.rows[1], "quick").method.init_args["warmup_rounds"] == 6
+    assert suite.run(suite.rows[1], "quick").config.method.init_args["warmup_rounds"] == 6
     kept = with_tuning(tmp_path, lengths=lengths, methods={"fed_consist": {"method.warmup_rounds": 1}})
     *_, teacher = trials(kept, "quick", kept.rows, runtime)
     assert teacher.runs[0].config.method.init_args["warmup_rounds"] == 1
@@ -378,7 +380,7 @@ def judged(monkeypatch, scores):
     def run_all(runs, *_):
         for run in runs:
             row, _, factor = run.cells[0].removeprefix("tune ").partition(" x ")
-            given[folder(run.config)] = scores[row].get(factor, 90.0)
+            given[run.folder] = scores[row].get(factor, 90.0)
             tried.append((row, factor))
 
     monkeypatch.setattr("benchmark.launch.pool.run_all", run_all)

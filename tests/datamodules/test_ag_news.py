@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.config import RunConfig, Runtime, from_yaml
+from benchmark.config import Run, RunConfig, Runtime, from_yaml
 from benchmark.registry import ClassSpec
 from benchmark.run import fit
 from benchmark.runs.records import RunFolder
@@ -414,7 +414,7 @@ def test_a_run_learns_and_its_record_says_what_was_used(
             results_dir=str(tmp_path_factory.mktemp("results")), wandb="off",
         ),
     )  # fmt: skip
-    path = fit(config)
+    path = fit(Run.of(config))
     record = RunFolder(path).record()
     assert record["status"] == "complete"
     assert record["encoder"] == "bert-base-uncased" and record["strong_view"] == "word_deletion_swap"

@@ -4,7 +4,7 @@ import pytest
 
 from benchmark import config, run
 from benchmark.cli import main
-from benchmark.config import folder, from_yaml, run_id
+from benchmark.config import from_yaml
 from benchmark.suites.suite import available, load
 from toy_suite import table
 
@@ -16,13 +16,14 @@ def test_fit_hands_over_a_resolved_configuration(here, fitted, capsys):
          "--roster.participants", "4", "--results-dir", "out"]
     )  # fmt: skip
     assert code == 0
-    (done,) = fitted
+    (run,) = fitted
+    done = run.config
     assert done.method.class_path == "methods.rscfed.RSCFed" and done.method.init_args["lambda_u"] == 1.0
     assert done.method.init_args["warmup_rounds"] == 7 and done.data.init_args["beta"] == 0.3
     assert (done.rounds, done.seed, done.precision, done.roster) == (10, 1, "bf16-mixed", {"participants": 4})
     assert (done.runtime.devices, done.runtime.results_dir, done.scale) == (2, "out", "custom")
     assert capsys.readouterr().out == (
-        f"{folder(done)}\nbest (round 8): acc 51.00, recall 60.00\nlast (round 9): acc 50.00, recall 60.00\n"
+        f"{run.folder}\nbest (round 8): acc 51.00, recall 60.00\nlast (round 9): acc 50.00, recall 60.00\n"
     )
 
 
@@ -30,10 +31,10 @@ def test_fit_runs_several_seeds_one_after_the_other(here, fitted, capsys):
     """A seed that fails does not keep the others from being run, and the command does not end well."""
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed"]
     assert main([*fit, "3,1,3"]) == 0
-    assert [config.seed for config in fitted] == [3, 1]
+    assert [one.config.seed for one in fitted] == [3, 1]
     assert capsys.readouterr().out.count("best (round 2): acc 5") == 2
     assert main([*fit, "666,1"]) == 1
-    assert [config.seed for config in fitted[2:]] == [666, 1]
+    assert [one.config.seed for one in fitted[2:]] == [666, 1]
     assert "error: seed 666: ZeroDivisionError: seed 666" in capsys.readouterr().err
     assert main([*fit, "0.5"]) == 2 and main([*fit, "4294967296"]) == 2
     assert "--seed 0.5: write numbers" in capsys.readouterr().err
@@ -63,10 +64,10 @@ def test_fit_names_the_readings_it_shows(here, fitted, capsys):
 
 def test_fit_from_the_saved_configuration_is_the_same_run_and_options_come_on_top(here, fitted):
     assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "3", "--method.lr", "0.2"]) == 0
-    saved = folder(fitted[0]) / "config.yaml"
+    saved = fitted[0].folder / "config.yaml"
     assert main(["fit", "--config", str(saved), "--devices", "4"]) == 0
     assert main(["fit", "--config", str(saved), "--rounds", "4", "--method.lr", "0.3", "--data.beta", "2"]) == 0
-    first, again, other = fitted
+    first, again, other = (one.config for one in fitted)
     assert config.identity(first) == config.identity(again) and again.runtime.devices == 4
     assert from_yaml(saved.read_text()).method == first.method
     assert (other.rounds, other.method.init_args["lr"], other.data.init_args["beta"]) == (4, 0.3, 2.0)
@@ -77,9 +78,9 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
     row = ["fit", "--suite", "toy.yaml", "--row", "1/A/mid", "--scale", "quick"]
     assert main([*row]) == main([*row, "--seed", "2", "--data_dir", "d"]) == 0
     assert main([*row, "--rounds", "3", "--method.lr", "0.3"]) == 0
-    own, seeded, other = fitted
+    own, seeded, other = (one.config for one in fitted)
     plan = load("toy.yaml").plan("quick")
-    assert {run_id(own), run_id(seeded)} == {run.id for run in plan.runs.values() if "1/A/mid" in run.cells}
+    assert {one.id for one in fitted[:2]} == {run.id for run in plan.runs.values() if "1/A/mid" in run.cells}
     assert (own.seed, seeded.seed, seeded.scale, seeded.runtime.data_dir) == (1, 2, "quick", "d")
     assert (other.rounds, other.method.init_args["lr"], other.scale) == (3, 0.3, "custom")
     assert other.method.init_args["warmup_rounds"] == 1
@@ -101,18 +102,18 @@ def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed", "--seed", "1338"]) == 0
     suite = load("cbafed")
     (planned,) = suite.select(suite.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
-    assert (run_id(fitted[0]), fitted[0].scale) == (planned.id, "paper")
+    assert (fitted[0].id, fitted[0].config.scale) == (planned.id, "paper")
     assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
-    assert fitted[1].data.init_args["partition"] == "iid"
+    assert fitted[1].config.data.init_args["partition"] == "iid"
     assert main(["fit", "--suite", "text", "--row", "all/AG News/FedDB"]) == 0
-    assert fitted[2].scale == "board"
+    assert fitted[2].config.scale == "board"
 
 
 def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
-    def interrupted(config):
+    def interrupted(run):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "fit_resolved", interrupted)
+    monkeypatch.setattr(run, "fit", interrupted)
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
     said = capsys.readouterr().err
     assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said
@@ -121,7 +122,7 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
 def test_fit_runs_again_at_will(here, fitted, capsys):
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1,2"]
     assert main(fit) == 0
-    folders = [folder(config) for config in fitted]
+    folders = [one.folder for one in fitted]
     for path in folders:
         (path / "left.txt").touch()
     assert main(fit) == 0 and all((path / "left.txt").exists() for path in folders)
@@ -136,14 +137,16 @@ def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, cap
     assert main(fit) == 0
     monkeypatch.setenv("LT_CLI_USED", "1")
     assert main([*fit, "--overwrite"]) == 2
-    assert "delete the run's folder" in capsys.readouterr().err and (folder(fitted[0]) / "record.json").exists()
+    assert "delete the run's folder" in capsys.readouterr().err and (fitted[0].folder / "record.json").exists()
 
 
 def test_several_values_make_a_grid(here, fitted, capsys):
     """A run per point and seed, and a table at the end; the made-up accuracies of seeds 1 and 2 are 50 and 51."""
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--report", "last", "--seed", "1,2"]
     assert main([*fit, "--method.lr", "0.01,0.03", "--data.beta", "1,2,1"]) == 0
-    seen = [(one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in fitted]
+    seen = [
+        (one.method.init_args["lr"], one.data.init_args["beta"], one.seed) for one in (run.config for run in fitted)
+    ]
     assert seen == [(lr, beta, seed) for lr in (0.01, 0.03) for beta in (1.0, 2.0) for seed in (1, 2)]
     out = capsys.readouterr().out
     assert "method.lr 0.03, data.beta 2, seed 1" in out

@@ -8,7 +8,6 @@ import sys
 
 from benchmark import run
 from benchmark.cli import main
-from benchmark.config import folder
 from benchmark.launch import placement
 from benchmark.runs import loggers, records
 from benchmark.runs.environment import ROOT
@@ -19,10 +18,12 @@ from toy_suite import FACTS, HEAVY, SUITE, table
 def test_table_runs_what_is_missing_once(here, fitted, capsys):
     (here / "README.md").write_text("<!-- table:toy-quick:begin --><!-- table:toy-quick:end -->\n")
     assert table() == 0
-    assert sorted((c.method.name, c.seed) for c in fitted) == [
+    assert sorted((one.config.method.name, one.config.seed) for one in fitted) == [
         ("fed_consist", 1), ("fed_consist", 2), ("fedavg", 1), ("fedavg", 2)
     ]  # fmt: skip
-    assert {(c.scale, c.runtime.data_dir, c.runtime.devices) for c in fitted} == {("quick", "d", "auto")}
+    assert {(c.scale, c.runtime.data_dir, c.runtime.devices) for c in (one.config for one in fitted)} == {
+        ("quick", "d", "auto")
+    }
     files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     names = {path.name for path in files}
     assert {"toy-quick.md", "toy-quick.csv", "record.json", "metrics.jsonl", "config.yaml"} <= names
@@ -112,15 +113,15 @@ def test_a_label_with_a_comma_can_be_named(here, fitted):
     (here / "toy.yaml").write_text(SUITE.replace("mid", '"mid, twice"'))
     assert table("--methods", "mid, twice", "--seeds", "1") == 0
     assert table("--only", "1/A/mid, twice", "--seeds", "2") == 0
-    assert [(c.method.name, c.seed) for c in fitted] == [("fed_consist", 1), ("fed_consist", 2)]
+    assert [(one.config.method.name, one.config.seed) for one in fitted] == [("fed_consist", 1), ("fed_consist", 2)]
 
 
 def test_a_table_in_another_precision_has_runs_and_files_of_its_own(here, fitted):
     assert table("--seeds", "1") == 0
     before = (here / "results/tables/toy-quick.md").read_text()
     assert table("--seeds", "1", "--precision", "64-true", "--threads", "3") == 0
-    assert [config.precision for config in fitted] == ["32-true"] * 2 + ["64-true"] * 2
-    assert fitted[-1].runtime.threads == 3
+    assert [one.config.precision for one in fitted] == ["32-true"] * 2 + ["64-true"] * 2
+    assert fitted[-1].config.runtime.threads == 3
     assert (here / "results/tables/toy-quick.md").read_text() == before
     assert "precision: 64-true" in (here / "results/tables/toy-quick-64-true.md").read_text()
 
@@ -180,26 +181,30 @@ def test_a_leaderboard_is_mirrored_beside_its_tables(here, fitted, monkeypatch):
 
 def test_table_filters_run_less_but_render_everything(here, fitted):
     assert table("--tables", "2", "--seeds", "7") == 0
-    assert [(c.method.name, c.seed) for c in fitted] == [("fedavg", 7)]
+    assert [(one.config.method.name, one.config.seed) for one in fitted] == [("fedavg", 7)]
     text = (here / "results/tables/toy-quick.md").read_text()
     assert "57.00 (1 of 3)" in text and "Not run: the row mid." in text and "### Table 2: Two" in text
     assert table("--methods", "mid", "--seeds", "7") == 0
     assert table("--only", "1/A/*", "--seeds", "8") == 0
-    assert [(c.method.name, c.seed) for c in fitted[1:]] == [("fed_consist", 7), ("fedavg", 8), ("fed_consist", 8)]
+    assert [(one.config.method.name, one.config.seed) for one in fitted[1:]] == [
+        ("fed_consist", 7),
+        ("fedavg", 8),
+        ("fed_consist", 8),
+    ]
 
 
 def test_one_truncated_record_does_not_keep_the_other_runs_from_running(here, fitted, monkeypatch, capsys):
     assert table("--seeds", "1") == 0
     low, *_ = sorted(here.glob("results/runs/fedavg-*/record.json"))
     low.write_text(low.read_text()[:100])
-    whole = run.fit_resolved
+    whole = run.fit
 
-    def fit(config):
-        if folder(config) == low.parent.relative_to(here):
-            read_record(folder(config))
-        return whole(config)
+    def fit(run):
+        if run.folder == low.parent.relative_to(here):
+            read_record(run.folder)
+        return whole(run)
 
-    monkeypatch.setattr(run, "fit_resolved", fit)
+    monkeypatch.setattr(run, "fit", fit)
     assert table("--seeds", "1,2") == 1
     assert len(fitted) == 2 + 2 and "record.json: cannot be read" in capsys.readouterr().err
     assert "damaged (1)" in (here / "results/tables/toy-quick.md").read_text()
@@ -219,7 +224,7 @@ def test_table_reports_failures_and_goes_on(here, fitted, capsys):
     assert "51.00 (1 of 3)" in text and "**2 of 6 runs complete**; failed: " in text
     assert "1 of 3; failed (1)" in (here / "results/tables/toy-quick.csv").read_text()
     assert table("--seeds", "666,1") == 1
-    assert [c.seed for c in fitted] == [666, 666, 1, 1, 666, 666]
+    assert [one.config.seed for one in fitted] == [666, 666, 1, 1, 666, 666]
 
 
 def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypatch):
@@ -235,14 +240,14 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
 
 
 def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, capsys):
-    def interrupted(config):
-        run_folder = RunFolder(folder(config))
-        run_folder.open(config, FACTS)
+    def interrupted(run):
+        run_folder = RunFolder(run.folder)
+        run_folder.open(run, FACTS)
         (run_folder.path / "checkpoint.pt").write_bytes(b"")
         run_folder.saved(1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "fit_resolved", interrupted)
+    monkeypatch.setattr(run, "fit", interrupted)
     assert table("--seeds", "1") == 130
     first, second = capsys.readouterr().err.splitlines()
     assert first == "interrupted after 0 of 2 runs; the same command"
@@ -262,12 +267,13 @@ def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
     assert table() == 0 and len(fitted) == 4
     assert table("--overwrite", "--methods", "mid", "--dry-run") == 0 and len(fitted) == 4
     assert table("--overwrite", "--methods", "mid") == 0
-    assert [config.method.name for config in fitted[4:]] == ["fed_consist", "fed_consist"]
+    assert [one.config.method.name for one in fitted[4:]] == ["fed_consist", "fed_consist"]
     assert table() == 0 and len(fitted) == 6
 
 
 def test_runs_of_other_code_are_told(here, fitted, capsys, monkeypatch):
     assert table() == 0
-    monkeypatch.setattr(records, "method_source", lambda config: "other" if config.method.name == "fedavg" else None)
+    monkeypatch.setattr(records, "method_source", lambda run: "other" if run.config.method.name == "fedavg" else None)
     assert table("--tables", "1") == 0
-    assert "note: 2 complete runs were made by other code of fedavg" in capsys.readouterr().err
+    assert table("--tables", "1") == 0, "by its stamp"
+    assert capsys.readouterr().err.count("note: 2 complete runs were made by other code of fedavg") == 2

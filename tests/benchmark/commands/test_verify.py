@@ -1,14 +1,13 @@
 """``verify``: whether two runs are the same."""
 
 from benchmark.cli import main
-from benchmark.config import folder
 
 
 def test_verify(here, fitted, capsys):
     """0 for equal runs wherever they are, 1 for others; a folder without a run is bad input."""
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
     assert main([*fit, "--seed", "1,2"]) == main([*fit, "--seed", "1", "--results_dir", "again"]) == 0
-    one, other = (str(folder(config)) for config in fitted[:2])
+    one, other = (str(run.folder) for run in fitted[:2])
     (again,) = map(str, here.glob("again/runs/*"))
     capsys.readouterr()
     assert main(["verify", one, again]) == 0

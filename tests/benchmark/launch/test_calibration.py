@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmark.config import Runtime, apply, from_dict, resolve
+from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.launch import calibration
 from benchmark.launch.calibration import Calibration, Unmeasured
 from datamodules.common.errors import Stopped
@@ -34,7 +34,7 @@ def idle(monkeypatch):
 
 
 def made(**options):
-    return Calibration(resolve(from_dict(apply({}, {**OPTIONS, **options}))))
+    return Calibration(Run.of(from_dict(apply({}, {**OPTIONS, **options}))))
 
 
 def test_a_calibration_runs_rounds_of_the_warm_up_and_of_what_follows(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_rounds_beside_other_programs_say_nothing(monkeypatch, used, told):
 
 def test_sizes_are_those_of_the_states():
     """Each client keeps its momentum, which is as large as the network."""
-    found = Calibration(resolve(from_dict(apply({}, FEDAVG))))
+    found = Calibration(Run.of(from_dict(apply({}, FEDAVG))))
     network = sum(p.numel() * 4 for p in found.federation.method.model.parameters())
     sizes = found.sizes()
     assert (sizes.clients, sizes.server) == (4 * network, 2 * network)  # the server keeps a velocity, too

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import folder
 from benchmark.federation import checkpoint
 from benchmark.launch.signals import STOPPED
 from benchmark.launch.worker import CHECKPOINT
@@ -32,13 +31,13 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
     context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
     rng = random.Random(0)
     config = configuration(tmp_path, **MIXED)
-    config = replace(config, runtime=replace(config.runtime, client_memory=memory))
-    path, filed = folder(config), set()
+    config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
+    path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
     kills = []
     for starting, every_s in ((True, 0.0), (False, 0.0), (False, 1e9), (False, 0.0)):
-        runtime = replace(config.runtime, checkpoint_every_s=every_s)
-        process = context.Process(target=fit, args=(replace(config, runtime=runtime),))
+        runtime = replace(config.config.runtime, checkpoint_every_s=every_s)
+        process = context.Process(target=fit, args=(config.replace(runtime=runtime),))
         process.start()
         last = count = len(read_rows(path))
         while not starting and count <= last and process.is_alive():  # until a row is added
@@ -91,7 +90,7 @@ def started(config, rows):
     """A process that works on a run, which has so many rows by now."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
-    process, path = context.Process(target=fit, args=(config,)), folder(config)
+    process, path = context.Process(target=fit, args=(config,)), config.folder
     process.start()
     while process.is_alive() and len(read_rows(path)) < rows:
         time.sleep(0.005)
@@ -131,7 +130,7 @@ def assert_no_orphans(pids):
 def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
     """Although checkpoints are hours apart: the code says so, and the next start goes on exactly there."""
     config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **MIXED)
-    path = folder(config)
+    path = config.folder
     for number, rows in ((signal.SIGTERM, 2), (signal.SIGUSR1, 5)):
         process = started(config, rows)
         os.kill(process.pid, number)
@@ -149,7 +148,7 @@ def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
 def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference):
     """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
     config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **MIXED)
-    path = folder(config)
+    path = config.folder
     process = started(config, 2)
     pids = ranks(process)
     os.kill(pids[-1], signal.SIGKILL)

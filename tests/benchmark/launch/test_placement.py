@@ -19,7 +19,7 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     auto = {"runtime__devices": "auto", "runtime__threads": "auto", "runtime__accelerator": "auto"}
 
     def where(**options):
-        runtime = placed(configuration(tmp_path, method="fedavg", **{**auto, **options}))
+        runtime = placed(configuration(tmp_path, method="fedavg", **{**auto, **options})).config.runtime
         assert runtime.accelerator == "cpu"
         return runtime.devices, runtime.threads
 
@@ -40,7 +40,7 @@ def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, monkey
     monkeypatch.setattr(placement, "cores", lambda: 64)
     for free, expected in ((None, 64), (PROCESS_BYTES * 5, 5), (1, 1)):
         monkeypatch.setattr("datamodules.common.memory.available_bytes", lambda free=free: free)
-        assert placed(config).devices == expected
+        assert placed(config).config.runtime.devices == expected
 
 
 def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, monkeypatch):
@@ -48,14 +48,14 @@ def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_c
     monkeypatch.setattr(placement, "idle_cores", lambda: 3)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
-    several = replace(config, runtime=replace(config.runtime, devices=2))
-    asked = replace(config, runtime=replace(config.runtime, threads=5))
-    nodes = replace(config, runtime=replace(config.runtime, devices=1, num_nodes=2))
-    assert [placed(one).threads for one in (config, several, nodes, asked)] == [3, 4, 8, 5]
-    interrupted(replace(config, runtime=replace(config.runtime, threads=2)), 1)
-    assert [placed(one).threads for one in (config, several, asked)] == [2, 2, 5]
+    several = config.replace(runtime=replace(config.config.runtime, devices=2))
+    asked = config.replace(runtime=replace(config.config.runtime, threads=5))
+    nodes = config.replace(runtime=replace(config.config.runtime, devices=1, num_nodes=2))
+    assert [placed(one).config.runtime.threads for one in (config, several, nodes, asked)] == [3, 4, 8, 5]
+    interrupted(config.replace(runtime=replace(config.config.runtime, threads=2)), 1)
+    assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [2, 2, 5]
     monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
-    assert [placed(one).threads for one in (config, several, asked)] == [6, 6, 5]
+    assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [6, 6, 5]
 
 
 def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
@@ -67,8 +67,8 @@ def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     for tasks, nodes, expected in ((1, 1, (1, 8)), (4, 1, (4, 2)), (4, 2, (2, 4)), (1, 2, (1, 8))):
         monkeypatch.setenv("SLURM_NTASKS", str(tasks))
-        runtime = placed(configuration(tmp_path, runtime__num_nodes=nodes, **auto))
+        runtime = placed(configuration(tmp_path, runtime__num_nodes=nodes, **auto)).config.runtime
         assert (runtime.devices, runtime.threads) == expected
-    assert placed(configuration(tmp_path, **{**auto, "runtime__devices": 3})).devices == 3
+    assert placed(configuration(tmp_path, **{**auto, "runtime__devices": 3})).config.runtime.devices == 3
     monkeypatch.setenv("SLURM_JOB_NAME", "bash")
-    assert placed(configuration(tmp_path, **auto)).devices == 6
+    assert placed(configuration(tmp_path, **auto)).config.runtime.devices == 6

@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from benchmark import ROOT
 from benchmark import registry as classes
-from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
@@ -22,7 +21,6 @@ from benchmark.runs import records
 from benchmark.runs.environment import cores
 from benchmark.runs.lock import run_lock
 from benchmark.runs.records import RunFolder, read_record, state
-from benchmark.suites.plan import PlannedRun
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
@@ -31,7 +29,6 @@ import os, signal, sys, time, types
 from benchmark import registry as classes
 from benchmark.runs import records
 from benchmark.registry import Kind
-from benchmark.config import folder
 from datamodules.common.errors import RunError
 from benchmark.runs.records import RunFolder
 
@@ -43,11 +40,11 @@ KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name i
 classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
 records.environment = dict
 
-def fit(config):
-    run = RunFolder(folder(config))
-    with run.lock():
-        run.open(config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
-        run.rewind(0)
+def fit(run):
+    files, config = RunFolder(run.folder), run.config
+    with files.lock():
+        files.open(run, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+        files.rewind(0)
         print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
               os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
         if config.seed == 666:
@@ -55,9 +52,9 @@ def fit(config):
         if config.seed == 667:
             raise RunError("a known problem")
         if config.seed == 700:
-            (run.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
+            (files.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
             time.sleep(1.5)  # for longer than the parent waits between two looks
-            run.rows()
+            files.rows()
         if config.seed >= 1000:
             def synchronize():
                 raise RuntimeError("CUDA error: device-side assert triggered")
@@ -67,9 +64,9 @@ def fit(config):
         if config.seed == 999:
             os.kill(os.getpid(), signal.SIGKILL)
         for number in range(config.rounds):
-            run.append({"round": number, "acc": 10.0 + config.seed})
-        run.finish()
-    return run.path
+            files.append({"round": number, "acc": 10.0 + config.seed})
+        files.finish()
+    return files.path
 """
 
 
@@ -90,8 +87,8 @@ def planned(tmp_path, *seeds):
     runs = []
     for seed in seeds:
         spec = ClassSpec("fake_runs.Method"), ClassSpec("fake_runs.Data")
-        config = resolve(RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r"))))
-        runs.append(PlannedRun(run_id(config), config, [f"1/A/low{seed}", "2/A/low"]))
+        config = RunConfig(*spec, rounds=2, seed=seed, runtime=Runtime(results_dir=str(tmp_path / "r")))
+        runs.append(Run.of(config, f"1/A/low{seed}", "2/A/low"))
     return runs
 
 
@@ -113,12 +110,12 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, 
     messages = {outcome.run.config.seed: outcome.message for outcome in outcomes}
     assert messages[666] == "ZeroDivisionError: seed 666"
     assert "killed by SIGKILL; run the same command again" in messages[999]
-    states = {run.config.seed: state(folder(run.config)) for run in runs}
+    states = {run.config.seed: state(run.folder) for run in runs}
     assert states == {**expected, 999: "stale"}
-    assert "ZeroDivisionError: seed 666" in read_record(folder(runs[2].config))["error"]
+    assert "ZeroDivisionError: seed 666" in read_record(runs[2].folder)["error"]
     text = console.file.getvalue()
     assert "[5/5]" in text and "complete 1/A/low1 +1 seed 1" in text and "failed 1/A/low666" in text
-    logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
+    logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
     assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
 
@@ -134,9 +131,9 @@ def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
         return one.config.runtime.devices, one.config.runtime.threads
 
     assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
-    asked = [replace(run, config=replace(run.config, runtime=Runtime(threads=3))) for run in runs]
+    asked = [run.replace(runtime=Runtime(threads=3)) for run in runs]
     assert threads(2, runs=asked) == (1, 3)
-    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda config: 5)
+    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda run: 5)
     assert [threads(2), threads(2, runs=asked)] == [(1, 5), (1, 3)]  # of a run that continues
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
@@ -155,7 +152,7 @@ def test_every_worker_has_a_gpu_of_its_own(tmp_path, fake, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     runs = planned(tmp_path, *range(1, 5))
     run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
-    logs = [(folder(run.config) / LOG).read_text().split() for run in runs]
+    logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[5] for log in logs} == {"3", "5"}
     assert len({(log[2], log[5]) for log in logs}) == 2  # a worker keeps its own
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -168,14 +165,14 @@ def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake)
     runs = planned(tmp_path, 1000, 1001, 1002)
     outcomes = run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
     assert [outcome.message for outcome in outcomes] == ["RuntimeError: CUDA error: device-side assert triggered"] * 3
-    assert len({(folder(run.config) / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
+    assert len({(run.folder / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
 
 
 def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
     """Where locks do not reach from one machine to the other."""
     (run,) = planned(tmp_path, 1)
-    there = RunFolder(folder(run.config))
-    there.open(run.config, FACTS)
+    there = RunFolder(run.folder)
+    there.open(run, FACTS)
     (there.path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
     before = (there.path / "record.json").read_bytes()
     outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
@@ -185,19 +182,19 @@ def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):
 
 def test_a_run_that_another_process_holds_is_busy_and_untouched(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
-    with run_lock(folder(run.config)):
+    with run_lock(run.folder):
         outcomes = run_all([run], 1, 0, Display(1, quiet()), fake)
     assert seed_status(outcomes) == {1: "busy"} and "is working on this run" in outcomes[0].message
-    assert state(folder(run.config)) == "missing"
+    assert state(run.folder) == "missing"
 
 
 def test_attempt_records_a_failure_that_came_before_the_record(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     (run,) = planned(tmp_path, 1)
-    assert attempt(run.config, fails) == ("failed", "no data")
-    assert state(folder(run.config)) == "failed"
+    assert attempt(run, fails) == ("failed", "no data")
+    assert state(run.folder) == "failed"
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of `Display.ticking`
@@ -213,7 +210,7 @@ def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
 def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
     """Before anything starts, the threads of an interrupted run are looked up in its record."""
     runs = planned(tmp_path, 1, 2)
-    path = folder(runs[0].config)
+    path = runs[0].folder
     path.mkdir(parents=True)
     (path / "checkpoint.pt").write_bytes(b"saved")
     (path / "record.json").write_text("{")
@@ -223,7 +220,7 @@ def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, 
 
 def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
     runs = planned(tmp_path, 1, 2, 3)
-    (folder(runs[0].config) / LOG).mkdir(parents=True)
+    (runs[0].folder / LOG).mkdir(parents=True)
     outcomes = run_all(runs, 2, 0, Display(len(runs), quiet()), fake)
     assert seed_status(outcomes) == {1: "failed", 2: "complete", 3: "complete"}
     (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
@@ -231,7 +228,7 @@ def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
 
 
 def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake, monkeypatch):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     def full(*_):
@@ -239,31 +236,31 @@ def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_pat
 
     (run,) = planned(tmp_path, 1)
     monkeypatch.setattr(RunFolder, "fail", full)
-    assert attempt(run.config, fails) == ("failed", "no data")
+    assert attempt(run, fails) == ("failed", "no data")
 
 
 def test_attempt_leaves_a_record_that_cannot_be_read(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("no data")
 
     (run,) = planned(tmp_path, 1)
-    folder(run.config).mkdir(parents=True)
-    (folder(run.config) / "record.json").write_text("{")
-    assert attempt(run.config, fails) == ("failed", "no data")
-    assert (folder(run.config) / "record.json").read_text() == "{"
+    run.folder.mkdir(parents=True)
+    (run.folder / "record.json").write_text("{")
+    assert attempt(run, fails) == ("failed", "no data")
+    assert (run.folder / "record.json").read_text() == "{"
 
 
 def test_attempt_never_touches_a_complete_record(tmp_path, fake):
-    def fails(config):
+    def fails(run):
         raise RunError("made under other defaults")
 
     (run,) = planned(tmp_path, 1)
-    done = RunFolder(folder(run.config))
-    done.open(run.config, FACTS)
+    done = RunFolder(run.folder)
+    done.open(run, FACTS)
     done.append({"round": 1, "acc": 1.0})
     done.finish()
     before = (done.path / "record.json").read_bytes()
-    assert attempt(run.config, fails)[0] == "failed"
+    assert attempt(run, fails)[0] == "failed"
     assert (done.path / "record.json").read_bytes() == before
 
 
@@ -300,10 +297,8 @@ import sys, time
 from pathlib import Path
 from benchmark.launch import pool
 
-pool.folder = Path
-
-def fit(config):
-    here = Path(config)
+def fit(run):
+    here = run.folder
     (here / "begun").touch()
     try:
         time.sleep(60)
@@ -321,7 +316,7 @@ if __name__ == "__main__":
     from datamodules.common.errors import Stopped
     try:
         with stoppable():
-            runs = [SimpleNamespace(config=name) for name in sys.argv[1:]]
+            runs = [SimpleNamespace(folder=Path(name)) for name in sys.argv[1:]]
             if len(runs) > 1:
                 pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
             else:
@@ -352,8 +347,8 @@ def test_workers_are_told_to_stop_and_waited_for(tmp_path, names):
 
 def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
-    folder_ = RunFolder(folder(run.config))
-    folder_.open(run.config, FACTS)
+    folder_ = RunFolder(run.folder)
+    folder_.open(run, FACTS)
     folder_.append({"round": 0, "acc": 33.0})
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Display(1, console) as display:
@@ -368,8 +363,8 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
 def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, monkeypatch):
     monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
     (run,) = planned(tmp_path, 1)
-    folder_ = RunFolder(folder(run.config))
-    folder_.open(run.config, FACTS)
+    folder_ = RunFolder(run.folder)
+    folder_.open(run, FACTS)
     console = quiet()
     with Display(1, console) as display:
         display.start(run)
@@ -385,7 +380,7 @@ def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
     """It looks twice a second, and a run may have thousands of rows."""
     monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
     (run,) = planned(tmp_path, 1)
-    path = folder(run.config)
+    path = run.folder
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("not looked at\n" * 10 + '{"round": 0, "acc": 33.0}\n{"round": 1, "ac')
     console = quiet()

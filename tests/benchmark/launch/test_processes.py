@@ -11,7 +11,6 @@ import pytest
 from lightning.fabric.strategies import DDPStrategy
 
 from benchmark import run
-from benchmark.config import folder
 from benchmark.launch.worker import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
@@ -71,7 +70,7 @@ def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch, quick_
     config = configuration(tmp_path, **{**SHORT, "method": "fails.Fails", "runtime__devices": 2})
     with pytest.raises(RunError, match=r"Fails, client 5 .*, round 0: KeyError: 'strong'"):
         fit(config)
-    error = read_record(folder(config))["error"]
+    error = read_record(config.folder)["error"]
     assert "KeyError: 'strong'" in error and "fails.py" in error and "Connection" not in error
 
 
@@ -104,7 +103,7 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     told = "".join(node.communicate()[0] for node in nodes)
     assert [node.returncode for node in nodes] == [0, 0]
-    path = folder(configuration(tmp_path, **MIXED))
+    path = configuration(tmp_path, **MIXED).folder
     assert told.count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["num_nodes"] == 2
     assert_same_run(path, reference)
@@ -126,7 +125,7 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    path = folder(configuration(tmp_path, **MIXED))
+    path = configuration(tmp_path, **MIXED).folder
     assert done.stdout.count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)

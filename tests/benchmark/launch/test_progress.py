@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.config import Run, RunConfig, Runtime, resolve
 from benchmark.launch.progress import Pace, continuation, rounds_done
 from benchmark.registry import ClassSpec
 from benchmark.runs.records import RunFolder
-from benchmark.suites.plan import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 
@@ -17,7 +16,7 @@ FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 def run(tmp_path):
     config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), rounds=100, eval_every=10)
     config = replace(resolve(config), runtime=Runtime(results_dir=str(tmp_path)))
-    return PlannedRun(run_id(config), config, ["1/A/low"])
+    return Run.of(config, "1/A/low")
 
 
 def test_pace_is_that_of_the_rounds_seen(run):
@@ -40,19 +39,19 @@ def test_a_run_that_continues_is_measured_from_where_it_continues(run):
 
 
 def test_rounds_between_evaluations_count(run):
-    files = RunFolder(folder(run.config), heartbeat_s=0)
+    files = RunFolder(run.folder, heartbeat_s=0)
     assert rounds_done(run, None) is None
-    files.open(run.config, FACTS)
+    files.open(run, FACTS)
     files.append({"round": 9, "acc": 10.0})
     files.beat(13)
     assert rounds_done(run, {"round": 9}) == 13
 
 
 def test_what_the_same_command_does_with_an_interrupted_run(run):
-    files = RunFolder(folder(run.config))
-    name = folder(run.config).name
+    files = RunFolder(run.folder)
+    name = run.folder.name
     assert continuation(run) == f"starts {name} from its first round: there is no checkpoint yet"
-    files.open(run.config, FACTS)
+    files.open(run, FACTS)
     files.append({"round": 99, "acc": 10.0})
     assert "from its first round" in continuation(run)
     (files.path / "checkpoint.pt").write_bytes(b"")

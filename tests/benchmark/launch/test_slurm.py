@@ -8,13 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import Runtime, folder, from_yaml, run_id
+from benchmark.config import Runtime, from_yaml, run_id
 from benchmark.launch import slurm
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError, RunError
@@ -226,7 +225,7 @@ def test_the_command_that_a_script_mentions_is_not_executed(tmp_path, tiny, monk
 def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
     """Its tasks may still wait, and read their line of the list when they start."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
-    elsewhere = [replace(run, config=replace(run.config, runtime=Runtime(threads=8))) for run in runs[:1]]
+    elsewhere = [run.replace(runtime=Runtime(threads=8)) for run in runs[:1]]
     lists = (runs[:1], runs[1:], elsewhere, runs[:1])
     first, *others, again = (slurm.write(some, "tiny-quick", tmp_path) for some in lists)
     assert first == again and len({first, *others}) == 3
@@ -277,7 +276,7 @@ def test_an_array_runs_what_is_missing_and_gives_the_records_of_a_single_process
     assert _table(path, results, "--threads", "1", "--slurm=--partition=low --ntasks=1") == 0
     assert "submitted 2 runs as job array" in capfd.readouterr().out
     runs = suite.load(str(path)).plan("quick").runs.values()
-    folders = [results / "runs" / folder(run.config).name for run in runs]
+    folders = [results / "runs" / run.folder.name for run in runs]
     _until(lambda: all((one / "weights.pt").exists() and not _queue() for one in folders), "the array")
     assert _table(path, results, "--threads", "1", "--slurm", "") == 0, "nothing is left to submit"
     assert "nothing was missing" in capfd.readouterr().out
@@ -295,7 +294,7 @@ def test_a_task_that_is_preempted_saves_goes_back_to_the_queue_and_continues(tmp
     path, results, ours = tiny(rounds=40), tmp_path / "array", tmp_path / "here"
     assert _table(path, results, "--seeds", "0", "--threads", "1", "--slurm=--partition=low --nodelist=one") == 0
     (run,) = suite.load(str(path)).plan("quick", [0]).runs.values()
-    rows = results / "runs" / folder(run.config).name / "metrics.jsonl"
+    rows = results / "runs" / run.folder.name / "metrics.jsonl"
     _until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, "the first rounds")
     urgent = ["sbatch", "--partition=high", "--nodes=1", "--ntasks=2", f"--output={tmp_path}/urgent.log", "--wrap=true"]
     subprocess.run(urgent, check=True, capture_output=True)
@@ -319,5 +318,5 @@ def test_two_nodes_with_two_processes_each_give_the_bits_of_one(tmp_path, tiny, 
         timeout=PATIENCE_S,
     )
     subprocess.run([*fit, "--results_dir", tmp_path / "one"], check=True)
-    name = folder(run.config).name
+    name = run.folder.name
     assert _rows(tmp_path / "four/runs" / name) == _rows(tmp_path / "one/runs" / name)

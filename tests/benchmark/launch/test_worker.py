@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from benchmark import run
-from benchmark.config import folder, run_id
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
@@ -53,7 +52,7 @@ def test_an_averaged_model_changes_no_row_and_outlives_a_kill_at_the_end(tmp_pat
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Federation, "evaluate_averaged", killed)
         fit(config)
-    assert checkpoint.load(folder(config) / CHECKPOINT)["round"] == ROUNDS
+    assert checkpoint.load(config.folder / CHECKPOINT)["round"] == ROUNDS
     assert_same_run(fit(config), reference)
     plain = fit(configuration(tmp_path, **{**MIXED, "average_last": 0}))
     assert without_clock(read_rows(plain)) == without_clock(read_rows(reference))
@@ -111,7 +110,7 @@ def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, referen
 
 def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypatch):
     config = configuration(tmp_path, **SHORT)
-    file, whole = folder(config) / "metrics.jsonl", Federation.run_round
+    file, whole = config.folder / "metrics.jsonl", Federation.run_round
 
     def changes(self, number):
         if number == 1:
@@ -121,7 +120,7 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypat
     monkeypatch.setattr(Federation, "run_round", changes)
     with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run has written; bring the"):
         fit(config)
-    assert state(folder(config)) == "failed"
+    assert state(config.folder) == "failed"
 
 
 HEADS = {
@@ -159,12 +158,12 @@ def test_a_checkpoint_says_where_it_comes_from(tmp_path, capsys):
     """That of another run or partition is refused; an old one, which does not say, is taken."""
     ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
     saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
-    record = read_record(folder(ours))
+    record = read_record(ours.folder)
     assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
     path = interrupted(other, 1) / CHECKPOINT
     theirs = checkpoint.load(path)
     checkpoint.save(path, saved)
-    with pytest.raises(RunError, match=f"its run_id is {run_id(ours)} .*, not {run_id(other)}; bring this run's own"):
+    with pytest.raises(RunError, match=f"its run_id is {ours.id} .*, not {other.id}; bring this run's own"):
         fit(other)
     checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
     with pytest.raises(RunError, match="its partition_hash is another"):
@@ -187,7 +186,7 @@ def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="no space"):
             fit(config)
-    assert not (folder(config) / "weights.pt").exists()
+    assert not (config.folder / "weights.pt").exists()
     assert torch.load(fit(config) / "weights.pt")
 
 
@@ -195,7 +194,7 @@ def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, monkeypatch, name):
     """The error names the file, the checkpoint before stays, and the run goes on from it once there is room."""
     config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
-    path, fsync, written = folder(config), os.fsync, []
+    path, fsync, written = config.folder, os.fsync, []
 
     def full(handle):
         written.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.startswith(name))
@@ -256,16 +255,16 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
         patch.setattr(Federation, "run_round", lambda self, n: whole(self, n) if n < 1 else 1 / 0)
         with pytest.raises(ZeroDivisionError):
             fit(config)
-    facts = read_record(folder(config))["partition_hash"]
+    facts = read_record(config.folder)["partition_hash"]
     with monkeypatch.context() as patch:
         real = worker.facts
         patch.setattr(worker, "facts", lambda data: {**real(data), "partition_hash": "another"})
         for _ in range(3):
             with pytest.raises(RunError, match="cannot resume, partition_hash was"):
                 fit(config)
-    assert read_record(folder(config))["partition_hash"] == facts
+    assert read_record(config.folder)["partition_hash"] == facts
     fit(config)
-    assert state(folder(config)) == "complete"
+    assert state(config.folder) == "complete"
 
 
 def cancel(self):
@@ -287,7 +286,7 @@ def test_a_data_set_that_ends_the_program_is_an_error(tmp_path, monkeypatch, rea
     config, at_once = configuration(tmp_path, **SHORT), os._exit
     with pytest.raises(RunError, match=f"the method or the data set {told}"):
         fit(config)
-    assert state(folder(config)) == "failed" and os._exit is at_once
+    assert state(config.folder) == "failed" and os._exit is at_once
 
 
 class Mute(Exception):
@@ -308,7 +307,7 @@ def test_a_method_that_raises_anything_has_failed(tmp_path, monkeypatch, error):
     config = configuration(tmp_path, **SHORT)
     with pytest.raises(RunError, match=rf"^FedAvg, client 0 .*, round 0: {type(error).__name__}: "):
         fit(config)
-    record = read_record(folder(config))
+    record = read_record(config.folder)
     assert record["status"] == "failed" and "in raises" in record["error"]
 
 
@@ -347,7 +346,7 @@ def test_a_pipe_in_place_of_a_file_is_one_clear_error(tmp_path, name):
 def test_a_run_in_progress_is_left_alone(tmp_path):
     """Whoever holds the folder keeps it, and its record stays as it is."""
     config = configuration(tmp_path, **SHORT)
-    path = folder(config)
+    path = config.folder
     with run_lock(path):
         with pytest.raises(RunLocked, match="is working on this run"):
             fit(config)
@@ -372,12 +371,12 @@ def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, 
         return launch(self, *args)
 
     monkeypatch.setattr(run.Fabric, "launch", late)
-    assert files(fit(replace(config, runtime=replace(config.runtime, devices=devices)))) == done
+    assert files(fit(config.replace(runtime=replace(config.config.runtime, devices=devices)))) == done
 
 
 def test_a_record_says_after_which_round_its_run_would_continue(tmp_path):
     config = configuration(tmp_path, **SHORT)
-    assert saved_rounds(folder(config)) == 0
+    assert saved_rounds(config.folder) == 0
     path = interrupted(config, 1)
     assert saved_rounds(path) == 1 == checkpoint.load(path / CHECKPOINT)["round"]
     assert "saved_rounds" not in read_record(fit(config))["timing"]

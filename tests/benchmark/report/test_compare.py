@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.config import RunConfig, Runtime, folder, resolve
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.compare import compare
 from benchmark.runs import records
@@ -23,9 +23,9 @@ def make(tmp_path, monkeypatch):
         monkeypatch.setattr(records, "environment", lambda: {"threads": threads})
         monkeypatch.setattr(records, "code_version", lambda: f"code {threads}")
         config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), **{"rounds": 4, **changes})
-        config = replace(resolve(config), runtime=Runtime(results_dir=str(tmp_path / where), threads=threads))
-        run = RunFolder(folder(config))
-        run.open(config, facts)
+        made = Run.of(replace(config, runtime=Runtime(results_dir=str(tmp_path / where), threads=threads)))
+        run = RunFolder(made.folder)
+        run.open(made, facts)
         for number, value in enumerate(accuracy):
             logged = {"loss": more[number]} if more and more[number] is not None else {}
             run.append({"round": number, "acc": value, **logged, "timing": {"seconds": value * threads}})

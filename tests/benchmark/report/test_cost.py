@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark.config import RunConfig, Runtime, folder, identity, resolve, run_id
+from benchmark.config import Run, RunConfig, Runtime, identity, resolve
 from benchmark.registry import ClassSpec
 from benchmark.report import cost
 from benchmark.report.cost import Measured, estimate, measured_here, parts, summary
 from benchmark.runs import records
 from benchmark.runs.environment import machine
 from benchmark.runs.records import RunFolder
-from benchmark.suites.plan import PlannedRun
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 
@@ -24,7 +23,7 @@ def config(seed=1, rounds=4, clients=10, **method):
 
 
 def planned(made):
-    return PlannedRun(run_id(made), made, ["1/A/low"])
+    return Run.of(made, "1/A/low")
 
 
 def test_only_runs_of_the_same_configuration_count():
@@ -46,9 +45,9 @@ def test_only_runs_of_the_same_configuration_count():
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
 def test_only_records_of_this_machine_count(tmp_path, monkeypatch, another, count):
-    made = replace(config(), runtime=Runtime(results_dir=str(tmp_path)))
+    made = planned(replace(config(), runtime=Runtime(results_dir=str(tmp_path))))
     monkeypatch.setattr(records, "environment", lambda: machine() | another)
-    run = RunFolder(folder(made), heartbeat_s=0)
+    run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
     assert measured_here(tmp_path) == []
     run.append({"round": 0, "acc": 1.0})
@@ -72,13 +71,13 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
 
 
 def test_a_run_in_progress_has_its_remaining_rounds_left(tmp_path):
-    made = replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path)))
-    run = RunFolder(folder(made), heartbeat_s=0)
+    made = planned(replace(config(rounds=10), runtime=Runtime(results_dir=str(tmp_path))))
+    run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
     for number in range(3):
         run.append({"round": number, "acc": 1.0})
-    assert cost.rounds_left(planned(made), "running") == 7
-    assert cost.rounds_left(planned(made), "stale") == 10  # it has no checkpoint
+    assert cost.rounds_left(made, "running") == 7
+    assert cost.rounds_left(made, "stale") == 10  # it has no checkpoint
     (run.path / "checkpoint.pt").write_bytes(b"")
     run.saved(2)
-    assert cost.rounds_left(planned(made), "stale") == 8
+    assert cost.rounds_left(made, "stale") == 8

@@ -17,7 +17,8 @@ from benchmark.report.layout import (
     pipe_table,
     texts,
 )
-from benchmark.report.tables import Run, render
+from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites.suite import Suite
 
 HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"
@@ -66,16 +67,17 @@ def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") ->
     """The table with both seeds of these rows, by data set, method and size."""
     toy = suite()
     plan = toy.plan(scale)
-    runs = {key: Run("missing", None) for key in plan.runs}
+    runs = {key: RunState("missing", None) for key in plan.runs}
     for row in toy.rows:
         value = values.get((row.dataset, row.method, row.columns["net_size"]))
         if value is not None:
             reading = {"acc": value, "auc": 90.0}
             record: Any = {"best": reading, "final": reading, "last_k_mean": reading, "code_version": "abc"}
             record["environment"] = {"cpu": "c", "cores": 1, "threads": 1}
-            runs |= {plan.run(row, seed).id: Run("complete", record) for seed in (1, 2)}
+            runs |= {plan.run(row, seed).id: RunState("complete", record) for seed in (1, 2)}
     published = {row.key("acc"): "50.0" for row in toy.rows}
-    return render(toy, plan, runs, published)[0]
+    plan.found = runs
+    return render(toy, plan, published)[0]
 
 
 def test_methods_are_rows_and_data_sets_with_metrics_are_columns() -> None:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmark.report import leaderboard
-from benchmark.report.tables import Run
+from benchmark.runs.records import RunState
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 
@@ -66,7 +66,7 @@ def made(monkeypatch, tmp_path):
         for seed, key in plan.of_row[id(row)].items():
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
             missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
-            runs[key] = Run("missing", None) if missing else Run("complete", record(acc))
+            runs[key] = RunState("missing", None) if missing else RunState("complete", record(acc))
             spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
             curves[key] = [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent]
 
@@ -78,7 +78,8 @@ def made(monkeypatch, tmp_path):
             return curves[self.key]
 
     monkeypatch.setattr(leaderboard, "RunFolder", Folder)
-    return suite, plan, runs, leaderboard.settings(suite, plan, runs)
+    plan.found = runs
+    return suite, plan, leaderboard.settings(suite, plan)
 
 
 def test_lines_of_a_setting(made):
@@ -112,25 +113,25 @@ def test_ranks_are_of_one_data_set_and_leave_bounds_and_broken_seeds_out(made):
 
 
 def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     refused = "admitted: false, gap: 7.2, premise: 4.0, rise: {base: 0.1, bound: 0.3}"
     suite.admitted_file("quick").write_text(f"clients/A: {{{refused}}}\nclients/B: {{admitted: true}}\n")
-    first, second = leaderboard.settings(suite, plan, runs)
+    first, second = leaderboard.settings(suite, plan)
     assert (first.ranked, second.ranked) == (False, True)
     assert first.lines["rank"].isna().all() and first.lines.loc["good", "mean"] == second.lines.loc["good", "mean"]
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
-    page = leaderboard.markdown(suite, plan, runs, [first, second])
+    page = leaderboard.markdown(suite, plan, [first, second])
     assert page.count("Not ranked") == 1 and "7.2 points" in page
     suite.admitted_file("quick").unlink()
-    assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan, runs)[0])
+    assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
 
 
 def test_a_board_without_all_of_its_seeds_is_interim(made):
     """Seed 3 of ``bad`` on B is missing; on A nothing is."""
-    suite, plan, runs, (first, second) = made
+    suite, plan, (first, second) = made
     assert leaderboard.interim(suite, plan, [first]) == []
     (told,) = leaderboard.interim(suite, plan, [first, second])
-    assert "3 to 4 of the 4 seeds" in told and told in leaderboard.markdown(suite, plan, runs, [first, second])
+    assert "3 to 4 of the 4 seeds" in told and told in leaderboard.markdown(suite, plan, [first, second])
 
 
 def test_bounds_are_shown_but_not_tested(made):
@@ -143,11 +144,11 @@ def test_bounds_are_shown_but_not_tested(made):
 
 def test_a_setting_says_what_it_resolves(made):
     """The median of two half-widths is their mean; bounds, which swing less, are not among them."""
-    suite, plan, runs, found = made
+    suite, plan, found = made
     half = found[0].lines.loc[["good", "bad"], "simultaneous_ci95"]
     assert found[0].resolution == pytest.approx(half.mean())
     assert (found[0].lines["resolution"] == found[0].resolution).all()
-    page = leaderboard.markdown(suite, plan, runs, found)
+    page = leaderboard.markdown(suite, plan, found)
     assert page.count("Resolution: ") == 2 and f"Resolution: {half.mean():.2f} points" in page
     assert "not resolved, which does not mean that rows are equal" in page
 
@@ -155,12 +156,12 @@ def test_a_setting_says_what_it_resolves(made):
 @pytest.fixture
 def rising(made, monkeypatch):
     """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     methods = {key: row.method for row in suite.rows for key in plan.of_row[id(row)].values()}
     for row in suite.rows:
         if row.method == "bad":
             for seed, key in plan.of_row[id(row)].items():
-                runs[key] = Run("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
+                plan.found[key] = RunState("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
     gains = {}
 
     class Folder:
@@ -171,23 +172,23 @@ def rising(made, monkeypatch):
             return [{"round": number, "acc": 40 + self.gain * number / 25} for number in range(4, 100, 5)]
 
     monkeypatch.setattr(leaderboard, "RunFolder", Folder)
-    return suite, plan, runs, gains
+    return suite, plan, gains
 
 
 def test_a_row_that_still_rises_is_not_called_worse(rising):
     """Nor is the reference; but a row that rises may be called better."""
-    suite, plan, runs, gains = rising
+    suite, plan, gains = rising
     gains |= {"good": 1.5, "bad": 0.9}
-    first, _ = found = leaderboard.settings(suite, plan, runs)
+    first, _ = found = leaderboard.settings(suite, plan)
     assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
     assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
-    page = leaderboard.markdown(suite, plan, runs, found)
+    page = leaderboard.markdown(suite, plan, found)
     assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
     gains |= {"bad": 1.1}
-    first, _ = leaderboard.settings(suite, plan, runs)
+    first, _ = leaderboard.settings(suite, plan)
     assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
     gains |= {"bad": 0.0, "base": 1.1}
-    first, _ = leaderboard.settings(suite, plan, runs)
+    first, _ = leaderboard.settings(suite, plan)
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
 
 
@@ -197,8 +198,8 @@ def test_without_evaluations_in_the_last_quarter_nothing_is_said_of_it(made):
 
 
 def test_the_page_makes_nothing_bold_that_noise_explains(made):
-    suite, plan, runs, found = made
-    page = leaderboard.markdown(suite, plan, runs, found)
+    suite, plan, found = made
+    page = leaderboard.markdown(suite, plan, found)
     bold = [line for line in page.splitlines() if "| **" in line]
     assert [line.split("|")[1].strip() for line in bold] == ["good", "good"]
     heads = [line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| method ")]
@@ -211,18 +212,18 @@ def test_the_page_makes_nothing_bold_that_noise_explains(made):
 
 def test_what_the_other_rows_take_back_is_not_bold(made):
     """Alone the difference would be clear: its own interval leaves out zero, and p is 0.04."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     above = {"bad": (3, 3, 1, 1), "good": (3, -3, 3, -3)}
     for row in suite.rows:
         if row.dataset == "A" and row.method in above:
             for seed, key in plan.of_row[id(row)].items():
-                runs[key] = Run("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
-    found = leaderboard.settings(suite, plan, runs)
+                plan.found[key] = RunState("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
+    found = leaderboard.settings(suite, plan)
     line = found[0].lines.loc["bad"]
     assert line["difference_ci95"] < line["difference"] < line["simultaneous_ci95"]
     assert line["p"] < 0.05 < line["p_holm"]
     assert not leaderboard.told_apart(found[0], "bad")
-    page = leaderboard.markdown(suite, plan, runs, found)
+    page = leaderboard.markdown(suite, plan, found)
     cells = [cell.strip() for cell in next(row for row in page.splitlines() if row.startswith("| bad ")).split("|")]
     assert cells[4].startswith("+2.00") and cells[5] == f"± {line['simultaneous_ci95']:.2f}"
     assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
@@ -230,28 +231,28 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
 
 def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
     """In brief, with the provenance of these runs alone; of B, a row has three seeds."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     readme = tmp_path / "README.md"
     readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\ntail\n")
-    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     text = readme.read_text()
     assert "| A " in text and "| B " in text and "31 of 32 complete" in text and "tuned" not in text
     assert "; code: abc." in text
     monkeypatch.setattr(leaderboard, "ENOUGH", 4)
-    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     text = readme.read_text()
     assert "| A " in text and "| B " not in text and "16 of 16 complete" in text and text.endswith("tail\n")
     monkeypatch.setattr(leaderboard, "ENOUGH", 5)
-    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
 
 
 def test_a_readme_counts_the_versions_that_the_page_names(made, tmp_path):
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     readme = tmp_path / "README.md"
     readme.write_text("<!-- leaderboard:toy-quick:begin -->\n<!-- leaderboard:toy-quick:end -->\n")
-    next(run.record for run in runs.values() if run.record is not None)["code_version"] = "def"
-    leaderboard.write(suite, plan, runs, tmp_path, "toy-quick", readme)
+    next(run.record for run in plan.found.values() if run.record is not None)["code_version"] = "def"
+    leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     assert "; code: 2 versions." in readme.read_text()
     assert "; code: abc, def." in (tmp_path / "tables/toy-quick-leaderboard.md").read_text()
 
@@ -259,18 +260,18 @@ def test_a_readme_counts_the_versions_that_the_page_names(made, tmp_path):
 @pytest.fixture
 def broken(made):
     """As ``made``, but ``good`` has failed in seed 0 on A, and ``bad`` in all seeds there."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     for row in suite.rows:
         for seed, key in plan.of_row[id(row)].items():
             if row.dataset == "A" and (row.method == "bad" or (row.method, seed) == ("good", 0)):
-                runs[key] = Run("failed", None)
-    return suite, plan, runs, leaderboard.settings(suite, plan, runs)
+                plan.found[key] = RunState("failed", None)
+    return suite, plan, leaderboard.settings(suite, plan)
 
 
 def test_failed_seeds_stay_in(broken):
     """The page says how many there are; they rank last, and nothing is bold beside one."""
-    suite, plan, runs, found = broken
-    page = leaderboard.markdown(suite, plan, runs, found)
+    suite, plan, found = broken
+    page = leaderboard.markdown(suite, plan, found)
     cells = {line.split("|")[1].strip(): line for line in page.partition("| method ")[2].splitlines()[2:6]}
     assert "(3, 1 failed)" in cells["good"] and "**" not in cells["good"]
     assert "| 4 failed " in cells["bad"] and "2.9" in cells["bad"]  # third, but for seed 0, which it shares
@@ -280,12 +281,12 @@ def test_failed_seeds_stay_in(broken):
 
 def test_a_difference_needs_pairs(made):
     """Many seeds of a row say nothing where the reference has two."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     for row in suite.rows:
         for seed, key in plan.of_row[id(row)].items():
             if row.method == "base" and seed > 1:
-                runs[key] = Run("missing", None)
-    found = leaderboard.settings(suite, plan, runs)[0]
+                plan.found[key] = RunState("missing", None)
+    found = leaderboard.settings(suite, plan)[0]
     found.lines.loc["good", "simultaneous_ci95"] = 1.0
     line = found.lines.loc["good"]
     assert (line["n"], line["pairs"]) == (4, 2) and abs(line["difference"]) > line["simultaneous_ci95"]
@@ -293,23 +294,23 @@ def test_a_difference_needs_pairs(made):
 
 
 def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
-    suite, plan, runs, found = made
+    suite, plan, found = made
     assert leaderboard.told_apart(found[0], "good")
     row = next(row for row in suite.rows if (row.dataset, row.method) == ("A", "base"))
-    runs[plan.of_row[id(row)][0]] = Run("failed", None)
-    first, second = leaderboard.settings(suite, plan, runs)
+    plan.found[plan.of_row[id(row)][0]] = RunState("failed", None)
+    first, second = leaderboard.settings(suite, plan)
     line = first.lines.loc["good"]
     assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
 
 
 def test_without_the_reference_there_is_nothing_to_reach(made):
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     for row in suite.rows:
         for key in plan.of_row[id(row)].values():
             if row.method == "base":
-                runs[key] = Run("missing", None)
-    page = leaderboard.markdown(suite, plan, runs, leaderboard.settings(suite, plan, runs))
+                plan.found[key] = RunState("missing", None)
+    page = leaderboard.markdown(suite, plan, leaderboard.settings(suite, plan))
     assert "| A, no run of base " in page and "nan" not in page
 
 
@@ -346,12 +347,12 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
     other = tables | {"title": "Another", "reference": "good", "datasets": ["A"]}
     spec = {"labels": labels, "scales": {"quick": scales}, "tables": {"clients": tables, "other": other}}
     suite = Suite(SPEC | spec, "toy.yaml")
-    _, _, runs, _ = made
+    _, whole, _ = made
     plan = suite.plan("quick")
-    runs = {key: runs[key] for key in plan.runs}
-    found = leaderboard.settings(suite, plan, runs)
+    plan.found = {key: whole.found[key] for key in plan.runs}
+    found = leaderboard.settings(suite, plan)
     assert [(one.table.number, one.dataset) for one in found] == [("other", "A")]
-    page = leaderboard.markdown(suite, plan, runs, found)
+    page = leaderboard.markdown(suite, plan, found)
     assert "Not compared: A, B; base, the reference, is not run at this scale." in page
     assert page.count("What it costs") == 1
 
@@ -366,22 +367,22 @@ def test_a_table_whose_reference_is_not_run_is_not_compared(made, why):
     ],
 )
 def test_the_page_says_which_accuracy_it_compares(made, report, read, goal):
-    suite, plan, runs, found = made
+    suite, plan, found = made
     suite.report = report
-    page = leaderboard.markdown(suite, plan, runs, found)
+    page = leaderboard.markdown(suite, plan, found)
     assert read in page and goal in page
     assert ("nothing is compared by it" in page) == (report != "last_k_mean")
 
 
 def test_the_averaged_model_is_compared_and_costs_are_counted_to_what_rounds_reach(made):
     """Its accuracy is above that of every round, so that no round would reach the reference's."""
-    suite, plan, runs, _ = made
+    suite, plan, _ = made
     suite.report = "averaged"
-    for key, one in runs.items():
+    for key, one in plan.found.items():
         if one.record is not None:
             higher = {**one.record, "averaged": {"acc": one.record["final"]["acc"] + 5.0, "rounds": 20}}
-            runs[key] = Run("complete", higher)
-    first, *_ = leaderboard.settings(suite, plan, runs)
+            plan.found[key] = RunState("complete", higher)
+    first, *_ = leaderboard.settings(suite, plan)
     assert first.lines.loc["base", "mean"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 + 5.0)
     assert first.lines.loc["base", "goal"] == pytest.approx(ACCURACY["base"] + sum(ROUGH) / 4 - 0.5)
 
@@ -403,8 +404,8 @@ def test_a_ranked_suite_names_what_it_compares_with():
 
 def test_latex_is_bold_where_the_page_is(made):
     """Names stay as they are, and signs are LaTeX's."""
-    suite, plan, runs, found = made
-    text, page = leaderboard.latex(suite, plan, runs, found), leaderboard.markdown(suite, plan, runs, found)
+    suite, plan, found = made
+    text, page = leaderboard.latex(suite, plan, found), leaderboard.markdown(suite, plan, found)
     bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
     assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
     assert [line.split(" &")[0] for line in text.splitlines() if " & " in line][1:5] == ["bound", "good", "base", "bad"]
@@ -413,11 +414,11 @@ def test_latex_is_bold_where_the_page_is(made):
 
 def test_latex_has_the_metrics_that_are_asked_for(made):
     """By option or by the suite's table; seeds whose record lacks one do not count, and the order is the board's."""
-    suite, plan, runs, found = made
+    suite, plan, found = made
     keys = plan.of_row[id(next(row for row in suite.rows if row.method == "good"))]
     for seed, worst in ((0, 30.0), (1, 34.0)):
-        runs[keys[seed]].record["final"]["acc_worst_clients"] = worst
-    text = leaderboard.latex(suite, plan, runs, found, ["acc_worst_clients", "acc"])
+        plan.found[keys[seed]].record["final"]["acc_worst_clients"] = worst
+    text = leaderboard.latex(suite, plan, found, ["acc_worst_clients", "acc"])
     lines = [line.split(" & ") for line in text.splitlines() if " & " in line]
     assert lines[0][:4] == ["method", "at the worst clients", "accuracy", r"$\Delta$ to base"]
     assert lines[2][:2] == ["good", r"32.00 $\pm$ 25.41 (2)"] and lines[3][1] == "--"  # t = 12.706 with one degree
@@ -425,5 +426,6 @@ def test_latex_has_the_metrics_that_are_asked_for(made):
     clients = {**SPEC["tables"]["clients"], "metrics": ["acc_worst_clients"]}
     own = Suite(SPEC | {"tables": {"clients": clients}}, "toy.yaml", suite.folder)
     own_plan = own.plan("quick")
-    text = leaderboard.latex(own, own_plan, runs, leaderboard.settings(own, own_plan, runs))
+    own_plan.found = plan.found
+    text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
     assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from benchmark.report import others
-from benchmark.report.tables import Run, render
+from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites.suite import Suite, load
 
 ENVIRONMENT = {"cpu": "x", "cores": 1, "threads": 1}
@@ -22,8 +23,9 @@ def frame(suite: Suite, label: str, *scales: str, seeds: int = 0) -> pd.DataFram
             record = {name: {"acc": 50.5} for name in ("best", "final", "last_k_mean")}
             done = plan.seeds.index(run.config.seed) < seeds
             full = record | {"environment": ENVIRONMENT, "code_version": "0"}
-            runs[key] = Run("complete", full) if done else Run("missing", None)
-        tables += render(suite, plan, runs, suite.published())
+            runs[key] = RunState("complete", full) if done else RunState("missing", None)
+        plan.found = runs
+        tables += render(suite, plan, suite.published())
     sections = {section.title: section for section in others.sections(suite, tables)}
     return sections[f"What other groups report for {label}"].frame
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from benchmark.cli import main
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.report import plots
 from benchmark.report.curves import averaged, with_cost
 from benchmark.runs import records
@@ -282,9 +282,9 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
     facts = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
     for row in suite.rows[:3]:
         for seed in (1, 2):
-            config = plan.run(row, seed).config
-            run = RunFolder(folder(config))
-            run.open(config, facts)
+            planned = plan.run(row, seed)
+            run = RunFolder(planned.folder)
+            run.open(planned, facts)
             for number in range(2):
                 run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
             run.finish()

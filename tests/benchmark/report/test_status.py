@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchmark.config import RunConfig, Runtime, folder, resolve, run_id
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.status import show
 from benchmark.runs.records import RunFolder
-from benchmark.suites.plan import Plan, PlannedRun
+from benchmark.suites.plan import Plan
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 ACCURACY = (10.0, 60.0, 50.0, 30.0)
@@ -28,13 +28,12 @@ def planned(tmp_path, report="best", clients=10, seed=1, rounds=4, average_last=
         average_last=average_last,
         runtime=Runtime(results_dir=str(tmp_path)),
     )
-    config = resolve(config)
-    return PlannedRun(run_id(config), config, ["4/A/low"])
+    return Run.of(config, "4/A/low")
 
 
 def run(planned_run, rounds=4, averaged=None):
-    run_folder = RunFolder(folder(planned_run.config))
-    run_folder.open(planned_run.config, FACTS)
+    run_folder = RunFolder(planned_run.folder)
+    run_folder.open(planned_run, FACTS)
     for number in range(rounds):
         run_folder.append({"round": number, "acc": ACCURACY[number]})
     if rounds == 4:
@@ -51,7 +50,7 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
     """The accuracy is the mean of the complete ones; rows of one name show the options in which they differ."""
     seeds = [planned(tmp_path, seed=seed) for seed in (1, 2, 3, 4)]
     others = [planned(tmp_path, clients=50, seed=seed) for seed in (1, 2, 3, 4)]
-    elsewhere = replace(planned(tmp_path, clients=5), cells=["5/A/low"])
+    elsewhere = replace(planned(tmp_path, clients=5), cells=("5/A/low",))
     run(seeds[0])
     run(seeds[1], rounds=2)
     run(seeds[2])
@@ -64,7 +63,7 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
         ["5/A/low", "1", "DONE", "60.00"],
     ]
     assert lines[3] == "" and lines[4].split()[:3] == ["state", "run", "seed"]
-    assert lines[5].split()[:5] == ["STALE", folder(seeds[1].config).name, "2", "2/4", "60.00"]
+    assert lines[5].split()[:5] == ["STALE", seeds[1].folder.name, "2", "2/4", "60.00"]
     assert lines[6:8] == ["3 DONE, 1 STALE, 5 MISSING", "9 runs, 36 rounds; 24 rounds are left"]
 
 
@@ -79,7 +78,7 @@ def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, r
     one = planned(tmp_path, report)
     run(one)
     head, line, counts, totals = said(one)
-    assert f"acc ({report})" in head and line.split()[:5] == ["DONE", folder(one.config).name, "1", "4/4", value]
+    assert f"acc ({report})" in head and line.split()[:5] == ["DONE", one.folder.name, "1", "4/4", value]
     assert counts == "1 DONE" and totals == "1 runs, 4 rounds; 0 rounds are left"
 
 
@@ -106,7 +105,7 @@ def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
     run(one)
     run(half, rounds=2)
     for each, seconds in ((one, 4000.0), (half, 8000.0)):
-        file = folder(each.config) / "record.json"
+        file = each.folder / "record.json"
         record = json.loads(file.read_text())
         record["rounds"]["done"], record["timing"]["seconds"] = (4 if each is one else 2), seconds
         file.write_text(json.dumps(record))
@@ -133,7 +132,7 @@ def test_a_changed_record_says_so(tmp_path):
     one, changed = planned(tmp_path), planned(tmp_path, seed=2)
     run(one)
     run(changed)
-    record = folder(changed.config) / "record.json"
+    record = changed.folder / "record.json"
     record.write_text(record.read_text().replace("60.0", "99.9"))
     lines = said(changed, one)
     assert lines[1].split()[0] == "DAMAGED" and lines[2].split()[0] == "DONE" and lines[3] == "1 DONE, 1 DAMAGED"
@@ -144,7 +143,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     one, damaged = planned(tmp_path), planned(tmp_path, seed=2)
     run(one)
     run(damaged)
-    (folder(damaged.config) / "metrics.jsonl").write_text('{"rou\n' * 3)
+    (damaged.folder / "metrics.jsonl").write_text('{"rou\n' * 3)
     lines = said(damaged, one)
     assert lines[1].split()[3] == "?/4" and "60.00" in lines[2]
     assert "metrics.jsonl: line 1 is damaged" in lines[-1]

@@ -3,22 +3,21 @@
 import csv
 import io
 import math
+import shutil
 
 import pandas as pd
 import pytest
 
-from benchmark.config import RunConfig, Runtime, folder
+from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
-from benchmark.report import tables
 from benchmark.report.tables import (
-    Run,
     deviation,
     last_rounds,
     render,
     replace_block,
     write,
 )
-from benchmark.runs.records import RunFolder
+from benchmark.runs.records import RunFolder, RunState
 from benchmark.suites.suite import Suite
 
 PUBLISHED = {
@@ -96,8 +95,9 @@ def rendered(scale, accuracies, states=None):
         for seed in (1, 2, 3):
             acc = accuracies.get((row.method, seed))
             state = "complete" if acc is not None else (states or {}).get((row.method, seed), "missing")
-            runs[plan.run(row, seed).id] = Run(state, None if acc is None else record(acc))
-    return suite, plan, render(suite, plan, runs, published(suite))[0]
+            runs[plan.run(row, seed).id] = RunState(state, None if acc is None else record(acc))
+    plan.found = runs
+    return suite, plan, render(suite, plan, published(suite))[0]
 
 
 FULL = {("low", s): 59.0 + s for s in (1, 2, 3)} | {("high", s): 68.0 + 0.5 * s for s in (1, 2, 3)}
@@ -123,11 +123,14 @@ def test_the_averaged_model_is_a_fourth_reading_where_runs_have_one():
     suite.spec["base"]["set"]["average_last"], suite.report = 3, "averaged"
     plan = suite.plan("quick")
     runs = {
-        plan.run(row, seed).id: Run("complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}})
+        plan.run(row, seed).id: RunState(
+            "complete", {**record(60.0 + seed), "averaged": {"acc": 70.0 + seed, "rounds": 3}}
+        )
         for row in suite.rows[:2]
         for seed in (1, 2, 3)
     }
-    (table,) = render(suite, plan, runs, {})
+    plan.found = runs
+    (table,) = render(suite, plan, {})
     low = lines(table)["low", "acc"]
     assert (low["ours"], low["averaged"], low["best"]) == ("72.0000", "72.0000", "62.0000")
     assert "all four readings" in table.markdown and "averaged model of the last 3 rounds" in table.markdown
@@ -188,8 +191,9 @@ def test_a_table_without_a_control_never_says_reproduced():
     suite = Suite(suite.spec)
     plan = suite.plan("paper")
     at = {seed: 70.0 + 0.1 * seed for seed in (1, 2, 3)}
-    runs = {key: Run("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
-    table = render(suite, plan, runs, published(suite))[0]
+    runs = {key: RunState("complete", record(at[run.config.seed])) for key, run in plan.runs.items()}
+    plan.found = runs
+    table = render(suite, plan, published(suite))[0]
     assert {lines(table)[name, "acc"]["status"] for name in ("low", "high")} == {"level", "off level"}
     assert "eproduced" not in table.markdown and "The table has no control" in table.markdown
 
@@ -241,8 +245,9 @@ def test_a_difference_lacks_what_one_of_its_runs_lacks():
 def test_a_metric_without_a_value_is_not_called_not_run():
     suite = toy()
     plan = suite.plan("paper")
-    runs = {key: Run("complete", record(70.0, auc=None)) for key in plan.runs}
-    table = lines(render(suite, plan, runs, published(suite))[0])
+    runs = {key: RunState("complete", record(70.0, auc=None)) for key in plan.runs}
+    plan.found = runs
+    table = lines(render(suite, plan, published(suite))[0])
     assert table["high", "auc"]["status"] == "no value" and table["high", "acc"]["status"] == "not reproduced"
 
 
@@ -264,8 +269,12 @@ def test_only_the_seeds_of_the_suite_are_judged(seeds, done, note):
     values = {
         plan.run(row, seed).id: value for row in suite.rows[:2] for n, value in at if n == row.method for seed in done
     }
-    runs = {key: Run("complete", record(values[key])) if key in values else Run("missing", None) for key in plan.runs}
-    line = lines(render(suite, plan, runs, published(suite))[0])["high", "acc"]
+    runs = {
+        key: RunState("complete", record(values[key])) if key in values else RunState("missing", None)
+        for key in plan.runs
+    }
+    plan.found = runs
+    line = lines(render(suite, plan, published(suite))[0])["high", "acc"]
     count = f"{len(done)} of {len(seeds)}" if len(done) < len(seeds) else ""
     word = "" if note else "effect only"
     assert line["note"] == note and line["status"] == "; ".join(filter(None, (count, word)))
@@ -295,7 +304,8 @@ def test_the_network_is_named_with_its_arguments():
     suite.spec["base"]["set"] |= {"model": "wrn28_2", "model_args.depth": 10, "model_args.width": 1}
     suite.spec["labels"]["high"] |= {"model_args.norm": "group"}
     plan = suite.plan("quick")
-    table = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {})[0]
+    plan.found = dict.fromkeys(plan.runs, RunState("missing"))
+    table = render(suite, plan, {})[0]
     assert lines(table)["low", "acc"]["network"] == "wrn28_2 (depth=10, width=1)"
     assert lines(table)["high", "acc"]["network"] == "wrn28_2 (depth=10, width=1, norm=group)"
     assert "network: wrn28_2 (depth=10, width=1, norm=group); wrn28_2 (depth=10, width=1) (low);" in table.markdown
@@ -309,14 +319,16 @@ def test_published_is_a_number_or_empty():
     plan = suite.plan("paper")
     values = published(suite)
     del values[suite.rows[1].key("acc")]
-    runs = {key: Run("complete", record(70.0)) for key in plan.runs}
-    table = render(suite, plan, runs, values)[0]
+    runs = {key: RunState("complete", record(70.0)) for key in plan.runs}
+    plan.found = runs
+    table = render(suite, plan, values)[0]
     frame = pd.read_csv(io.StringIO(table.csv))
     assert frame["published"].dtype == float and frame["published"].isna().sum() == 2
     high = lines(table)["high", "acc"]
     assert (high["published"], high["status"]) == ("", "published: not available to us")
     assert "| high | 70.00 ± 0.00 (3)<br>not available to us |" in " ".join(table.markdown.split())
-    nothing = render(suite, plan, {key: Run("missing", None) for key in plan.runs}, {suite.rows[0].key("f1"): "1"})[0]
+    plan.found = dict.fromkeys(plan.runs, RunState("missing"))
+    nothing = render(suite, plan, {suite.rows[0].key("f1"): "1"})[0]
     assert "Nothing of this table has been run.\n\nPublished values: not available to us." in nothing.markdown
 
 
@@ -327,8 +339,9 @@ def test_pending_rows_and_published_spreads_are_shown():
     values = published(suite) | {suite.rows[1].key("acc std"): "1.5"}
     for scale in ("paper", "quick"):
         plan = suite.plan(scale)
-        runs = {key: Run("complete", record(68.0)) for key in plan.runs}
-        table = render(suite, plan, runs, values)[0]
+        runs = {key: RunState("complete", record(68.0)) for key in plan.runs}
+        plan.found = runs
+        table = render(suite, plan, values)[0]
         found = lines(table)
         assert found["low", "acc"]["n"] == found["gain", "acc"]["n"] == "0"
         assert "pending: SVHN low, SVHN gain (needs a method)" in table.markdown
@@ -406,19 +419,24 @@ def test_files_change_only_with_the_records(tmp_path):
     assert not (tmp_path / "no-readme.md").exists()
 
 
-def test_collect_reads_states_and_records_from_disk(tmp_path):
+def test_a_plan_reads_states_and_records_from_disk_once(tmp_path):
+    """What is complete is not read again."""
     suite = toy()
     plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path)))
     done, cut, *_ = plan.runs.values()
-    run = RunFolder(folder(done.config))
-    run.open(done.config, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
+    run = RunFolder(done.folder)
+    run.open(done, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
     run.append({"round": 4, "acc": 50.0, "bytes_up": 1, "bytes_down": 1})
     run.finish()
-    RunFolder(folder(cut.config)).open(cut.config)
-    found = tables.collect(plan)
-    assert [found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
-    assert found[done.id].record["best"]["acc"] == 50.0 and found[cut.id].record is None
-    text = render(suite, plan, found, {})[0].markdown
+    RunFolder(cut.folder).open(cut)
+    assert [plan.found[key].state for key in list(plan.runs)[:3]] == ["complete", "stale", "missing"]
+    record = plan.found[done.id].record
+    assert record["best"]["acc"] == 50.0 and plan.found[cut.id].record is None
+    shutil.rmtree(cut.folder)
+    assert plan.found[cut.id].state == "stale"
+    plan.look_again()
+    assert plan.found[done.id].record is record and plan.found[cut.id].state == "missing"
+    text = render(suite, plan, {})[0].markdown
     assert "50.00 (1 of 3)" in text and "**1 of 6 runs complete**" in text
 
 
@@ -431,11 +449,12 @@ def test_ranked_tables_without_published_values():
     plan = suite.plan("quick")
     at = {"high": 40.0, "low": 60.0}
     runs = {
-        key: Run("complete", record(at[cell.split("/")[-1]]))
+        key: RunState("complete", record(at[cell.split("/")[-1]]))
         for key, run in plan.runs.items()
         for cell in run.cells[:1]
     }
-    page = render(suite, plan, runs, suite.published())[0]
+    plan.found = runs
+    page = render(suite, plan, suite.published())[0]
     for shown in (list(page.frame["method"]), [keys[0] for keys, _ in page.layout.rows]):
         assert [name for name in dict.fromkeys(shown) if name in at] == ["low", "high"]
     assert "published" not in page.frame and "ublished" not in page.markdown
@@ -443,7 +462,9 @@ def test_ranked_tables_without_published_values():
     assert "Bounds, which" not in page.markdown
     suite.spec["tables"][4]["bounds"] = ["high"]
     bounded = Suite(suite.spec)
-    page = render(bounded, bounded.plan("quick"), runs, {})[0]
+    plan = bounded.plan("quick")
+    plan.found = runs
+    page = render(bounded, plan, {})[0]
     assert "Bounds, which know more labels than a method may: high." in page.markdown
 
 
@@ -451,7 +472,7 @@ def test_a_table_of_which_a_scale_has_no_row_says_why(tmp_path):
     suite = toy()
     suite.spec["scales"]["quick"]["without"] = dict.fromkeys(("low", "high", "gain"), "not with\nthis network")
     plan = suite.plan("quick")
-    table = render(suite, plan, {}, published(suite))[0]
+    table = render(suite, plan, published(suite))[0]
     assert "Nothing of this table has been run." in table.markdown and "precision" not in table.markdown
     assert "not at this scale: low (not with" in table.markdown and table.frame.empty
     assert all(line.startswith("% ") for line in table.latex.splitlines())

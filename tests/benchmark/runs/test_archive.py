@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import RunConfig, Runtime, folder, resolve
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.runs import archive
 from benchmark.runs.archive import FILES, pack, unpack
@@ -23,7 +23,7 @@ FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 
 
 def run(results: Path, seed: int = 1, scale: str = "board", rounds: int = 2, acc: float = 50.0) -> Path:
-    config = resolve(
+    planned = Run.of(
         RunConfig(
             ClassSpec("fedavg"),
             ClassSpec("digits"),
@@ -33,8 +33,8 @@ def run(results: Path, seed: int = 1, scale: str = "board", rounds: int = 2, acc
             runtime=Runtime(results_dir=str(results)),
         )
     )
-    one = RunFolder(folder(config))
-    one.open(config, FACTS)
+    one = RunFolder(planned.folder)
+    one.open(planned, FACTS)
     one.rewind(0)
     for number in range(rounds):
         one.append({"round": number, "acc": acc + number})

@@ -3,7 +3,6 @@
 import sys
 import warnings
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from lightning.pytorch.callbacks import DeviceStatsMonitor
 from matplotlib.figure import Figure
 
-from benchmark.config import RunConfig, Runtime
+from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.run import fit
 from benchmark.runs.loggers import (
@@ -27,10 +26,12 @@ from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
 
 RECORD = {"final": {"acc": 1.0}, "best": {"acc": 2.0}, "last_k_mean": {}, "bytes_up": 1, "bytes_down": 2}
-CONFIG = RunConfig(
-    ClassSpec("methods.fedavg.FedAvg"),
-    ClassSpec("datamodules.digits.Digits"),
-    runtime=Runtime(wandb="offline"),
+RUN = Run.of(
+    RunConfig(
+        ClassSpec("methods.fedavg.FedAvg"),
+        ClassSpec("datamodules.digits.Digits"),
+        runtime=Runtime(wandb="offline"),
+    )
 )
 
 
@@ -84,7 +85,7 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
     path = tmp_path / "run"
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with mirror_run(CONFIG, path) as mirror:
+        with mirror_run(RUN, path) as mirror:
             mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
             mirror.record(RECORD)
         frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]})}
@@ -145,17 +146,17 @@ def started(monkeypatch):
 def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, started):
     where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
     runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
-    mirror_run(replace(CONFIG, runtime=runtime), tmp_path).row({"round": 0})
+    mirror_run(RUN.replace(runtime=runtime), tmp_path).row({"round": 0})
     mirror_tables(runtime, "toy", "paper", {})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
     assert [{name: init[name] for name in place} for init in started] == [place, place]
 
 
 def test_without_options_the_environment_says_where(tmp_path, started, monkeypatch):
-    mirror_run(CONFIG, tmp_path).row({"round": 0})
+    mirror_run(RUN, tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
-    mirror_run(CONFIG, tmp_path).row({"round": 0})
+    mirror_run(RUN, tmp_path).row({"round": 0})
     assert [(init["project"], init["group"]) for init in started] == [("fssl-bench", "custom"), ("p", "g")]
     assert all(init["entity"] is init["tags"] is None for init in started)  # W&B reads its own variables
 
@@ -223,11 +224,11 @@ def test_the_csv_logger_keeps_the_rounds_before_a_resume(tmp_path):
     rounds = [line.split(",") for line in (path / "csv/metrics.csv").read_text().splitlines()]
     step = rounds[0].index("step")
     assert [int(row[step]) for row in rounds[1:]] == [row["round"] for row in RunFolder(path).rows()]
-    assert len(rounds) == config.rounds + 1
+    assert len(rounds) == config.config.rounds + 1
 
 
 def test_wandb_may_be_asked_for_by_name(tmp_path):
-    config = replace(CONFIG, scale="quick", runtime=Runtime(logger="wandb"))
+    config = RUN.replace(scale="quick", runtime=Runtime(logger="wandb"))
     with mirror_run(config, tmp_path) as mirror:
         mirror.row({"round": 0, "acc": 12.5})
     assert list(tmp_path.glob("wandb/offline-run-*"))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmark.config import RunConfig, Runtime, from_yaml, identity, run_id
+from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
 from benchmark.federation import checkpoint
 from benchmark.files import write_atomic
 from benchmark.launch.worker import CHECKPOINT
@@ -26,12 +26,14 @@ from benchmark.runs.records import RunFolder, last_row, read_record, readings, s
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
-CONFIG = RunConfig(
-    ClassSpec("methods.fedavg.FedAvg", {"lr": 0.1}),
-    ClassSpec("datamodules.digits.Digits", {"partition_seed": 7}),
-    rounds=4,
-    seed=1,
-    last_k=2,
+RUN = Run.of(
+    RunConfig(
+        ClassSpec("methods.fedavg.FedAvg", {"lr": 0.1}),
+        ClassSpec("datamodules.digits.Digits", {"partition_seed": 7}),
+        rounds=4,
+        seed=1,
+        last_k=2,
+    )
 )
 ACCURACY = [10.0, 60.0, 60.0, 50.0]
 
@@ -51,7 +53,7 @@ def row(number, **more):
 
 def whole_run(path):
     folder = RunFolder(path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     for number in range(4):
         folder.append(row(number))
     folder.finish()
@@ -65,7 +67,7 @@ def stripped(path):
 
 def test_a_complete_run(tmp_path):
     record = whole_run(tmp_path / "a" / "b").record()
-    assert record["status"] == "complete" and record["run_id"] == run_id(CONFIG)
+    assert record["status"] == "complete" and record["run_id"] == RUN.id
     assert (record["method"], record["dataset"], record["scale"]) == ("fedavg", "digits", "custom")
     assert record["seeds"] == {"run": 1, "partition": 7}
     assert record["rounds"] == {"done": 4, "total": 4}
@@ -76,13 +78,13 @@ def test_a_complete_run(tmp_path):
     assert record["labelled_histogram"] == [[3, 0], [0, 0]]
     assert record["environment"]["torch"] and record["environment"]["precision"] == "32-true"
     saved = from_yaml((tmp_path / "a" / "b" / "config.yaml").read_text())
-    assert identity(saved) == identity(CONFIG) == record["config"]
+    assert identity(saved) == identity(RUN.config) == record["config"]
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def averaged_run(path, reading):
     folder = RunFolder(path)
-    folder.open(replace(CONFIG, average_last=3), FACTS)
+    folder.open(Run.of(replace(RUN.config, average_last=3)), FACTS)
     for number in range(4):
         folder.append(row(number))
     return folder.finish(reading)
@@ -115,13 +117,13 @@ def test_two_runs_are_equal_byte_for_byte_but_for_clock_and_environment(tmp_path
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(tmp_path, torn):
     whole_run(tmp_path / "whole")
     first = RunFolder(tmp_path / "cut")
-    first.open(CONFIG, FACTS)
+    first.open(RUN, FACTS)
     first.append(row(0))
     first.append(row(1))
     with open(tmp_path / "cut/metrics.jsonl", "a") as file:
         file.write(torn)
     second = RunFolder(tmp_path / "cut")
-    second.open(CONFIG, FACTS)
+    second.open(RUN, FACTS)
     second.rewind(1)
     assert [r["round"] for r in second.rows()] == [0]
     for number in (1, 2, 3):
@@ -132,14 +134,14 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(tmp_path, torn):
 
 def test_opening_again_keeps_rows_and_the_time_spent(tmp_path):
     first = RunFolder(tmp_path, heartbeat_s=0)
-    first.open(CONFIG, FACTS)
+    first.open(RUN, FACTS)
     first.append(row(0))
     (tmp_path / "record.json").write_text(
         (tmp_path / "record.json").read_text().replace('"seconds": 0', '"seconds": 50')
     )
     started = first.record()["timing"]["started"]
     second = RunFolder(tmp_path)
-    second.open(CONFIG, FACTS)
+    second.open(RUN, FACTS)
     second.append(row(1))
     timing = second.record()["timing"]
     assert timing["started"] == started and timing["seconds"] >= 50
@@ -148,32 +150,32 @@ def test_opening_again_keeps_rows_and_the_time_spent(tmp_path):
 
 def test_resume_refuses_another_run_and_other_data(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
-    folder.open(CONFIG, {**FACTS, "partition_hash": "other"})
+    folder.open(RUN, FACTS)
+    folder.open(RUN, {**FACTS, "partition_hash": "other"})
     folder.append(row(0))
     with pytest.raises(RunError, match="cannot resume, partition_hash was other and is now ab"):
-        RunFolder(tmp_path).open(CONFIG, FACTS)
-    other = RunConfig(CONFIG.method, CONFIG.data, rounds=5)
-    with pytest.raises(RunError, match=f"holds run {run_id(CONFIG)}, not {run_id(other)}"):
+        RunFolder(tmp_path).open(RUN, FACTS)
+    other = Run.of(RunConfig(RUN.config.method, RUN.config.data, rounds=5))
+    with pytest.raises(RunError, match=f"holds run {RUN.id}, not {other.id}"):
         RunFolder(tmp_path).open(other, FACTS)
 
 
 @pytest.mark.parametrize("name", records.CHECKPOINTS)
 def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp_path, name):
     """With ``eval_every`` large, a run may be far on before its first row."""
-    RunFolder(tmp_path).open(CONFIG, FACTS)
+    RunFolder(tmp_path).open(RUN, FACTS)
     (tmp_path / name).write_bytes(b"state of the method")
     with pytest.raises(RunError, match=r"cannot resume, data_sha256 was \{'f': 'cd'\} and is now \{\}; bring the old"):
-        RunFolder(tmp_path).open(CONFIG, {**FACTS, "data_sha256": {}})
-    RunFolder(tmp_path).open(CONFIG, FACTS)
+        RunFolder(tmp_path).open(RUN, {**FACTS, "data_sha256": {}})
+    RunFolder(tmp_path).open(RUN, FACTS)
 
 
 @pytest.mark.parametrize(("every", "lost"), [(1, "0"), (2, "1")])
 def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     """Its readings would be of the later rows only. Nothing is changed: the file may still be found."""
-    config = replace(CONFIG, eval_every=every)
+    run = Run.of(replace(RUN.config, eval_every=every))
     folder = RunFolder(tmp_path)
-    folder.open(config, FACTS)
+    folder.open(run, FACTS)
     for number in range(every - 1, 3, every):
         folder.append(row(number))
     folder.rewind(3)
@@ -181,7 +183,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     (tmp_path / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[1:]))
     for _ in range(2):
         folder = RunFolder(tmp_path)
-        folder.open(config, FACTS)
+        folder.open(run, FACTS)
         with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; bring the"):
             folder.rewind(3)
     (tmp_path / "metrics.jsonl").write_text(whole)
@@ -195,7 +197,7 @@ def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
     def opened(version):
         monkeypatch.setattr(records, "code_version", lambda: version)
         folder = RunFolder(tmp_path, heartbeat_s=0)
-        folder.open(CONFIG, FACTS)
+        folder.open(RUN, FACTS)
         return folder
 
     first = opened("v1")
@@ -207,7 +209,7 @@ def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
         folder = opened(version)
     record = folder.record()
     assert record["code_version"] == "v2" and record["environment"]["code_versions"] == ["v1", "v2", "v3"]
-    assert folder.origin == {"run_id": run_id(CONFIG), "partition_hash": "ab", "code_version": "v2"}
+    assert folder.origin == {"run_id": RUN.id, "partition_hash": "ab", "code_version": "v2"}
     folder.rewind(0)
     folder.append(row(0))
     assert folder.record()["environment"]["code_versions"] == ["v2"], "nothing of the others is left"
@@ -255,7 +257,7 @@ def test_all_committed_records_are_what_their_rows_say():
 
 def test_skipped_updates_are_counted_in_the_record(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     for number in range(4):
         folder.append(row(number, **({"skipped": number} if number else {})))
     assert folder.finish()["skipped"] == 3
@@ -276,7 +278,7 @@ def test_a_folder_without_a_run_is_forgotten(tmp_path):
 
 def test_rows_only_go_forward(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     folder.append(row(1))
     with pytest.raises(RunError, match="round 1 after 1; rewind before resuming"):
         folder.append(row(1))
@@ -293,7 +295,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, line):
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     folder.append(row(0, auc=float("nan"), loss=float("inf")))
     assert folder.rows()[0]["auc"] is None and folder.rows()[0]["loss"] is None
 
@@ -321,7 +323,7 @@ def test_accuracies_by_class_are_a_metric_of_every_reading():
 
 def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
     folder = RunFolder(tmp_path, heartbeat_s=3600)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     before = (tmp_path / "record.json").read_bytes()
     folder.append(row(0))
     assert (tmp_path / "record.json").read_bytes() == before
@@ -338,7 +340,7 @@ def test_the_heart_beats_during_a_long_round_while_the_lock_is_held(tmp_path):
     with folder.lock():
         time.sleep(0.05)
         assert not (tmp_path / "record.json").exists()
-        folder.open(CONFIG, FACTS)
+        folder.open(RUN, FACTS)
         before = folder.record()["timing"]
         deadline = time.monotonic() + 20
         while folder.record()["timing"]["updated"] == before["updated"] and time.monotonic() < deadline:
@@ -354,7 +356,7 @@ def test_the_heart_beats_during_a_long_round_while_the_lock_is_held(tmp_path):
 
 def test_a_failure_keeps_its_traceback(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
     folder.append(row(0))
     try:
         raise ZeroDivisionError("by zero")
@@ -365,14 +367,14 @@ def test_a_failure_keeps_its_traceback(tmp_path):
     assert (record["bytes_up"], record["bytes_down"]) == (100, 200)
     assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
     whole = RunFolder(tmp_path)
-    whole.open(CONFIG, FACTS)
+    whole.open(RUN, FACTS)
     assert whole.record()["status"] == "running" and whole.record()["error"] is None
 
 
 def test_a_failure_before_the_record_was_opened(tmp_path):
     RunFolder(tmp_path / "none").fail(ValueError("x"))
     assert not (tmp_path / "none").exists()
-    RunFolder(tmp_path / "some").fail(ValueError("x"), CONFIG)
+    RunFolder(tmp_path / "some").fail(ValueError("x"), RUN)
     assert read_record(tmp_path / "some")["status"] == "failed"
 
 
@@ -447,7 +449,7 @@ def test_an_error_releases_the_lock_in_good_order(tmp_path):
 def test_a_run_that_is_alive_on_another_machine_is_left_alone(tmp_path):
     """Locks may not reach from one machine to another; the record's heartbeat does, and the time of the lock."""
     folder = RunFolder(tmp_path)
-    folder.open(CONFIG, FACTS)
+    folder.open(RUN, FACTS)
 
     def held_elsewhere(since):
         (tmp_path / "run.lock").write_text(elsewhere)
@@ -487,7 +489,7 @@ def test_state(tmp_path):
     folder = RunFolder(tmp_path)
     with folder.lock():
         assert state(tmp_path) == "running"
-        folder.open(CONFIG, FACTS)
+        folder.open(RUN, FACTS)
         assert state(tmp_path) == "running"
     assert state(tmp_path) == "stale"
     (tmp_path / "run.lock").write_text('{"pid": 1, "host": "another-machine"}')
@@ -529,7 +531,7 @@ def test_a_complete_record_is_complete_whoever_has_the_lock(tmp_path):
 
 def test_a_run_that_ends_while_one_asks_is_not_stale(tmp_path, monkeypatch):
     run_ = RunFolder(tmp_path)
-    run_.open(CONFIG, FACTS)
+    run_.open(RUN, FACTS)
     run_.append(row(3))
     monkeypatch.setattr(records, "locked", lambda path: bool(run_.finish()) and False)
     assert state(tmp_path) == "complete"
@@ -564,7 +566,7 @@ def read_only(monkeypatch):
 
 
 def test_a_read_only_folder_can_be_looked_at(tmp_path, read_only):
-    RunFolder(tmp_path).open(CONFIG, FACTS)
+    RunFolder(tmp_path).open(RUN, FACTS)
     (tmp_path / "run.lock").touch()
     with flocked(tmp_path, fcntl.LOCK_EX):
         read_only()
@@ -585,11 +587,11 @@ def test_a_lock_that_may_not_be_read_counts_as_free(tmp_path, monkeypatch):
 
 def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
     known = RunFolder(tmp_path)
-    known.open(CONFIG, FACTS)
+    known.open(RUN, FACTS)
     before = (tmp_path / "record.json").read_bytes()
     read_only()
     known.fail(ValueError("x"))
-    RunFolder(tmp_path).fail(ValueError("x"), CONFIG)
+    RunFolder(tmp_path).fail(ValueError("x"), RUN)
     assert (tmp_path / "record.json").read_bytes() == before
 
 
@@ -612,7 +614,7 @@ def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
     """Records are shared; where data and results lay is nobody's business."""
     runtime = Runtime(data_dir="/home/secret/data", results_dir="/home/secret/results", devices=1)
     folder = RunFolder(tmp_path)
-    folder.open(replace(CONFIG, runtime=runtime), FACTS)
+    folder.open(RUN.replace(runtime=runtime), FACTS)
     text = "".join(file.read_text() for file in tmp_path.iterdir())
     assert '"devices": 1' in text
     assert "secret" not in text

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from benchmark.cli import main
-from benchmark.config import Runtime, folder
+from benchmark.config import Runtime
 from benchmark.report import tables
 from benchmark.report.curves import Curve
 from benchmark.runs.records import RunFolder, digest, read_rows
@@ -76,17 +76,16 @@ def run(view_of: Suite, scale: str, results: Path, accuracies: dict[str, list[fl
     plan = view_of.plan(scale, runtime=Runtime(results_dir=str(results)))
     for row in view_of.rows:
         for seed, acc in enumerate(accuracies.get(row.method, []) if row.dataset == "A" else [], start=1):
-            config = plan.run(row, seed).config
-            made = RunFolder(folder(config))
-            made.open(config, FACTS)
+            one = plan.run(row, seed)
+            made = RunFolder(one.folder)
+            made.open(one, FACTS)
             for number in range(3):
                 costs = {"bytes_up": 1000 * number, "bytes_down": 1000 * number, "timing": {"seconds": 1.0}}
                 share = {"pseudo/selected": 0.5, "pseudo/accuracy": 0.25 * number} if row.method == "high" else {}
                 made.append({"round": number, "acc": acc - 2 + number, "auc": 90.0, "loss": 1.0, **share, **costs})
             made.finish()
-    runs = tables.collect(plan)
     published = {row.key("acc"): "50.0" for row in view_of.rows} if view_of.compares(scale) else {}
-    return View(view_of, scale, plan, runs, tables.render(view_of, plan, runs, published))
+    return View(view_of, scale, plan, tables.render(view_of, plan, published))
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +114,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             record |= {"status": "failed", "error": HOSTILE}
         record["digest"] = digest(record, read_rows(path.parent))
         path.write_text(json.dumps(record))
-    views = [replace(v, runs=(runs := tables.collect(v.plan)), tables=render_again(v, runs)) for v in views]
+    views = [render_again(view) for view in views]
     write(render(views, find_runs(results), runs=True), out)
     return out
 
 
-def render_again(view: View, runs: Any) -> list[Any]:
+def render_again(view: View) -> View:
     """The tables of runs whose records have changed."""
     published = {row.key("acc"): "50.0" for row in view.suite.rows} if view.compare else {}
-    return tables.render(view.suite, view.plan, runs, published)
+    plan = replace(view.plan)
+    return replace(view, plan=plan, tables=tables.render(view.suite, plan, published))
 
 
 @pytest.fixture(scope="module")

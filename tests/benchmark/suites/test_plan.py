@@ -1,6 +1,6 @@
 """The runs of a plan."""
 
-from benchmark.config import Runtime, folder, run_id
+from benchmark.config import Runtime, run_id
 from benchmark.suites.suite import load
 
 
@@ -10,4 +10,5 @@ def test_a_planned_run_knows_its_id_and_its_folder(tmp_path):
     plan, again = (suite.plan("paper", seeds=[1, 2], runtime=runtime) for _ in range(2))
     assert {run.config.seed for run in plan.runs.values()} == {1, 2}
     for key, run in plan.runs.items():
-        assert (run.id, run.folder) == (run_id(run.config), folder(run.config)) == (key, again.runs[key].folder)
+        assert key == run.id == run_id(run.config)
+        assert run.folder == again.runs[key].folder == tmp_path / "runs" / run.folder.name and key in run.folder.name

@@ -2,20 +2,18 @@
 
 import csv
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from benchmark.config import Runtime, from_dict, from_yaml, resolve, run_id, to_yaml
+from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
 from benchmark.registry import build
-from benchmark.report.tables import collect
-from benchmark.run import fit_resolved
+from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.published import read_others, read_published
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import LAYERS, Suite
 from datamodules.common.errors import ConfigError
 from methods import models
 
@@ -72,18 +70,20 @@ def spec(**changes):
 def test_layers_in_their_order():
     toy = Suite(spec())
     low, high, _, other = toy.tables[0].rows[:4]
-    config = toy.config(high, "paper")
+    config = toy.run(high, "paper").config
     assert config.method.name == "rscfed" and config.data.name == "digits"
     args = config.method.init_args
     assert (args["lr"], args["subsets"], args["subset_size"]) == (0.5, 2, 4)
     assert (config.data.init_args["beta"], config.data.init_args["num_clients"]) == (2.0, 8)
     assert (config.rounds, config.scale, config.report, config.seed) == (9, "paper", "last", 1)
-    assert toy.config(other, "paper").method.init_args["subset_size"] == 3
-    assert toy.config(high, "quick").method.init_args["subset_size"] == 5
-    assert toy.config(high, "quick").rounds == 2
-    assert "subsets" not in toy.config(low, "paper").method.init_args
+    assert toy.run(other, "paper").config.method.init_args["subset_size"] == 3
+    assert toy.run(high, "quick").config.method.init_args["subset_size"] == 5
+    assert toy.run(high, "quick").config.rounds == 2
+    assert "subsets" not in toy.run(low, "paper").config.method.init_args
     on_b = toy.tables[0].rows[4:]
-    assert toy.config(on_b[0], "quick").rounds == 3 and toy.config(on_b[0], "quick").data.init_args["beta"] == 1.0
+    assert (
+        toy.run(on_b[0], "quick").config.rounds == 3 and toy.run(on_b[0], "quick").config.data.init_args["beta"] == 1.0
+    )
 
 
 def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
@@ -93,10 +93,34 @@ def test_an_ablation_takes_the_options_of_its_method_and_then_its_own():
     changed["labels"] |= {"high": {"method": ablation}, "low": {"method": "methods.rscfed.RSCFed"}}
     changed["scales"]["quick"]["methods"] = {"rscfed": {"method.subset_size": 3}}
     low, high = Suite(changed).tables[0].rows[:2]
-    found = [Suite(changed).config(row, "quick").method.init_args["subset_size"] for row in (high, low)]
+    found = [Suite(changed).run(row, "quick").config.method.init_args["subset_size"] for row in (high, low)]
     assert found == [3, 5]
     changed["scales"]["quick"]["methods"][ablation] = {"method.subset_size": 6}
-    assert Suite(changed).config(high, "quick").method.init_args["subset_size"] == 6
+    assert Suite(changed).run(high, "quick").config.method.init_args["subset_size"] == 6
+
+
+def test_a_later_layer_wins_over_all_before_it(tmp_path):
+    """Each layer sets the rounds; the layers up to it, in any order of the file's keys, give its own number."""
+    for last in range(1, len(LAYERS) + 1):
+        number = {name: 10 + n for n, name in enumerate(LAYERS)}
+        layer = {name: {"set": {"rounds": number[name]}} if n < last else {} for n, name in enumerate(LAYERS)}
+        made = spec()
+        made["base"] |= {"set": made["base"]["set"] | layer["base"].get("set", {})}
+        made["datasets"]["A"] = layer["data set"]
+        made["labels"]["low"] |= layer["label"].get("set", {})
+        made["tables"][1]["rows"][0] |= layer["row"]
+        made["scales"]["quick"] = {
+            "seeds": [1],
+            **layer["scale"],
+            "tables": {1: layer["scale's table"] | {"datasets": {"A": layer["scale's data set of the table"]}}},
+            "datasets": {"A": layer["scale's data set"]},
+        }
+        toy = Suite(made, folder=tmp_path)
+        row = toy.tables[0].rows[0]
+        toy.tuned_file("quick").parent.mkdir(exist_ok=True)
+        toy.tuned_file("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
+        trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
+        assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, list(LAYERS)[last - 1]
 
 
 def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
@@ -111,10 +135,10 @@ def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     }
     toy = Suite(changed)
     low_on_a, low_on_b, high_on_b = (toy.tables[0].rows[n] for n in (0, 4, 5))
-    assert (toy.config(low_on_a, "quick").rounds, toy.config(low_on_a, "quick").eval_every) == (4, 2)
-    assert (toy.config(low_on_b, "quick").rounds, toy.config(low_on_b, "quick").eval_every) == (5, 2)
-    assert toy.config(high_on_b, "quick").method.init_args["subsets"] == 6
-    assert toy.config(toy.tables[1].rows[0], "quick").rounds == 2
+    assert (toy.run(low_on_a, "quick").config.rounds, toy.run(low_on_a, "quick").config.eval_every) == (4, 2)
+    assert (toy.run(low_on_b, "quick").config.rounds, toy.run(low_on_b, "quick").config.eval_every) == (5, 2)
+    assert toy.run(high_on_b, "quick").config.method.init_args["subsets"] == 6
+    assert toy.run(toy.tables[1].rows[0], "quick").config.rounds == 2
 
     quick["tables"] = {1: {"datasets": {"C": {"set": {"rounds": 5}}}}}
     with pytest.raises(ConfigError, match=r"unknown data set label 'C'.*scales\.quick\.tables\.1"):
@@ -130,7 +154,7 @@ def test_equal_runs_of_several_tables_are_one_run():
     assert len(plan.runs) == 2 * 3 * 2
     low, again = toy.tables[0].rows[0], toy.tables[1].rows[0]
     assert plan.run(low, 2) is plan.run(again, 2)
-    assert plan.run(low, 2).cells == ["1/A/low", "2/A/low"]
+    assert plan.run(low, 2).cells == ("1/A/low", "2/A/low")
     assert plan.run(low, 2).config.seed == 2
     assert all(key == run.id == run_id(run.config) for key, run in plan.runs.items())
 
@@ -423,9 +447,8 @@ def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfe
     assert runs["controls/CIFAR-100/fedirm"] is table
     args = table.config.method.init_args
     assert args["loss_weight"] == 1 and control.config.method.init_args == {**args, "loss_weight": 15}
-    found = collect(plan)
-    assert found[control.id].state == "complete"
-    assert found[table.id].state != "outdated"
+    assert plan.found[control.id].state == "complete"
+    assert plan.found[table.id].state != "outdated"
 
 
 def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
@@ -552,7 +575,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     for row in papers.rows:
         if id(row) in plan.of_row:
-            ours, theirs = papers.config(row, "small"), papers.config(row, "paper")
+            ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
             if not row.dataset.startswith("AGNews"):
                 mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
                 assert (ours.data.class_path, mine) == (theirs.data.class_path, its)
@@ -596,7 +619,7 @@ def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
     accuracy = []
     for options in ({}, all_labels):
         values = papers.values(papers.row(row, "quick"), "quick", last={"set": options})
-        config = replace(resolve(from_dict(values)), runtime=runtime)
-        accuracy.append(read_record(fit_resolved(config))["final"]["acc"])
+        run = Run.of(from_dict(values)).replace(runtime=runtime)
+        accuracy.append(read_record(fit(run))["final"]["acc"])
     lower, upper = accuracy
     assert lower > 40 and upper > 85 and upper - lower > 15

@@ -16,7 +16,7 @@ def test_rows_of_a_table_share_the_setting(scale: str) -> None:
         for dataset in ("Fashion-MNIST", "CIFAR-10"):
             rows = [row for row in table.rows if row.dataset == dataset]
             assert len(rows) >= 7
-            configs = {row.method: common.config(row, scale) for row in rows}
+            configs = {row.method: common.run(row, scale).config for row in rows}
             assert all(setting(config) == setting(configs[table.reference]) for config in configs.values())
             hidden = {name for name, c in configs.items() if c.data.init_args["hidden_labels"] == "hidden"}
             assert set(configs) - hidden == set(table.bounds)
@@ -35,7 +35,7 @@ def test_seeds_and_the_last_round() -> None:
 def test_every_setting_has_methods_made_for_it() -> None:
     common = suite.load("common")
     for table in common.tables:
-        configs = [common.config(row, "paper") for row in table.rows]
+        configs = [common.run(row, "paper").config for row in table.rows]
         scenario = configs[0].data.init_args["scenario"]
         made = {find_class(c.method.class_path, KINDS["method"]).scenario for c in configs}
         assert scenario in made
@@ -47,7 +47,7 @@ def test_every_server_with_labels_trains_alike_before_the_first_round(scale: str
     common = suite.load("common")
     rows = [row for row in common.rows if row.table == "server" and row.method != "all labels"]
     assert len(rows) == 2 * 6
-    assert {common.config(row, scale).method.init_args["server_pretrain"] for row in rows} == {10}
+    assert {common.run(row, scale).config.method.init_args["server_pretrain"] for row in rows} == {10}
 
 
 def test_tuning_sees_neither_reported_seeds_nor_test_images() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.report.tables import collect, render
+from benchmark.report.tables import render
 from benchmark.suites import suite
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
@@ -24,7 +24,7 @@ def quick(feddb: Suite) -> Plan:
 
 def config(feddb: Suite, table: str, dataset: str, method: str, scale: str = "paper") -> RunConfig:
     row = next(r for r in feddb.rows if (r.table, r.dataset, r.method) == (table, dataset, method))
-    return feddb.config(row, scale)
+    return feddb.run(row, scale).config
 
 
 def test_published_values_are_those_of_table_1_and_no_other(feddb: Suite) -> None:
@@ -92,7 +92,7 @@ def test_small_leaves_out_variants_of_what_it_replaces(feddb: Suite) -> None:
     plan = feddb.plan("small")
     gone = {row.method for row in feddb.rows if id(row) not in plan.of_row and not row.pending}
     assert gone == {"static norm", "FedRGD 8 groups"}
-    presets = next(t for t in render(feddb, plan, collect(plan), feddb.published()) if t.number == "presets")
+    presets = next(t for t in render(feddb, plan, feddb.published()) if t.number == "presets")
     assert not gone & set(presets.frame["method"])
     assert "not at this scale: static norm (the run of FedDB, since this network keeps running stat" in presets.markdown
     with pytest.raises(ConfigError, match=r"not at scale small: static norm \(the run of FedDB"):
@@ -125,7 +125,7 @@ def test_fedmatch_is_a_port_in_the_frame_of_the_others(feddb: Suite) -> None:
 
 
 def test_unknown_published_values_are_said_to_be_unknown(feddb: Suite, quick: Plan) -> None:
-    tables = {t.number: t for t in render(feddb, quick, collect(quick), feddb.published())}
+    tables = {t.number: t for t in render(feddb, quick, feddb.published())}
     assert set(tables) == {"1", "2", "3", "4", "fashion", "presets", "released"}
     for number in "234":
         assert tables[number].frame["published"].isna().all()

@@ -21,7 +21,7 @@ def find(suite: Suite, table: str, dataset: str, method: str, partition: str) ->
 
 
 def config(suite: Suite, table: str, dataset: str, method: str, partition: str = "iid_dir") -> RunConfig:
-    return suite.config(find(suite, table, dataset, method, partition), "paper")
+    return suite.run(find(suite, table, dataset, method, partition), "paper").config
 
 
 def test_every_published_value_has_a_row(suite: Suite) -> None:

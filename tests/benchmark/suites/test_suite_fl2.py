@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.report.tables import Run, render
+from benchmark.report.tables import render
+from benchmark.runs.records import RunState
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -24,7 +25,7 @@ def config(fl2: Suite, table: str, dataset: str, method: str, scale: str = "pape
         for r in fl2.rows
         if (r.table, r.dataset, r.method) == (table, dataset, method) and columns.items() <= r.columns.items()
     ]
-    return fl2.config(rows[0], scale)
+    return fl2.run(rows[0], scale).config
 
 
 def test_every_published_value_has_a_row(fl2: Suite) -> None:
@@ -78,7 +79,7 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     """Table 2 prints a single run of what Table 1 prints the mean of: the same runs of ours, one verdict."""
     (row,) = [row for row in fl2.rows if row.judged_by]
     assert (row.name, row.judged_by) == ("2/SVHN-40/fl2", "1")
-    assert (row.columns, fl2.config(row, "paper").seed) == ({"partition": "iid"}, 0)
+    assert (row.columns, fl2.run(row, "paper").config.seed) == ({"partition": "iid"}, 0)
     plan = fl2.plan("paper")
     other = next(r for r in fl2.rows if r.name == "1/SVHN-40/fl2" and r.columns == row.columns)
     assert plan.of_row[id(row)] == plan.of_row[id(other)]
@@ -87,8 +88,9 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     for key, run in plan.runs.items():
         value = (55.0 if run.config.method.name == "fixmatch" else 76.9) + run.config.seed - 1
         record = {name: {"acc": value} for name in ("best", "final", "last_k_mean")}
-        runs[key] = Run("complete", record | {"environment": environment, "code_version": "0"})
-    frames = {table.number: table.frame for table in render(fl2, plan, runs, fl2.published())}
+        runs[key] = RunState("complete", record | {"environment": environment, "code_version": "0"})
+    plan.found = runs
+    frames = {table.number: table.frame for table in render(fl2, plan, fl2.published())}
     first = frames["1"].query("dataset == 'SVHN-40' and method == 'fl2' and partition == 'iid'").iloc[0]
     second = frames["2"].query("method == 'fl2'").iloc[0]
     assert (first["published"], first["delta"], first["status"]) == (
@@ -101,7 +103,8 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     assert first["prediction"] == second["prediction"] == pytest.approx(4.3027 * (2 / 3) ** 0.5, abs=1e-4)
     without = {key: value for key, value in fl2.published().items() if key[0] != "1"}
     with pytest.raises(ConfigError, match="2/SVHN-40/fl2: judged_by: there is no acc of 1/SVHN-40/fl2"):
-        render(fl2, plan, runs, without)
+        plan.found = runs
+        render(fl2, plan, without)
 
 
 def test_ablation_rows(fl2: Suite) -> None:
@@ -131,11 +134,11 @@ def test_presets(fl2: Suite) -> None:
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_every_cell_has_a_row_with_and_one_without_pretraining(fl2: Suite, scale: str) -> None:
     """(FL)2 alone was released with it: so each of its cells needs (FL)2 without, and SemiFL with the same."""
-    controls = [fl2.config(row, scale) for row in fl2.rows if row.table.startswith("pretraining")]
+    controls = [fl2.run(row, scale).config for row in fl2.rows if row.table.startswith("pretraining")]
     cells = [row for row in fl2.rows if row.table in "13" and row.method in ("fl2", "semifl")]
     assert len(cells) == 2 * (18 + 4)
     for row in cells:
-        main = fl2.config(row, scale)
+        main = fl2.run(row, scale).config
         calls = PRETRAIN.get(row.dataset, 10)
         assert main.method.init_args["server_pretrain"] == (calls if row.method == "fl2" else 0)
         alike = [c for c in controls if (c.method.name, c.data) == (main.method.name, main.data)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig
-from benchmark.report.tables import collect, render
+from benchmark.report.tables import render
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -33,7 +33,7 @@ def config(
         for r in proxyfl.rows
         if (r.table, r.dataset, r.method) == (table, dataset, method) and r.columns.get("alpha", alpha) == alpha
     )
-    return proxyfl.config(row, scale)
+    return proxyfl.run(row, scale).config
 
 
 def test_every_published_value_has_a_row(proxyfl: Suite) -> None:
@@ -76,7 +76,7 @@ def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
     assert set(waiting) == PUBLISHED_ONLY
     assert all(reason.startswith("published only: ") for reason in waiting.values())
     plan = proxyfl.plan("quick")
-    first = next(table for table in render(proxyfl, plan, collect(plan), proxyfl.published()) if table.number == "1")
+    first = next(table for table in render(proxyfl, plan, proxyfl.published()) if table.number == "1")
     lines = [line for line in first.lines if line.row.method == "FedLabel"]
     assert len(lines) == 12 and all(line.published and line.lacks == "pending" for line in lines)
     assert "FedLabel (published only: its rules are not at hand)" in first.markdown
@@ -180,7 +180,7 @@ def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
     for row in proxyfl.rows:
         if row.pending:
             continue
-        run = proxyfl.config(row, "small")
+        run = proxyfl.run(row, "small").config
         data, args, name = run.data.init_args, run.method.init_args, row.dataset.split("-")[0]
         assert train[name] - data["validation"] == 10_000
         assert data["num_labels"] == (2000 if row.table == "6" else 1000)

@@ -1,11 +1,10 @@
 """The suite of news texts: rows of a table share the setting, and every row runs on features."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmark.config import Runtime, apply, from_dict, identity, resolve
+from benchmark.config import Run, Runtime, apply, from_dict, identity
 from benchmark.run import fit
 from benchmark.runs.records import RunFolder
 from benchmark.suites import suite
@@ -20,7 +19,7 @@ def test_rows_of_a_table_share_the_setting() -> None:
     for scale in ("board", "quick"):
         papers = suite.load("text")
         for table in papers.tables:
-            configs = {row.method: papers.config(row, scale) for row in table.rows}
+            configs = {row.method: papers.run(row, scale).config for row in table.rows}
             first = configs[table.reference or table.rows[0].method]
             assert all(setting(config) == setting(first) for config in configs.values())
             hidden = {name for name, c in configs.items() if c.data.init_args["hidden_labels"] == "hidden"}
@@ -35,7 +34,7 @@ def test_variants_meet_the_setting_that_they_explain() -> None:
         own, beside = named[name], named[f"{name}-diagnostics"]
         assert own.reference and not beside.reference
         for scale in ("board", "quick"):
-            assert setting(papers.config(own.rows[0], scale)) == setting(papers.config(beside.rows[0], scale))
+            assert setting(papers.run(own.rows[0], scale).config) == setting(papers.run(beside.rows[0], scale).config)
 
 
 def test_labels_are_those_of_the_common_settings() -> None:
@@ -62,7 +61,7 @@ def test_every_row_runs_a_round_on_features(
     write_texts(tmp_path, 400, 40)
     list_texts(tmp_path, monkeypatch)
     papers = suite.load("text")
-    config = papers.config(papers.row(name, "board"), "board")
+    config = papers.run(papers.row(name, "board"), "board").config
     small = {
         "rounds": 2,
         "last_k": 1,
@@ -78,6 +77,6 @@ def test_every_row_runs_a_round_on_features(
         devices=1, accelerator="cpu", threads=1, engine=engine, slots=2, data_dir=str(tmp_path),
         results_dir=str(tmp_path / "results"), wandb="off",
     )  # fmt: skip
-    path = fit(replace(resolve(from_dict(values)), runtime=runtime))
+    path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
     record = RunFolder(path).record()
     assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100
