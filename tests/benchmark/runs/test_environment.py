@@ -157,7 +157,7 @@ class Mine(FedAvg):
         (("First", "Other"), True),
         (("return", "# why\n        return"), True),
         (("    def", '    uploads_needed = "mean"\n\n    def'), True),
-        (("    def", '    uses_oracle = True\n\n    def'), False),
+        (("    def", "    uses_oracle = True\n\n    def"), False),
         (("STEP", "2 * STEP"), False),
     ],
 )
