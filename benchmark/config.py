@@ -39,7 +39,8 @@ class Runtime:
         threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
         engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
             copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
-        slots: copies of the method in the engine ``slots``.
+        slots: copies of the method in the engine ``slots``. ``auto``: as many as a GPU has room for, at most 8, by what
+            the first client takes; on a CPU one.
         replay: whether the engine ``slots`` records and replays its steps.
         client_memory: GB of host memory per process for what clients keep between visits; more goes to files in the
             run's folder. ``auto``: a process's share of half of what is free when the run begins.
@@ -63,7 +64,7 @@ class Runtime:
     num_nodes: int = 1
     threads: int | Literal["auto"] = "auto"
     engine: Literal["reference", "slots"] = "reference"
-    slots: int = 4
+    slots: int | Literal["auto"] = 4
     replay: bool = True
     client_memory: float | Literal["auto"] = "auto"
     logger: str | None = None

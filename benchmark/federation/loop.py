@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf, isnan
@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from benchmark.federation import averaging, hooks
 from benchmark.federation.checkpoint import OnDisk
-from benchmark.federation.collectives import from_first, moved, together
+from benchmark.federation.collectives import all_gather, from_first, moved, together
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
 from benchmark.federation.fit import OptimizerStates
@@ -37,6 +37,8 @@ from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit, different_shapes
+
+AT_A_TIME = 4  # clients of each process whose states are sent in one message
 
 
 class RoundCallback(Protocol):
@@ -81,7 +83,7 @@ class Federation:
         seed: int,
         eval_every: int = 1,
         callbacks: Sequence[RoundCallback | Callback] = (),
-        slots: int | None = None,
+        slots: int | Literal["auto"] | None = None,
         replay: bool = True,
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
@@ -251,9 +253,9 @@ class Federation:
         left_out: set[tuple[int, int]] = set()
         for theirs in together(self.fabric, lambda: self.own_visits(mine)):
             results |= theirs.results
-            self.clients.update(theirs.states)
             left_out |= set(theirs.skipped)
             self.engine.handed_on = theirs.handed_on or self.engine.handed_on
+        self.share_states(shares)
         self.skipped += len(left_out)
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
         sound = {key: results[key] for key in sorted(results) if key not in left_out}
@@ -278,14 +280,33 @@ class Federation:
             lost.extend(self.not_finite({visit: outcome}))
             return outcome if outcome.upload is None else outcome._replace(upload=self.give_up(outcome.upload, lost))
 
-        results, states = self.engine.visits(mine, self.server, self.clients, leave)
+        stops = self.nonfinite == "stop"
+        new: dict[int, ClientState] = {}  # what may have to be forgotten again
+        results = self.engine.visits(mine, self.server, self.clients if stops else ChainMap(new, self.clients), leave)
         if self.joint is None:
             lost = self.not_finite({v: results[v.client, v.repeat] for v in mine})
         for visit in lost:
-            states.pop(visit.client, None)
+            new.pop(visit.client, None)
             self.engine.handed_on = before
+        self.clients.update(new)
         skipped = [(visit.client, visit.repeat) for visit in lost]
-        return Visited(results, states, skipped, self.engine.handed_on if mine else [])
+        return Visited(results, skipped, self.engine.handed_on if mine else [])
+
+    def share_states(self, shares: Sequence[Sequence[Visit]]) -> None:
+        """Every process takes over what the clients of the others keep now, a few clients at a time.
+
+        Args:
+            shares: the visits of each process.
+        """
+        if self.fabric.world_size == 1:
+            return
+        clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares]
+        rank = self.fabric.global_rank
+        for start in range(0, max(map(len, clients)), AT_A_TIME):
+            own = {k: self.clients[k] for k in clients[rank][start : start + AT_A_TIME] if k in self.clients}
+            for other, theirs in enumerate(all_gather(self.fabric, own)):
+                if other != rank:
+                    self.clients.update(theirs)
 
     def not_finite(self, outcomes: Mapping[Visit, Outcome]) -> list[Visit]:
         """The visits that are left out since something of them is not finite.
@@ -415,13 +436,11 @@ class Visited(NamedTuple):
 
     Args:
         results: all outcomes.
-        states: what the clients keep.
         skipped: visits that are left out.
         handed_on: the state of optimisers that go from visit to visit.
     """
 
     results: dict[tuple[int, int], Outcome]
-    states: dict[int, ClientState]
     skipped: list[tuple[int, int]]
     handed_on: OptimizerStates
 

@@ -1,6 +1,6 @@
 """The reference engine: one client after the other in the live module, ordinary autograd, ``torch.optim``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -228,32 +228,30 @@ class ReferenceEngine:
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
-        kept: Mapping[int, ClientState],
+        kept: MutableMapping[int, ClientState],
         leave: Leave = lambda visit, outcome: outcome,
-    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
+    ) -> dict[tuple[int, int], Outcome]:
         """Let clients take part, one after the other.
 
         Args:
             visits: of this process; a client may come several times.
             server: the server's tensors at the beginning of the round.
-            kept: what the clients that took part before have kept.
+            kept: what the clients that took part before have kept; what those of now keep is put there.
             leave: gets what came of each visit as soon as it has ended, and gives what to hold of it.
 
         Returns:
-            what came of the visits, by client and repeat, and what the clients keep now.
+            what came of the visits, by client and repeat.
 
         Raises:
             RunError: anything the method raises, with method, client and round.
         """
         results: dict[tuple[int, int], Outcome] = {}
-        states: dict[int, ClientState] = {}
         sent = [self.sent(visit, server) for visit in visits]  # as long as the module is the server
         for visit, tensors in zip(visits, sent, strict=True):
-            state = states[visit.client] if visit.client in states else kept.get(visit.client)
-            outcome, states[visit.client] = self.client(visit, tensors, state)
+            outcome, kept[visit.client] = self.client(visit, tensors, kept.get(visit.client))
             results[visit.client, visit.repeat] = leave(visit, outcome)
             del outcome
-        return results, states
+        return results
 
     def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[Outcome, ClientState]:
         """Let one client take part; returns what came of it, and what the client keeps."""

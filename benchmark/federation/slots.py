@@ -7,10 +7,10 @@ slot has a stream of its own, and a recorded step is a CUDA graph.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,11 +28,15 @@ from benchmark.federation.reference import (
     Surroundings,
 )
 from datamodules.common.errors import ConfigError
+from datamodules.common.memory import available_bytes
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
+from methods.parts.aggregation import num_bytes
 
+AUTO = 8  # slots that are made without being asked for, at most: beyond these, nobody has measured a gain
+SHARE = 0.8  # of the memory that is left, for these; batches of other shapes and what clients upload need some, too
 MOST_RECORDINGS = 64  # per slot; steps of further kinds run unrecorded, the rarest ones
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
@@ -46,54 +50,80 @@ class SlotsEngine(ReferenceEngine):
     Args:
         method: the live module, which is also the first slot.
         around: what all visits share.
-        slots: copies of the method, at least 1.
+        slots: copies of the method, at least 1. ``auto``: on a GPU as many as have room, at most ``AUTO``, by what the
+            largest client of the first round takes in the first one; on a CPU, where they bring nothing, one.
         replay: whether steps are recorded and replayed; Lightning callbacks switch it off, since they see every step.
 
     Raises:
         ConfigError: ``slots`` is not positive.
     """
 
-    def __init__(self, method: FedMethod, around: Surroundings, slots: int, replay: bool = True) -> None:
-        if slots < 1:
+    def __init__(
+        self, method: FedMethod, around: Surroundings, slots: int | Literal["auto"], replay: bool = True
+    ) -> None:
+        self.device = around.data.device
+        grows, number = slots == "auto" and self.device.type != "cpu", 1 if slots == "auto" else slots
+        if number < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
         method.generator, method.loss_scaler = None, None  # nothing of an earlier run
         method.spread, method.precision = serially, nullcontext
         draw_from(method, None)
-        copies = [copy.deepcopy(method) for _ in range(slots - 1)]
+        copies = [copy.deepcopy(method) for _ in range(number - 1)]
+        self.spare = copy.deepcopy(method) if grows else None  # of which further slots are made
         super().__init__(method, around)
-        replay = replay and not around.callbacks
-        self.slots = [Slot(engine, replay) for engine in (self, *(ReferenceEngine(one, around) for one in copies))]
-        for slot in self.slots:
-            slot.engine.initial, slot.engine.shared = self.initial, self.shared  # nobody changes them: once is enough
+        self.replay = replay and not around.callbacks
+        self.slots = [Slot(self, self.replay)]
+        self.add_slots(copies)
+
+    def add_slots(self, copies: Sequence[FedMethod]) -> None:
+        """Let clients train in these copies of the method, too."""
+        for one in copies:
+            engine = ReferenceEngine(one, self.around)
+            engine.initial, engine.shared = self.initial, self.shared  # nobody changes them: once is enough
+            self.slots.append(Slot(engine, self.replay))
 
     def visits(
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
-        kept: Mapping[int, ClientState],
+        kept: MutableMapping[int, ClientState],
         leave: Leave = lambda visit, outcome: outcome,
-    ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
+    ) -> dict[tuple[int, int], Outcome]:
         """As in the reference engine; the second visit of a client begins after the first has ended.
 
         Where visits hand on the state of an optimiser, there is one at a time.
         """
         results: dict[tuple[int, int], Outcome] = {}
-        states: dict[int, ClientState] = {}
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
-        for together in [[visit] for visit in visits] if self.hands_on else in_turns(visits, len(self.slots)):
+        for together in [[visit] for visit in visits] if self.hands_on else self.turns(visits):
             taken = self.seats(together)
             for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host is the stream's, and waits for no other client
-                    state = states[visit.client] if visit.client in states else kept.get(visit.client)
+                    state = kept.get(visit.client)
                 slot.arrive(visit, sent[visit.client, visit.repeat], state)
             walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
             for slot, visit in taken.items():
-                outcome, states[visit.client] = slot.depart()
+                outcome, kept[visit.client] = slot.depart()
                 results[visit.client, visit.repeat] = leave(visit, outcome)
                 del outcome
-        return results, states
+        return results
+
+    def turns(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
+        """Groups of visits that go on together; the first one shows how many slots there are, where that is open."""
+        rest = list(visits)
+        if rest and (spare := self.spare) is not None:
+            self.spare, before = None, free_bytes(self.device)
+            (largest,) = first = next(in_turns(rest, 1))
+            yield first
+            rest.remove(largest)
+            after = free_bytes(self.device)
+            own = num_bytes(spare.registered())
+            more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
+            more = min(more, self.around.data.num_clients - 1)
+            self.add_slots([spare, *(copy.deepcopy(spare) for _ in range(more - 1))][:more])
+        yield from in_turns(rest, len(self.slots))
 
     def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
         """A slot for each visit: one that has trained a client of that size, where it is free, for it has recorded such
@@ -110,12 +140,12 @@ class SlotsEngine(ReferenceEngine):
         return taken
 
     def counts(self) -> dict[str, int]:
-        """Steps of clients so far, in this process: the ``forms`` of their batches, and how many steps were
-        ``captured``, ``replayed`` or taken ``eager``.
+        """Steps of clients so far, in this process: in how many ``slots``, the ``forms`` of their batches, and how many
+        steps were ``captured``, ``replayed`` or taken ``eager``.
         """
         forms = {form for slot in self.slots for form in slot.forms}
         ways = {way: sum(slot.taken[way] for slot in self.slots) for way in ("captured", "replayed", "eager")}
-        return {"forms": len(forms), **ways}
+        return {"slots": len(self.slots), "forms": len(forms), **ways}
 
 
 class Slot:
@@ -336,6 +366,21 @@ class RecordedStep:
         fit.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that are left on a device, without those that torch keeps for itself; ``None`` where it does not say."""
+    return available_bytes(device)
+
+
+def more_slots(free: int, each: int) -> int:
+    """How many slots fit beside the first one, into ``SHARE`` of what is free.
+
+    Args:
+        free: bytes that are left after a visit in the first slot.
+        each: bytes that a slot takes.
+    """
+    return min(AUTO - 1, int(SHARE * free / max(each, 1)))
 
 
 def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from lightning import Fabric
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
+from benchmark.federation.store import Store
 from benchmark.launch.queues import enough_queues
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
@@ -53,6 +54,8 @@ def federation(
     fabric: Fabric | None = None,
     slots: int | None = None,
     replay: bool = True,
+    sums: Literal["ordered", "exact"] = "ordered",
+    store: Store | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of many rounds that is evaluated after the last one only; it sets the data up.
@@ -66,6 +69,8 @@ def federation(
         fabric: a launched Fabric; default: one process on the CPU.
         slots: clients that train in turns; default: the reference engine.
         replay: whether the slots record their steps and replay them.
+        sums: how uploads are averaged.
+        store: for the clients' states; default: in memory.
         options: arguments of the method.
     """
     fabric = fabric or launched("cpu", precision)
@@ -74,7 +79,19 @@ def federation(
     network = models.build(model, data.num_classes, image_size=data.image_size)
     made = find_class(method, KINDS["method"])(network, **options)
     roster = data.roster(0, participants)
-    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, slots=slots, replay=replay)
+    return Federation(
+        made,
+        data,
+        roster,
+        fabric,
+        rounds=10_000,
+        seed=0,
+        eval_every=10_000,
+        slots=slots,
+        replay=replay,
+        sums=sums,
+        store=store,
+    )
 
 
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:

@@ -2,11 +2,15 @@
 
 import resource
 import statistics
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -14,6 +18,7 @@ from lightning import Fabric
 
 from benchmark.federation import checkpoint
 from benchmark.federation.collectives import all_gather
+from benchmark.federation.fit import Fit
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, probe, seconds
 from methods import models
@@ -29,6 +34,7 @@ SWEEPS = (  # title, and cases of network, registered clients, active clients
     ("Active clients", [("small_cnn", 10_000, active) for active in (10, 100, 1_000)]),
     ("Parameters", [(model, 100, 10) for model in ("small_cnn", "wrn28_2", "resnet18", "wrn28_8")]),
 )
+BESIDE = [(10_000, 10), (10_000, 100), (10_000, 1_000), (1_000_000, 1_000)]  # registered and active clients
 EXCHANGED = "wrn28_8"
 
 
@@ -80,6 +86,75 @@ def rounds(number: int, method: str, model: str, clients: int, active: int) -> C
     return unit
 
 
+def beside_steps(number: int, method: str, clients: int, active: int, sums: Any) -> Callable[[], list[float]]:
+    """CPU seconds of a round on the small CNN, those of its steps, and megabytes of the process and of its images."""
+
+    def unit() -> list[float]:
+        data = _noise(clients)
+        made = federation(method, data, participants=active, reset_momentum=False, sums=sums)
+        made.run_round(0)
+        taken = []
+        for number in range(1, ROUNDS + 1):
+            began = time.process_time()
+            with steps_timed() as steps:
+                made.run_round(number)
+            taken.append((time.process_time() - began, sum(steps)))
+        whole, within = sorted(taken)[ROUNDS // 2]
+        return [
+            whole,
+            within,
+            whole - within,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            _image_bytes(data) / 1e6,
+        ]
+
+    return unit
+
+
+@contextmanager
+def steps_timed() -> Iterator[list[float]]:
+    """Meanwhile the CPU seconds of every step of training are noted: forward, backward, optimiser."""
+    taken: list[float] = []
+    compute = Fit.compute
+
+    def timed(fit: Fit, batch: Any, number: int) -> Any:
+        began = time.process_time()
+        try:
+            return compute(fit, batch, number)
+        finally:
+            taken.append(time.process_time() - began)
+
+    with patch.object(Fit, "compute", timed):
+        yield taken
+
+
+def bookkeeping(method: str) -> Section:
+    """What a round costs beside its steps."""
+    before, rows = probe(), []
+    for clients, active in BESIDE:
+        for sums in ("ordered", "exact"):
+            process = Processes(beside_steps, 1, method, clients, active, sums)
+            (found,) = process()
+            process.close()
+            rows.append([clients, active, sums, *found])
+    headers = [
+        "registered",
+        "active",
+        "sums",
+        "CPU s per round",
+        "in steps",
+        "beside them",
+        "process, MB",
+        "of it images, MB",
+    ]
+    note = (
+        f"One thread and one process; the small CNN; clients have {SHARE} images of {PIXELS} x {PIXELS} pixels, which "
+        "are one batch, and keep their momenta. CPU seconds of the median round; beside its steps are selection, "
+        "states, batches and their views, uploads and their mean."
+    )
+    return Section(f"Growth of `{method}`: a round beside its steps", headers, rows, note, (before, probe()))
+
+
 def _noise(clients: int) -> Noise:
     return Noise(
         SHARE * clients, pixels=PIXELS, side=PIXELS, num_clients=clients, labelled_clients=clients, partition="iid"
@@ -95,6 +170,7 @@ def section(method: str) -> Iterator[Section]:
     """A table per sweep, and what an exchange costs."""
     for title, cases in SWEEPS:
         yield _sweep(method, title, cases)
+    yield bookkeeping(method)
     yield exchange()
 
 

@@ -5,6 +5,8 @@ import weakref
 from dataclasses import replace
 from fractions import Fraction
 from math import fsum
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,12 +14,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmark.contract.federations import tiny_federation
+from benchmark.contract.devices import run_of
+from benchmark.contract.emulated import emulated, fabric
+from benchmark.contract.federations import half_trained, tiny_federation
+from benchmark.contract.reference import different
+from benchmark.federation import loop
+from benchmark.federation.collectives import taken_apart
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import ExactSum, JointMean
 from benchmark.federation.loop import Federation
+from benchmark.federation.store import Store
 from benchmark.registry import KINDS, find_class, own_names
 from datamodules.common.errors import ConfigError, RunError
+from emulated_streams import streams
 from federations import few_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Upload, Visit
 from methods.fed_consist import FedConsist
@@ -240,18 +249,22 @@ def test_slots_add_up_to_the_same_bits():
 
 
 def exact_runs(fabric):
-    """Rows and last models of an average that is added up at once and of one that waits for all weights."""
+    """Rows, last models and clients' states, of an average that is added up at once and one that waits for weights."""
     found = []
     for method in (FedAvg, FedConsist):
         data = few_data(5, 5 if method is FedAvg else 2)
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="exact")
-        found.append((run_rows(run), tensors_of(run)))
+        with patch.object(loop, "AT_A_TIME", 2):
+            rows = run_rows(run)
+        states = {k: [t.double().sum().item() for t in taken_apart(run.clients[k])[1]] for k in sorted(run.clients)}
+        assert all(len(own) >= len(list(run.method.model.parameters())) for own in states.values())  # momenta
+        found.append((rows, tensors_of(run), states))
     return found
 
 
 @pytest.mark.timeout(300)
 def test_one_two_and_four_processes_give_the_same_bits():
-    """With five clients, so that the processes have different numbers of them."""
+    """With five clients, so that the processes have different numbers of them; all processes know all states."""
     alone = exact_runs(plain_fabric())
     for processes in (2, 4):
         assert between(processes, exact_runs) == [alone] * processes
@@ -309,6 +322,28 @@ def test_uploads_are_not_held_after_they_were_added_up(sums, alive, slots):
     Watched.made, Watched.alive = [], []
     make_federation(Watched, few_data(5), 1, sums=sums, slots=slots).run()
     assert Watched.alive == alive
+
+
+class Files(FedAvg):
+    """Notes how many clients' states are in files when a client uploads."""
+
+    folder: Path
+    seen: list = []
+
+    def make_upload(self, client):
+        self.seen.append(len(list(self.folder.glob("*.pt"))))
+        return super().make_upload(client)
+
+
+@pytest.mark.parametrize("slots", [None, 1])
+def test_a_state_is_put_away_as_soon_as_its_visit_has_ended(tmp_path, slots):
+    """A round holds no more of them in memory than the store may; the last one stays there in any case."""
+    Files.folder, Files.seen = tmp_path / "states", []
+    data = few_data(5)
+    store = Store(0, Files.folder)
+    run = Federation(make_method(Files), data, data.roster(0), plain_fabric(), 1, seed=0, store=store, slots=slots)
+    run.run()
+    assert Files.seen == [0, 0, 1, 2, 3]
 
 
 def test_bytes_of_a_sum_do_not_grow():
@@ -374,3 +409,13 @@ def test_what_the_methods_here_need():
     assert sorted(k for k, need in found.items() if need == "mean") == [
         *("cbafed", "fed_consist", "feddb", "fedirm", "fl2"),
     ]
+
+
+def test_sums_are_made_on_the_device():
+    """On an emulated one, to the CPU's bits: no tensor of the CPU meets one of the device."""
+    half_trained()
+    for method in ("fedavg", "fed_consist"):
+        _, expected = run_of(method, sums="exact")
+        with emulated() as emulation, streams(emulation) as times:
+            _, found = run_of(method, fabric=fabric(), sums="exact", slots=2)
+        assert different(found, expected) == [] and times.races == {}

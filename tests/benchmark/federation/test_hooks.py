@@ -277,7 +277,7 @@ def test_updates_are_left_out_whatever_process_they_come_from(monkeypatch):
         made = work()
         elsewhere = {key: outcome for key, outcome in made.results.items() if key[0] != 1}
         here = {key: outcome for key, outcome in made.results.items() if key[0] == 1}
-        return [made._replace(results=here), made._replace(results=elsewhere, states={}, skipped=[])]
+        return [made._replace(results=here), made._replace(results=elsewhere, skipped=[])]
 
     run, absent = federation(broken("weight"), rounds=2), federation(Absent, rounds=2)
     run.nonfinite = "skip"
