@@ -1,14 +1,16 @@
 """Run one configuration, make a paper's tables, see how far they are, draw curves, look at a partition."""
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
 from benchmark.commands import (
     admit,
@@ -149,7 +151,7 @@ def _parse(arguments: list[str]) -> Namespace:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
         command = commands.get(arguments[0], top) if arguments else top
-        message = explained(error, command)
+        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", explained(error, command))
         _, _, words = message.partition("nrecognized arguments: ")
         for word in words.split():
             meant = _meant(word.partition("=")[0], arguments, command) if word.startswith("--") else ""
@@ -174,11 +176,31 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
     return next((f"--{close}" for close in get_close_matches(name, own, n=1)), "")
 
 
+class _Help(DefaultHelpFormatter):
+    """Help without types, which the texts say in words, without defaults that say nothing, and as wide as it may be."""
+
+    def _expand_help(self, action: Any) -> str:
+        text = super()._expand_help(action).replace("``", "")
+        at = max(text.rfind(start) for start in (" (required, type: ", " (type: ", " (default: "))
+        if at < 0:
+            return text
+        about, facts = text[:at], text[at:].removesuffix(")")
+        if facts.startswith(" (required"):
+            return f"{about} (required)"
+        default = facts.partition("default: ")[2]
+        return about if default in ("", "null", "False") else f"{about} (default: {default})"
+
+    def start_section(self, heading: str | None) -> None:
+        """Begin a group, under a heading that is folded as the texts below it are."""
+        super().start_section(heading and textwrap.fill(heading.replace("``", ""), self._width))
+
+
 def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     script = Path(sys.argv[0]).name
     prog = script if script == "fssl-bench" else "python -m benchmark"
-    top = ArgumentParser(prog=prog, description=__doc__, exit_on_error=False)
-    commands = {name: ArgumentParser(description=room.ABOUT, exit_on_error=False) for name, room in ROOMS.items()}
+    style: Any = {"formatter_class": _Help, "exit_on_error": False}
+    top = ArgumentParser(prog=prog, description=__doc__, **style)
+    commands = {name: ArgumentParser(description=room.ABOUT, **style) for name, room in ROOMS.items()}
     top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()
     for name, command in commands.items():

@@ -88,7 +88,7 @@ class Submission:
     @property
     def all_records(self) -> dict[str, Record]:
         """Every record in the folder, by the name of its run in words."""
-        return {f"seed {seed}": one for seed, one in self.records.items()} | dict(self.others)
+        return {f"seed {seed}": one for seed, one in sorted(self.records.items())} | dict(self.others)
 
 
 def own_row(suite: Suite) -> Row:
@@ -236,7 +236,7 @@ def check(place: Path, results: Path, tell: Callable[[str], None] | None = None)
             _as_the_suite_has_it(one),
             _partitions(one, results),
             _tuned(one),
-            _code(one),
+            _code(one, results),
             _method(one),
             _contract(one, keeps_contract(method, tell) if tell else None),
         ]
@@ -307,12 +307,18 @@ def _apart(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     return [f"{name} is {recorded[name]}, and {asked[name]} in the suite; run it as the suite has it" for name in apart]
 
 
+def _reference(one: Submission) -> Row | None:
+    """The row that the setting compares with, if it has one."""
+    table = next(table for table in one.suite.tables if table.number == one.row.table)
+    rows = [row for row in table.rows if (row.dataset, row.method) == (one.row.dataset, table.reference)]
+    return rows[0] if rows else None
+
+
 def _partitions(one: Submission, results: Path) -> Point:
     """A seed has the partition that the reference has, by its digest."""
-    table = next(table for table in one.suite.tables if table.number == one.row.table)
-    if not table.reference:
+    row = _reference(one)
+    if row is None:
         return Point("partitions", "", ("the table has no reference to compare with",))
-    (row,) = [row for row in table.rows if (row.dataset, row.method) == (one.row.dataset, table.reference)]
     problems, missing, other_data = [], [], []
     for seed, config in configs_of(one.suite, row, one.scale, results).items():
         if seed not in one.records:
@@ -370,23 +376,57 @@ def _choices_apart(given: Mapping[str, Any], made: Mapping[str, Any]) -> list[st
     ]
 
 
-def _code(one: Submission) -> Point:
-    """One version of the code, without local changes, on one kind of machine."""
+def _code(one: Submission, results: Path) -> Point:
+    """Every seed has one version of the code, without local changes, and one kind of machine; seeds may differ.
+
+    Rows that were there before are of the versions of their day: where the reference has another one, this is told.
+    """
     problems = []
-    versions = _by(one.all_records, lambda record: ", ".join(code_versions(record)))
-    for version, where in versions.items():
+    for version, where in _by(one.all_records, _version).items():
         if "-dirty" in version or "unknown" in version:
             problems.append(f"{_listed(where)}: the code is {version}; commit what was changed, and run it again")
-    if len(versions) > 1:
-        parts = "; ".join(f"{version} in {_listed(where)}" for version, where in versions.items())
-        problems.append(f"several versions of the code: {parts}; run all seeds with one")
-    machines = _by(one.all_records, lambda record: hardware(record["environment"]))
-    if len(machines) > 1:
-        parts = "; ".join(f"{kind} in {_listed(where)}" for kind, where in machines.items())
-        problems.append(f"several kinds of machines: {parts}; run all seeds on one")
-    if not versions:
+    by_seed: dict[int, list[Record]] = {}
+    for record in one.all_records.values():
+        by_seed.setdefault(record["config"]["seed"], []).append(record)
+    for seed, records in by_seed.items():
+        several = dict.fromkeys(version for record in records for version in code_versions(record))
+        kinds = dict.fromkeys(map(_machine, records))
+        for what, found in (("versions of the code", several), ("kinds of machines", kinds)):
+            if len(found) > 1:
+                problems.append(f"seed {seed} has several {what}: {_listed(found)}; delete it, and run it with one")
+    if not by_seed:
         problems.append("no record says which code it was made by")
-    return Point("code", f"{_listed(versions)}; {_listed(machines)}", tuple(problems))
+    found_in = f"{_in_seeds(one, _version)}; {_in_seeds(one, _machine)}"
+    return Point("code", found_in + _of_reference(one, results), tuple(problems))
+
+
+def _version(record: Record) -> str:
+    return ", ".join(code_versions(record))
+
+
+def _machine(record: Record) -> str:
+    return hardware(record["environment"])
+
+
+def _in_seeds(one: Submission, what: Callable[[Record], str]) -> str:
+    """What the row's records have: one thing, or each with its seeds."""
+    found = _by({str(seed): record for seed, record in sorted(one.records.items())}, what)
+    if len(found) < 2:
+        return _listed(found)
+    return ", ".join(f"{thing} (seed {_listed(seeds)})" for thing, seeds in found.items())
+
+
+def _of_reference(one: Submission, results: Path) -> str:
+    """The seeds in which the setting's reference was run with other code or on another machine."""
+    row, other = _reference(one), []
+    if row is None:
+        return ""
+    for seed, config in configs_of(one.suite, row, one.scale, results).items():
+        if seed in one.records and state(folder(config)) == "complete":
+            known, record = read_record(folder(config)), one.records[seed]
+            if (_version(known), _machine(known)) != (_version(record), _machine(record)):
+                other.append(seed)
+    return f"; {row.method} has other code or another machine in seed {_listed(other)}" if other else ""
 
 
 def _method(one: Submission) -> Point:

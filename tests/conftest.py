@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--method", dest="fssl_method", action="append", default=[], help="short for --fssl-method")
 
 
+def pytest_unconfigure() -> None:
+    """What ``few_objects`` has set aside is cleaned up as the process ends, or libraries call it leaked."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests, which have a long timeout of their own, come first: no core waits for one of them at the end."""
 

@@ -44,8 +44,8 @@ def add_jobs_argument(parser: ArgumentParser) -> None:
         "--jobs",
         type=int | Literal["auto"],
         default="auto",
-        help="runs at once (default: one per GPU, or core); "
-        "on the CPU they share the cores' threads, and other numbers of threads round differently",
+        help="runs at once; auto: one per GPU, or core. On the CPU they share the cores' threads, and other numbers of "
+        "threads round differently",
     )
 
 
@@ -137,9 +137,13 @@ def asked_help(dotted: Mapping[str, Any]) -> bool:
     for slot, name in asked.items():
         cls = find_class(name, KINDS[slot])
         about, _, _ = (inspect.getdoc(cls) or "").partition("\nArgs:")
-        print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n")
+        print(f"{cls.__module__}.{cls.__qualname__}: {about.strip()}\n".replace("``", ""))
         for option, argument in described(cls, slot).items():
             print(f"  --{slot}.{option} {argument.type} ({argument.default})")
             if argument.text:
-                print(textwrap.fill(argument.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6))
+                print(
+                    textwrap.fill(
+                        argument.text.replace("``", ""), 110, initial_indent=" " * 6, subsequent_indent=" " * 6
+                    )
+                )
     return bool(asked)

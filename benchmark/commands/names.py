@@ -1,12 +1,15 @@
 """``list``: which methods, data sets, networks and suites there are."""
 
 import ast
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -33,11 +36,22 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     sections = []
     for what in [options.what] if options.what else WHAT:
         found = _found(what)
-        width = max(map(len, found))
-        lines = [f"{name:<{width}}  {about}".rstrip() for name, about in found.items()]
-        sections.append("\n".join(lines if options.what else [f"{what}:", *(f"  {line}" for line in lines)]))
+        inner, width = "" if options.what else "  ", max(map(len, found))
+        lines = [
+            _folded(f"{inner}{name:<{width}}  {about}".rstrip(), len(inner) + width + 2)
+            for name, about in found.items()
+        ]
+        sections.append("\n".join(lines if options.what else [f"{what}:", *lines]))
     print("\n\n".join(sections))
     return 0
+
+
+def _folded(line: str, indent: int) -> str:
+    """The line as a terminal shows it whole, its further lines below the text; elsewhere, for ``grep``, as it is."""
+    width = get_terminal_size().columns
+    if not sys.stdout.isatty() or width <= indent:
+        return line
+    return fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _found(what: str) -> dict[str, str]:
@@ -81,4 +95,4 @@ def _first_line(module: str, cls: str = "") -> str:
     body = tree.body if isinstance(tree, ast.Module) else []
     found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == cls), tree)
     assert isinstance(found, ast.Module | ast.ClassDef)
-    return (ast.get_docstring(found) or "").partition("\n")[0]
+    return (ast.get_docstring(found) or "").partition("\n")[0].replace("``", "")

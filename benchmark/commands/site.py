@@ -20,6 +20,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str | None,
         help="suites, or paths of .yaml files, separated by commas; default: all that ran",
     )
+    parser.add_argument(
+        "--metrics",
+        type=str | None,
+        help="columns of the leaderboard in LaTeX, e.g. acc,acc_worst_clients; default: those of the suite",
+    )
     parser.add_argument("--runs", action="store_true", help="a page for every run, too, which takes longer")
 
 
@@ -28,6 +33,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "site")
     from benchmark.site.build import build
 
-    build(Path(options.results_dir), Path(options.out), listed(options.papers, "--papers"), options.runs)
+    papers, metrics = listed(options.papers, "--papers"), listed(options.metrics, "--metrics")
+    build(Path(options.results_dir), Path(options.out), papers, options.runs, metrics)
     print(f"wrote {Path(options.out, 'index.html')}")
     return 0

@@ -216,7 +216,8 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method, around a fresh network, in the scenario it was made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
-    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks", "average_last") if name in args}
+    options = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
+    engine = {name: args.pop(name) for name in options if name in args}
     made = make_method(method, side=data.image_size if data else SIDE, **args)
     data = data or make_data(made.scenario, **options_for(made))
     if precision == "64-true":

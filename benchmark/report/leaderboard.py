@@ -12,7 +12,7 @@ import pandas as pd
 from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report.differences import Panel, draw_differences
-from benchmark.report.layout import csv_text, latex_bold, latex_table, pipe_table
+from benchmark.report.layout import NONE_RUN, csv_text, latex_bold, latex_table, pipe_table
 from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
 from benchmark.report.tables import Run, last_rounds, network, replace_block
@@ -219,23 +219,53 @@ def markdown(suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[
     return "\n\n".join(parts) + "\n"
 
 
-def latex(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
-    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there."""
+def latex(
+    suite: Suite, plan: Plan, runs: Mapping[str, Run], found: Sequence[Setting], metrics: Sequence[str] = ()
+) -> str:
+    """A ``booktabs`` table per setting; rows are named and ordered as on the page, and Δ is bold where it is there.
+
+    Args:
+        suite: the leaderboard's.
+        plan: its runs.
+        runs: what became of them.
+        found: its settings.
+        metrics: columns, in their order (``METRICS``); default: those of the suite's table. What is compared stands
+            behind ``acc``.
+    """
     parts = [r"% Made from records; needs \usepackage{booktabs}."]
     told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
     for one in found:
-        shown = ("simultaneous", "p (Holm)")
-        body = []
-        for method in one.lines.sort_values("mean", ascending=False).index:
-            cells = _cells(one, str(method), brief=False)
-            delta = cells[f"Δ to {one.reference}"]
-            clear = latex_bold(delta.strip("*")) if delta.startswith("**") else delta
-            body.append([str(method), cells[one.dataset], clear, *(cells[title] for title in shown)])
-        frame = pd.DataFrame(body, columns=["method", "accuracy (seeds)", f"Δ to {one.reference}", *shown])
-        caption = f"{one.table.title}, {one.dataset}. {ACCURACY[suite.report]} in percent, {LATEX_READ} {told}"
+        shown, rows = metrics or one.table.metrics, {row.method: row for row in one.rows}
+        order = one.lines.sort_values("mean", ascending=False).index
+        body = [{"method": m, **_latex_cells(suite, plan, runs, one, rows[m], shown)} for m in order]
+        frame = pd.DataFrame(body)
+        what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
+        read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
+        compared = LATEX_READ if METRIC in shown else ""
+        caption = " ".join(filter(None, (f"{one.table.title}, {one.dataset}.", read, compared, told)))
         name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}".replace(" ", "-")
-        parts.append(latex_table(frame, caption, name, "lrrrr"))
+        parts.append(latex_table(frame, caption, name, "l" + "r" * (frame.shape[1] - 1)))
     return "\n".join(parts)
+
+
+def _latex_cells(
+    suite: Suite, plan: Plan, runs: Mapping[str, Run], one: Setting, row: Row, metrics: Sequence[str]
+) -> dict[str, str]:
+    """What stands in the row of a method, by the title of the column; ``–`` where no record has the metric."""
+    cells: dict[str, str] = {}
+    for metric in metrics:
+        if metric == METRIC:
+            known = _cells(one, row.method, brief=False)
+            delta = known[f"Δ to {one.reference}"]
+            clear = latex_bold(delta.strip("*")) if delta.startswith("**") else delta
+            cells |= {PRINTED[metric]: known[one.dataset], f"Δ to {one.reference}": clear}
+            cells |= {title: known[title] for title in ("simultaneous", "p (Holm)")}
+        else:
+            values = _scores(plan, runs, row, suite.report, metric)
+            values = values[values != FAILED].dropna()
+            text = f"{values.mean():.2f}{_half(interval(values))} ({len(values)})"
+            cells[PRINTED[metric]] = text if len(values) else NONE_RUN
+    return cells
 
 
 def write(
@@ -277,15 +307,25 @@ def read(results: Path, name: str) -> pd.DataFrame | None:
 
 
 LATEX_READ = (
-    "mean ± half-width of the 95 % t interval (seeds). Δ: paired by seed; bold where its simultaneous interval "
-    "(Bonferroni), whose half-width stands beside it, leaves out zero."
+    "Δ: difference in accuracy, paired by seed; bold where its simultaneous interval (Bonferroni), whose half-width "
+    "stands beside it, leaves out zero."
 )
-ACCURACY = {
-    "best": "Accuracy of the best round",
-    "last": "Accuracy of the last round",
-    "last_k_mean": "Accuracy, mean of the last rounds,",
-    "averaged": "Accuracy of the averaged model of the last rounds",
+PRINTED = {
+    "acc": "accuracy",
+    "acc_clients": "at clients",
+    "acc_worst_clients": "at the worst clients",
+    "auc": "AUC",
+    "precision": "precision",
+    "recall": "recall",
+    "loss": "loss",
 }
+OF = {
+    "best": " of the best round",
+    "last": " of the last round",
+    "last_k_mean": ", mean of the last rounds,",
+    "averaged": " of the averaged model of the last rounds",
+}
+ACCURACY = {reading: f"Accuracy{of}" for reading, of in OF.items()}
 GOAL = {
     "best": "mean best accuracy",
     "last": "mean final accuracy",
@@ -326,12 +366,12 @@ def _section(found: Sequence[Setting], table: Table) -> str:
     return f"**{table.title}**\n\n{_comparison(own, brief=True)}\n\n{told}"
 
 
-def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str) -> pd.Series:
+def _scores(plan: Plan, runs: Mapping[str, Run], row: Row, report: str, metric: str = METRIC) -> pd.Series:
     scores = {}
     for seed, key in plan.of_row[id(row)].items():
         record = runs[key].record
         if record is not None:
-            scores[seed] = record[READING[report]][METRIC]
+            scores[seed] = record[READING[report]].get(metric, nan)
         elif runs[key].state == "failed":
             scores[seed] = FAILED
     return pd.Series(scores, dtype="float64")

@@ -9,9 +9,11 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from benchmark.files import write_atomic
+from benchmark.registry import unknown
 from benchmark.report import leaderboard, tables
 from benchmark.site.gather import Found, View, find_runs, find_views, waiting
 from benchmark.site.pages import home_page, paper_page, run_page, runs_page, value_text
+from benchmark.suites.schema import METRICS
 from benchmark.suites.suite import available
 from datamodules.common.errors import ConfigError
 
@@ -20,7 +22,9 @@ FOLDERS = ("papers", "runs", "tables")
 STATIC = ("style.css", "site.js")
 
 
-def build(results: Path, out: Path, papers: Sequence[str] = (), runs: bool = False) -> list[Path]:
+def build(
+    results: Path, out: Path, papers: Sequence[str] = (), runs: bool = False, metrics: Sequence[str] = ()
+) -> list[Path]:
     """Make the site.
 
     Args:
@@ -28,25 +32,33 @@ def build(results: Path, out: Path, papers: Sequence[str] = (), runs: bool = Fal
         out: folder to write. It may be missing, empty, or a site made before, whose pages are replaced.
         papers: suites to show, by key or path; default: all of which something was run.
         runs: whether every run gets a page of its own.
+        metrics: columns of the leaderboards in LaTeX; default: those of their suites.
 
     Returns:
         The files of the site.
 
     Raises:
-        ConfigError: an unknown suite, or ``out`` holds something else.
+        ConfigError: an unknown suite or metric, or ``out`` holds something else.
         RunError: a damaged record.
     """
     if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
         raise ConfigError(f"--out {out}: holds something else than such a site; name a new or an empty folder")
+    for name in metrics:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS, " (--metrics)")
     found = find_runs(results)
     views = find_views(papers, results, found)
     shown = {view.suite.paper for view in views}
     idle = [] if papers else [name for name in available() if name not in shown]
-    return write(render(views, found, runs, idle), out)
+    return write(render(views, found, runs, idle, metrics), out)
 
 
 def render(
-    views: Sequence[View], found: Mapping[str, Found], runs: bool = False, idle: Sequence[str] = ()
+    views: Sequence[View],
+    found: Mapping[str, Found],
+    runs: bool = False,
+    idle: Sequence[str] = (),
+    metrics: Sequence[str] = (),
 ) -> dict[str, str]:
     """The text of every file by its path below the site.
 
@@ -55,6 +67,7 @@ def render(
         found: all runs.
         runs: whether each of these gets a page.
         idle: suites of which nothing was run, to be named.
+        metrics: columns of the leaderboards in LaTeX; default: those of their suites.
     """
     templates, linked = _environment(), found if runs else {}
 
@@ -75,7 +88,7 @@ def render(
     for view in views:
         if view.suite.ranked and (found_settings := leaderboard.settings(view.suite, view.plan, view.runs)):
             board = f"tables/{view.suite.paper}-{view.scale}-leaderboard.tex"
-            texts[board] = leaderboard.latex(view.suite, view.plan, found_settings)
+            texts[board] = leaderboard.latex(view.suite, view.plan, view.runs, found_settings, metrics)
         forms = tables.exports(view.suite, view.tables)
         texts |= {f"tables/{view.suite.paper}-{view.scale}{suffix}": text for suffix, text in forms.items()}
     return texts

@@ -12,7 +12,7 @@ from benchmark.config import READINGS, SCALES
 from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
 
-METRICS = ("acc", "auc", "precision", "recall", "loss")
+METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 TOLD = 3  # problems that one message names
 
 SCALARS = (str, int, float, bool, type(None))

@@ -1,6 +1,7 @@
 """The command line: how it reads options, what it says of them, bad input in one line."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -99,6 +100,7 @@ def test_split_dotted():
         (["fit", "--method", "fedavg", "--data", "digits", "--beta", "1"], "--beta 1; did you mean --data.beta? ("),
         (["describe", "--data", "digits", "--beta", "0.3"], "--beta 0.3; did you mean --data.beta? ("),
         (["status", "--paper", "toy.yaml", "--lr", "1"], "--lr 1 (`--help` lists"),
+        (["status"], "the following arguments are required: --paper (`--help` lists"),
         (["fit", "--method"], "argument --method: expected one argument (`--help` lists"),
         (["fit", "--rounds", "many"], "--rounds many: expected int"),
         (["fit", "--threads", "many"], "--threads many: expected int or auto"),
@@ -148,7 +150,7 @@ def test_help_of_a_method_lists_its_options(capsys):
     shown = " ".join(out.split())
     for text in (
         "--method.dma_distance {sum_tensor,global_l2} (default sum_tensor) paper L2 norm; released code sum of",
-        "--method.lambda_u float (default 0.02) ``lambda_u`` weight of the consistency loss: paper none (1); released",
+        "--method.lambda_u float (default 0.02) lambda_u weight of the consistency loss: paper none (1); released",
         "--method.clip_norm float or null (default 5.0) total gradient norm allowed before",
         "--method.reset_momentum {true,false} (default false) forget the optimiser's state",
     ):
@@ -158,9 +160,7 @@ def test_help_of_a_method_lists_its_options(capsys):
 def test_help_of_a_data_set_says_what_its_options_mean(capsys):
     assert main(["fit", "--data.help", "digits"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "--data.partition {dirichlet,pairs,iid} (default dirichlet) ``dirichlet``, ``pairs`` (a Dirichlet draw" in shown
-    )
+    assert "--data.partition {dirichlet,pairs,iid} (default dirichlet) dirichlet, pairs (a Dirichlet draw" in shown
     assert "--data.mean list[float] or null (default null) per-channel mean" in shown and "data_dir" not in shown
 
 
@@ -180,12 +180,24 @@ def test_help_of_fit_says_what_labels_and_readings_are():
     _, commands = cli._parser()
     shown = " ".join(commands["fit"].format_help().split())
     for text in (
-        "a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``); it "
-        "changes no",
-        "``last`` (``final`` in records)",
+        "a label in the record (quick, small, laptop, lite, board, paper or custom); it changes no",
+        "last (final in records)",
         "a run with fewer is averaged whole",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_is_plain_and_fits_the_terminal(width, monkeypatch):
+    """No marks of docstrings, no types of Python, no defaults that say nothing; only the usage names long options."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    top, commands = cli._parser()
+    for command in (top, *commands.values()):
+        about = command.format_help().partition("\n\n")[2]
+        assert not re.findall(r"``|type: |default: null|default: False", about)
+        assert max(map(len, about.splitlines())) <= width
+    shown = " ".join(commands["table"].format_help().split())
+    assert ".yaml file (required)" in shown and "(default: quick)" in shown
 
 
 def test_options_are_frozen():
@@ -201,7 +213,7 @@ def test_options_are_frozen():
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--average_last", "--results_dir", "--nonfinite", "--dry_run", "--overwrite", "--export"}
+        | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
         | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}
@@ -215,7 +227,7 @@ def test_options_are_frozen():
         | where,
         "status": suite | {"--runs"},
         "plot": {"--columns", "--labels", "--out", "--suite", "--row", "--scale", "--results_dir", "--axis"},
-        "site": {"--results_dir", "--out", "--papers", "--runs"},
+        "site": {"--results_dir", "--out", "--papers", "--runs", "--metrics"},
         "describe": {"--data", "--data_dir", "--seed", "--plot", "--export"},
         "verify": set(),
         "records": {"--results_dir", "--scales", "--sha256"},

@@ -155,6 +155,13 @@ def environment(seed, **entries):
     change(run_of(seed), lambda record: record["environment"].update(entries))
 
 
+def ran_elsewhere_too(seed):
+    """The folder also has a run of this seed that was made on another machine."""
+    path = run_of(seed)
+    shutil.copytree(path, more := path.with_name("more"))
+    change(more, lambda record: record["environment"].update(cpu="Another"))
+
+
 FAULTS = {
     "a seed is missing": ("complete", "seed 1", lambda: shutil.rmtree(run_of(1))),
     "rows were changed": ("complete", "metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
@@ -174,8 +181,12 @@ FAULTS = {
         "abc123-dirty",
         lambda: [environment(seed, code_versions=["abc123-dirty"]) for seed in range(3)],
     ),
-    "two versions": ("code", "def456", lambda: environment(2, code_versions=["abc123", "def456"])),
-    "two machines": ("code", "kinds of machines", lambda: environment(2, cpu="Another")),
+    "two versions": (
+        "code",
+        "seed 2 has several versions of the code: abc123, def456",
+        lambda: environment(2, code_versions=["abc123", "def456"]),
+    ),
+    "two machines": ("code", "seed 2 has several kinds of machines", lambda: ran_elsewhere_too(2)),
     "another source": ("method", "seed 1", lambda: environment(1, method_source="0" * 12)),
     "no source": ("method", "no digest", lambda: environment(1, method_source=None)),
     "a check failed": (
@@ -211,6 +222,15 @@ def test_a_fault_fails_its_own_point_alone(place, fault):
     point, _, plant = FAULTS[fault]
     plant()
     assert list(failing()) == [point]
+
+
+def test_seeds_may_be_of_other_code_and_machines_and_it_is_said_where_the_reference_is(place):
+    """As the board's are: the rules ask for one version and machine within a seed."""
+    environment(2, code_versions=["def456"], cpu="Another")
+    assert not failing()
+    code = next(point for point in submission.check(Path("mine"), Path("results")) if point.name == "code")
+    assert "abc123 (seed 0, 1), def456 (seed 2)" in code.found and "Another" in code.found
+    assert "low has other code or another machine in seed 2" in code.found
 
 
 def test_all_faults_are_told_at_once(place, capsys):

@@ -44,6 +44,17 @@ def test_all_is_listed_with_a_line_on_each(capsys):
     }
 
 
+def test_a_terminal_shows_lines_whole(monkeypatch, capsys):
+    """Their further lines stand below the text; without a terminal every name has one line."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["list", "models"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 60 and "``" not in out
+    first, second, *_ = out.splitlines()
+    assert first.startswith("small_cnn") and second.startswith(" " * first.index("Two")) and second.strip()
+
+
 def test_what_other_packages_offer_is_listed_without_importing_it(monkeypatch, capsys):
     """A name that one of ours has, too, is listed by its path, which is how a run finds it."""
     points = [EntryPoint(name, "nowhere.mine:Mine", KINDS["method"].group) for name in ("mine", "fedavg")]

@@ -404,8 +404,26 @@ def test_a_ranked_suite_names_what_it_compares_with():
 def test_latex_is_bold_where_the_page_is(made):
     """Names stay as they are, and signs are LaTeX's."""
     suite, plan, runs, found = made
-    text, page = leaderboard.latex(suite, plan, found), leaderboard.markdown(suite, plan, runs, found)
+    text, page = leaderboard.latex(suite, plan, runs, found), leaderboard.markdown(suite, plan, runs, found)
     bold = re.findall(r"\\textbf{(.*?) \$\\pm\$", text)
     assert bold == re.findall(r"\| \*\*(\S+) ±", page) and bold
     assert [line.split(" &")[0] for line in text.splitlines() if " & " in line][1:5] == ["bound", "good", "base", "bad"]
     assert text.count(r"\begin{tabular}{lrrrr}") == len(found)
+
+
+def test_latex_has_the_metrics_that_are_asked_for(made):
+    """By option or by the suite's table; seeds whose record lacks one do not count, and the order is the board's."""
+    suite, plan, runs, found = made
+    keys = plan.of_row[id(next(row for row in suite.rows if row.method == "good"))]
+    for seed, worst in ((0, 30.0), (1, 34.0)):
+        runs[keys[seed]].record["final"]["acc_worst_clients"] = worst
+    text = leaderboard.latex(suite, plan, runs, found, ["acc_worst_clients", "acc"])
+    lines = [line.split(" & ") for line in text.splitlines() if " & " in line]
+    assert lines[0][:4] == ["method", "at the worst clients", "accuracy", r"$\Delta$ to base"]
+    assert lines[2][:2] == ["good", r"32.00 $\pm$ 25.41 (2)"] and lines[3][1] == "--"  # t = 12.706 with one degree
+    assert "Metrics of the last round" in text
+    clients = {**SPEC["tables"]["clients"], "metrics": ["acc_worst_clients"]}
+    own = Suite(SPEC | {"tables": {"clients": clients}}, "toy.yaml", suite.folder)
+    own_plan = own.plan("quick")
+    text = leaderboard.latex(own, own_plan, runs, leaderboard.settings(own, own_plan, runs))
+    assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text

@@ -336,6 +336,23 @@ def test_the_command_makes_a_site_and_leaves_other_folders_alone(
     assert "results/runs/broken/record.json: cannot be read" in capsys.readouterr().err
 
 
+def test_the_columns_of_a_boards_latex_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    board = suite(ranked=True, scales={"laptop": {"seeds": [1, 2], "note": "small"}})
+    spec = {**board.spec, "tables": {1: {**board.spec["tables"][1], "metrics": ["acc"]}}}
+    run(Suite(spec), "laptop", Path("results"), {"low": [48.0, 52.0], "high": [70.0, 71.0]})
+    Path("toy.yaml").write_text(json.dumps(spec))
+    board_file = Path("site/tables/toy-laptop-leaderboard.tex")
+    assert main(["site", "--papers", "toy.yaml"]) == 0 and "AUC" not in board_file.read_text()
+    assert main(["site", "--papers", "toy.yaml", "--metrics", "acc,auc"]) == 0
+    text = board_file.read_text()
+    assert "& AUC \\\\" in text and r"high & 70.50 $\pm$ 6.35 (2)" in text and r"90.00 $\pm$ 0.00 (2)" in text
+    assert main(["site", "--papers", "toy.yaml", "--metrics", "acuracy"]) == 2
+    assert "unknown metric 'acuracy'" in capsys.readouterr().err
+
+
 def test_a_papers_page_has_what_other_groups_report(tmp_path: Path) -> None:
     """As the written tables have it, below all scales."""
     feddb = load("feddb")
