@@ -136,13 +136,21 @@ def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
     lines[:] = GoogleDocstring(out, Config(napoleon_use_rtype=False), app, what, name, obj, options).lines()
 
 
+UNKNOWN: set[str] = set()
+"""Names that are nobody's here: each is looked for among thousands once, and not at every mention."""
+
+
 def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
     """Find what a docstring calls by its bare name, such as an error, or what is no class but an alias."""
-    if node.get("refdomain") != "py" or node.get("refspecific"):
+    target = node["reftarget"]
+    if node.get("refdomain") != "py" or node.get("refspecific") or target in UNKNOWN:
         return None
     node["refspecific"] = True
     domain = env.domains.python_domain
-    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", node["reftarget"], node, text)
+    found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, text)
+    if found is None:
+        UNKNOWN.add(target)
+    return found
 
 
 def setup(app: Sphinx) -> None:

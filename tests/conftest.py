@@ -1,6 +1,7 @@
 """Options and fixtures that several test folders use."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -48,9 +49,12 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans are kept with the tests' files, and not in the home of who runs them."""
+    """Plans are kept with the tests' files, one folder for all processes, and not in the home of who runs them."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
 
 

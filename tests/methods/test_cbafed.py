@@ -18,6 +18,7 @@ from datamodules.digits import Digits
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
 from federations import (
+    SIDE,
     contract_federation,
     different,
     make_data,
@@ -364,7 +365,7 @@ def test_plan_epochs_and_rates() -> None:
     """Warm-up: labelled clients, one epoch; then everybody, 11 epochs or 1; lr 0.03 or 0.02."""
     method, roster = make_method("cbafed", warmup_rounds=2), Roster(10, (0,), seed=0)
     assert [method.select_clients(r, roster) for r in (0, 1, 2)] == [[[0]], [[0]], [list(range(10))]]
-    data = small(make_data())
+    data = small(make_data(side=SIDE))
 
     def found(method: FedMethod, visit: Visit) -> tuple[int, float]:
         method.visit = visit

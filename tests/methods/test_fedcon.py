@@ -21,7 +21,7 @@ from methods.fedcon import FedCon, dissimilarity, divergence, predictor
 
 def few() -> FewDigits:
     """A few digits over six clients, labels at the server, in double precision."""
-    data = FewDigits(scenario="server", partition="iid", **SCENARIOS["server"])
+    data = FewDigits(scenario="server", partition="iid", side=16, **SCENARIOS["server"])
     data.setup()
     data.place(torch.device("cpu"), torch.float64)
     return data
@@ -30,7 +30,7 @@ def few() -> FewDigits:
 def method(norm: str = "running", cls: type[FedCon] = FedCon, **args: Any) -> FedCon:
     """Around a small network, in double precision."""
     torch.manual_seed(0)
-    model = models.build("wrn28_2", 10, depth=10, width=1, norm=norm)
+    model = models.build("wrn28_2", 10, image_size=16, depth=8, width=1, norm=norm)
     return cls(model, projector_width=32, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 
@@ -41,7 +41,7 @@ def federation(made: FedCon, data: Digits | None = None, rounds: int = 3) -> Fed
 
 def images(count: int = 6, seed: int = 1) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 32, 32, generator=g, dtype=torch.float64)
+    return torch.randn(count, 3, 16, 16, generator=g, dtype=torch.float64)
 
 
 def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1, **visit: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite
 from datamodules.views.batches import epoch
-from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from federations import SIDE, few_data, make_federation, make_method, plain_fabric, run_rows
 from methods import models
 from methods.ablations.fedirm import SmoothedTwoViews
 from methods.base import Upload, Visit
@@ -30,7 +30,9 @@ def federation(
 ) -> Federation:
     data = few_data(clients, labelled)
     torch.manual_seed(0)
-    made = method(models.build("small_cnn", 10, head_dropout=dropout), 10, **{"warmup_rounds": 0, **args})
+    made = method(
+        models.build("small_cnn", 10, image_size=SIDE, head_dropout=dropout), 10, **{"warmup_rounds": 0, **args}
+    )
     return Federation(made, data, data.roster(0), plain_fabric(), rounds, seed=0)
 
 
@@ -157,7 +159,7 @@ def test_dropout_leaves_torchs_own_generator_alone() -> None:
 def test_uncertainty_is_that_of_the_mean_logits_of_eleven_passes() -> None:
     """The gate sees the entropy of the averaged stochastic logits, not of the gradient pass."""
     torch.manual_seed(0)
-    network = models.build("small_cnn", 10, head_dropout=0.5)
+    network = models.build("small_cnn", 10, image_size=SIDE, head_dropout=0.5)
     method = FedIRM(network, 10, loss_weight=15.0, confidence_gate=0.0).train()
     method.visit = Visit(round=37, client=1, labelled=False)
     method.generator = torch.Generator()

@@ -13,6 +13,7 @@ from benchmark.federation.fit import Fit
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
 from federations import (
+    SIDE,
     contract_federation,
     make_data,
     make_federation,
@@ -398,7 +399,7 @@ def test_masks_of_the_consistency_term() -> None:
 def test_masked_batches_equal_filtered_ones_where_everything_is_selected() -> None:
     """Threshold 0: both ways of batching train on the same samples in the same batches."""
     args = {"selection": "fixed", "threshold": 0.0, "w_cs": 0.0, "local_epochs": 1, "server_pretrain": 1, "rounds": 1}
-    first, second = (make_federation(cls, **args) for cls in (FL2, AsWritten))
+    first, second = (make_federation(cls, make_data("server"), **args) for cls in (FL2, AsWritten))
     assert run_rows(first) == run_rows(second)
     assert all(torch.equal(v, second.server[k]) for k, v in first.server.items())
 
@@ -417,7 +418,7 @@ def test_with_everything_switched_off_it_is_fixmatch() -> None:
 def test_each_switch_changes_the_run() -> None:
     """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
     common = {"threshold": 0.4, "local_epochs": 1, "server_epochs": 1, "rounds": 1}
-    data = make_data("server")
+    data = make_data("server", side=SIDE)
 
     def weights(cls: type[FL2] = FL2, **args: Any) -> Tensor:
         federation = make_federation(cls, data, **(common | args))

@@ -86,7 +86,7 @@ def test_thresholds_rise_with_what_is_learnt() -> None:
 
 def test_the_status_stays_with_its_client_alone() -> None:
     """A client knows of its own images only, and in the next round still does; the ablation forgets."""
-    run = contract_federation("flexmatch")
+    run = contract_federation("flexmatch", threshold=0.6)
     rounds_until(run, 1)
     before = {client: state.tensors["status"].clone() for client, state in run.clients.items()}
     for client_id, status in before.items():

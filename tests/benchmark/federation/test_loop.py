@@ -23,7 +23,7 @@ from federations import SIDE, few_data, make_data, make_federation, make_method,
 from methods.base import FedMethod, Pass, Stream, Upload, Visit
 from two_processes import between_two
 
-PARAMETERS = 92_626
+PARAMETERS = 61_906  # of the small network for images of 24 pixels
 
 
 class Everybody(FedMethod):

@@ -46,7 +46,7 @@ def test_one_client_is_a_plain_training_loop(reset):
     run_rows(run)
 
     torch.manual_seed(0)
-    model = models.build("small_cnn", 10)
+    model = models.build("small_cnn", 10, image_size=SIDE)
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "fused": True}
     for number in range(ROUNDS):
         if reset or not number:
@@ -83,7 +83,7 @@ def test_a_shared_optimiser_goes_from_visit_to_visit():
     assert run.client_state_bytes == 0
 
     torch.manual_seed(0)
-    model = models.build("small_cnn", 10)
+    model = models.build("small_cnn", 10, image_size=SIDE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, fused=True)
     for number in range(ROUNDS):
         sent = {name: value.clone() for name, value in model.state_dict().items()}
@@ -144,7 +144,7 @@ class Normalised(Plain):
 
     def __init__(self, model, **base):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 10))
+        net = nn.Sequential(nn.Conv2d(3, 4, 5, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 10))
         super().__init__(net, **base)
 
 
@@ -343,7 +343,7 @@ def test_uploads_and_downloads_hold_shared_tensors_only():
     assert upload.tensors.keys() == set(run.method.names("shared"))
     assert upload.weight == visit.size == run.data.client(0).size
     assert float(kept.tensors["mine"]) > 0
-    assert down == 4 * (92_626 + 1)  # the network and `common`
+    assert down == 4 * (61_906 + 1)  # the network and `common`
     assert steps == -(-visit.size // run.method.hparams.batch_size)
 
 
