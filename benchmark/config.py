@@ -23,6 +23,7 @@ SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean", "averaged")
 ROSTER = "datamodules.partition.roster.Roster"
 NONFINITE = ("stop", "skip")
+SUMS = ("ordered", "exact")
 CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters, and of what breaks lines and paragraphs
 MOST = 1024  # threads of a process, or copies of a method: no machine has so many cores, or so much memory
 
@@ -115,6 +116,9 @@ class RunConfig:
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, or ``16-mixed`` for GPUs without bfloat16.
         nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
             error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
+        sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
+            the order of the clients; ``exact`` adds them up without rounding where they were trained, and sends the
+            sums alone. The two differ by roundings (docs/scale.md).
         runtime: where and how to run.
     """
 
@@ -132,6 +136,7 @@ class RunConfig:
     average_last: int = 0
     precision: str = "32-true"
     nonfinite: Literal["stop", "skip"] = "stop"
+    sums: Literal["ordered", "exact"] = "ordered"
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
@@ -147,7 +152,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         check_precision(self.precision)
-        for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE)):
+        for name, known in (("scale", SCALES), ("report", READINGS), ("nonfinite", NONFINITE), ("sums", SUMS)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         if self.report == "averaged" and not self.average_last:

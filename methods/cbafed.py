@@ -48,6 +48,7 @@ class CBAFed(LabelledClients):
     | clipping, weight decay | not in the text | 5, 5e-4 | 5, 5e-4 |
     """
 
+    uploads_needed = "mean"
     scopes = {
         "reference": "server",
         "thresholds": "server",

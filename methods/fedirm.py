@@ -41,6 +41,7 @@ class FedIRM(MeanTeacher):
     """
 
     scopes = {**MeanTeacher.scopes, "relation": "server"}
+    uploads_needed = "mean"
     relation: Tensor
     """Mean relation matrix of the labelled clients in the round before, ``[C, C]``; uniform in the first one."""
     ramp = StepNumber()

@@ -1,12 +1,18 @@
 """Options and fixtures that several test folders use."""
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+
+from datamodules.io import sources
+from datamodules.io.sources import Arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
@@ -17,6 +23,21 @@ pytest_plugins = ["benchmark.contract.plugin"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``pytest tests/contract --method NAME`` is short for ``--fssl-method``."""
     parser.addoption("--method", dest="fssl_method", action="append", default=[], help="short for --fssl-method")
+
+
+def pytest_unconfigure() -> None:
+    """What ``few_objects`` has set aside is cleaned up as the process ends, or libraries call it leaked."""
+    gc.unfreeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests, which have a long timeout of their own, come first: no core waits for one of them at the end."""
+
+    def patience(item: pytest.Item) -> int:
+        mark = item.get_closest_marker("timeout")
+        return mark.args[0] if mark and mark.args[0] >= 300 else 0
+
+    items.sort(key=patience, reverse=True)
 
 
 @pytest.fixture(autouse=True)
@@ -30,4 +51,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans are kept with the tests' files, and not in the home of who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """What lives on, such as all imported modules, is not searched for garbage: every run ends with a search."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_read_once() -> Iterator[None]:
+    """Each data set gets its own copy."""
+    read = cache(sources.digits)
+
+    def copied() -> Arrays:
+        whole = read()
+        parts = ("train_images", "train_labels", "test_images", "test_labels")
+        return replace(whole, **{part: getattr(whole, part).copy() for part in parts})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "digits", copied)
         yield

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmark.contract.federations import (
     SCENARIOS,
+    SIDE,
     contract_federation,
     make_data,
     make_federation,
@@ -53,7 +54,9 @@ class FewDigits(Digits):
 
 def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
     """``FewDigits`` over clients of whom ``labelled`` (all by default) hold labels, set up."""
-    data = FewDigits(num_clients=clients, labelled_clients=labelled or clients, partition="iid", **args)
+    data = FewDigits(
+        **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": SIDE, **args}
+    )
     data.setup()
     return data
 

@@ -1,4 +1,4 @@
-"""Work that two real processes do together, with gloo, as runs on several CPU processes do."""
+"""Work that two real processes, or more, do together, with gloo, as runs on several CPU processes do."""
 
 import multiprocessing
 import os
@@ -20,15 +20,15 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def meet(rank: int, port: int, work: Any) -> Any:
-    """One of two processes: wait for the other, do the work and answer with how it went."""
+def meet(rank: int, port: int, work: Any, number: int = 2) -> Any:
+    """One of the processes: wait for the others, do the work and answer with how it went."""
     os.environ |= {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+        **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)},
     }
     torch.set_num_threads(1)
     patience = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=100))
-    fabric = Fabric(accelerator="cpu", devices=2, strategy=patience)
+    fabric = Fabric(accelerator="cpu", devices=number, strategy=patience)
     fabric.launch()
     answer = work(fabric)
     wait_for_all(fabric)
@@ -37,8 +37,13 @@ def meet(rank: int, port: int, work: Any) -> Any:
 
 def between_two(work: Any) -> list[Any]:
     """What ``work(fabric)`` returns in each of two processes."""
+    return between(2, work)
+
+
+def between(number: int, work: Any) -> list[Any]:
+    """What ``work(fabric)`` returns in each of so many processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.federation.loop"])
     port = free_port()
-    with ProcessPoolExecutor(2, context) as pool:
-        return [done.result() for done in [pool.submit(meet, rank, port, work) for rank in range(2)]]
+    with ProcessPoolExecutor(number, context) as pool:
+        return [done.result() for done in [pool.submit(meet, rank, port, work, number) for rank in range(number)]]

@@ -24,6 +24,8 @@ from methods.base import FedMethod
 
 NUM_CLIENTS = 6
 ROUNDS = 3
+SIDE = 24
+"""Side of the images, in pixels: enough for the small network to learn from, and half the work of 32."""
 SCENARIOS: dict[Scenario, dict[str, Any]] = {
     "partial_clients": {"num_clients": NUM_CLIENTS, "labelled_clients": 1},
     "server": {"num_clients": NUM_CLIENTS, "num_labels": 40, "pipeline": "randaugment_uniform"},
@@ -109,12 +111,22 @@ def make_method(
     num_classes: int = 10,
     seed: int = 0,
     weights: Mapping[str, Tensor] | None = None,
+    side: int = SIDE,
     **args: Any,
 ) -> FedMethod:
-    """A method, by name or class, around a small CNN with these weights, or freshly initialised."""
+    """A method, by name or class, around a small CNN with these weights, or freshly initialised.
+
+    Args:
+        method: name, dotted path or class.
+        num_classes: of the data.
+        seed: of the weights.
+        weights: of the network; none: fresh ones.
+        side: of the images, in pixels.
+        args: the method's own.
+    """
     cls: Any = class_of(method)
     torch.manual_seed(seed)
-    model = models.build("small_cnn", num_classes)
+    model = models.build("small_cnn", num_classes, image_size=side)
     if weights is not None:
         model.load_state_dict(weights)
     known = {
@@ -122,7 +134,7 @@ def make_method(
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
         "num_images": len(_digits().train_images),
-        "image_shape": [3, 32, 32],
+        "image_shape": [3, side, side],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
     return made
@@ -143,11 +155,11 @@ def half_trained() -> dict[str, Tensor]:
     of them wrong, and some images below every usual threshold. They are trained in float64, since 120 steps of Adam
     make another network of float32's rounding errors, which are not the same on every processor.
     """
-    data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid")
+    data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid", side=SIDE)
     data.setup()
     site = data.client(0)
     torch.manual_seed(0)
-    model = models.build("small_cnn", data.num_classes).double()
+    model = models.build("small_cnn", data.num_classes, image_size=SIDE).double()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(120):
@@ -170,7 +182,7 @@ def data_for(method: FedMethod) -> FewerDigits:
 def options_for(method: FedMethod) -> dict[str, Any]:
     """Options of the data in the scenario that a method was made for, with what it says itself."""
     named = {"pipeline": method.pipeline} if method.pipeline else {}
-    return SCENARIOS[method.scenario] | named | dict(method.contract_data)
+    return SCENARIOS[method.scenario] | {"side": SIDE} | named | dict(method.contract_data)
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
@@ -204,8 +216,9 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
     """A federation of a method, around a fresh network, in the scenario it was made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
-    engine = {name: args.pop(name) for name in ("slots", "replay", "callbacks", "average_last") if name in args}
-    made = make_method(method, **args)
+    options = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
+    engine = {name: args.pop(name) for name in options if name in args}
+    made = make_method(method, side=data.image_size if data else SIDE, **args)
     data = data or make_data(made.scenario, **options_for(made))
     if precision == "64-true":
         made = made.double()

@@ -96,4 +96,5 @@ def assemble(
         nonfinite=config.nonfinite,
         average_last=config.average_last,
         store=store,
+        sums=config.sums,
     )

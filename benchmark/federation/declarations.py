@@ -10,6 +10,7 @@ from torch import nn
 from datamodules.common.errors import ConfigError
 from methods.base import FedMethod, Scope
 
+NEEDED = ("sum", "mean", "each")  # of uploads' tensors, from the least to the most
 STREAMS = ("labelled", "unlabelled")
 ALIKE = 0.88  # how alike a name must be to one of the hooks to count as a misspelling of it
 
@@ -25,6 +26,22 @@ def check_declarations(method: FedMethod) -> None:
     _check_scopes(method, name)
     _check_views(method.views, name)
     _check_hooks(type(method), name)
+    if uploads_needed(type(method)) not in NEEDED:
+        raise ConfigError(f"{name}.uploads_needed is {uploads_needed(type(method))!r}; there are {', '.join(NEEDED)}")
+
+
+def uploads_needed(cls: type) -> str:
+    """What the server of a method needs of its uploads' tensors (``FedMethod.uploads_needed``): the most that any class
+    in its line says, or needs where it says nothing.
+    """
+
+    def own(one: type) -> str:
+        told = vars(one)
+        usual = "each" if {"aggregate", "remember"} & told.keys() else "mean" if "weights" in told else "sum"
+        return str(told.get("uploads_needed", usual))
+
+    found = [own(one) for one in cls.__mro__]
+    return max(found, key=lambda need: NEEDED.index(need) if need in NEEDED else len(NEEDED))
 
 
 def _check_scopes(method: FedMethod, name: str) -> None:

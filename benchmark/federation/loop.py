@@ -18,7 +18,8 @@ from torch.nn.utils import get_total_norm
 from benchmark.federation import averaging, hooks
 from benchmark.federation.checkpoint import OnDisk
 from benchmark.federation.collectives import from_first, moved, together
-from benchmark.federation.declarations import check_declarations
+from benchmark.federation.declarations import check_declarations, uploads_needed
+from benchmark.federation.exact import JointMean, without_tensors
 from benchmark.federation.fit import OptimizerStates
 from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
 from benchmark.federation.scaling import loss_scaler
@@ -65,6 +66,9 @@ class Federation:
         average_last: average the global weights of so many last rounds, and evaluate that model once, after the last
             (``averaged``); a run with fewer is averaged whole. 0: no average.
         store: where the clients' states are kept; default: in host memory.
+        sums: how the mean of uploads is made: in client-id order from all of them in every process (``ordered``), or
+            without rounding in the processes where they are, and joined (``exact``). Methods that need each client's
+            tensors (``uploads_needed``) have them ``ordered`` in any case.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Federation:
         nonfinite: Literal["stop", "skip"] = "stop",
         average_last: int = 0,
         store: Store | None = None,
+        sums: Literal["ordered", "exact"] = "ordered",
     ) -> None:
         if rounds < 1 or eval_every < 1:
             raise ConfigError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1")
@@ -109,6 +114,8 @@ class Federation:
         self.server_state: ClientState | None = None
         self.round = 0
         self.nonfinite = nonfinite
+        needed = uploads_needed(type(method))
+        self.joint = JointMean(fabric, needed == "sum") if sums == "exact" and needed != "each" else None
         self.average_last = min(average_last, rounds)
         self.summed: dict[str, Tensor] = {}
         self.averaged: dict[str, Any] | None = None
@@ -236,6 +243,8 @@ class Federation:
         (``nonfinite``); its client then keeps what it had before the round.
         """
         ranks = self.fabric.world_size
+        if self.joint is not None:
+            self.joint.begin({name: self.server[name] for name in self.method.names("shared")})
         shares = in_order(visits, ranks) if self.engine.hands_on else assign(visits, ranks)
         mine = shares[self.fabric.global_rank]
         results: dict[tuple[int, int], Outcome] = {}
@@ -249,6 +258,8 @@ class Federation:
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
         sound = {key: results[key] for key in sorted(results) if key not in left_out}
         uploads = [outcome.upload for outcome in sound.values() if outcome.upload is not None]
+        if self.joint is not None:
+            uploads = [self.joint.handed_out(upload) for upload in uploads]
         sums = [(f"by client {client}", outcome.sums) for (client, _), outcome in sound.items()]
         return uploads, sums, list(results.values())
 
@@ -259,15 +270,43 @@ class Federation:
         """
         before = self.engine.handed_on
         self.clients.expect([visit.client for visit in mine])
-        results, states = self.engine.visits(mine, self.server, self.clients)
-        skipped: list[tuple[int, int]] = []
-        for visit, found in unfinished({v: results[v.client, v.repeat] for v in mine}).items():
-            if self.nonfinite == "stop":
-                raise RunError(f"{place(self.method, visit)}: {found}")
-            skipped.append((visit.client, visit.repeat))
+        lost: list[Visit] = []
+
+        def leave(visit: Visit, outcome: Outcome) -> Outcome:
+            if self.joint is None:
+                return outcome
+            lost.extend(self.not_finite({visit: outcome}))
+            return outcome if outcome.upload is None else outcome._replace(upload=self.give_up(outcome.upload, lost))
+
+        results, states = self.engine.visits(mine, self.server, self.clients, leave)
+        if self.joint is None:
+            lost = self.not_finite({v: results[v.client, v.repeat] for v in mine})
+        for visit in lost:
             states.pop(visit.client, None)
             self.engine.handed_on = before
+        skipped = [(visit.client, visit.repeat) for visit in lost]
         return Visited(results, states, skipped, self.engine.handed_on if mine else [])
+
+    def not_finite(self, outcomes: Mapping[Visit, Outcome]) -> list[Visit]:
+        """The visits that are left out since something of them is not finite.
+
+        Raises:
+            RunError: there is one, and ``nonfinite`` says ``stop``.
+        """
+        found = unfinished(outcomes)
+        if self.nonfinite == "stop":
+            for visit, what in found.items():
+                raise RunError(f"{place(self.method, visit)}: {what}")
+        return list(found)
+
+    def give_up(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
+        """The upload without its tensors, which are a part of the joint mean, unless its visit is lost."""
+        assert self.joint is not None
+        if upload.visit in lost:
+            return without_tensors(upload)
+        with self.engine.outside(f"weights for client {upload.visit.client}", upload.visit.round):
+            weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
+            return self.joint.take(upload, float(weight))
 
     def become_server(self) -> None:
         """The module turns from the last client into the server; nothing of the client stays in it."""

@@ -46,6 +46,10 @@ class Outcome(NamedTuple):
     steps: int
 
 
+Leave = Callable[[Visit, Outcome], Outcome]
+"""Takes what came of a visit that has ended, and gives what is held of it."""
+
+
 @dataclass
 class ClientState:
     """What a client keeps between visits: personal tensors, and the state of its optimisers."""
@@ -221,7 +225,11 @@ class ReferenceEngine:
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
     def visits(
-        self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
+        self,
+        visits: Sequence[Visit],
+        server: Mapping[str, Tensor],
+        kept: Mapping[int, ClientState],
+        leave: Leave = lambda visit, outcome: outcome,
     ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
         """Let clients take part, one after the other.
 
@@ -229,6 +237,7 @@ class ReferenceEngine:
             visits: of this process; a client may come several times.
             server: the server's tensors at the beginning of the round.
             kept: what the clients that took part before have kept.
+            leave: gets what came of each visit as soon as it has ended, and gives what to hold of it.
 
         Returns:
             what came of the visits, by client and repeat, and what the clients keep now.
@@ -241,7 +250,9 @@ class ReferenceEngine:
         sent = [self.sent(visit, server) for visit in visits]  # as long as the module is the server
         for visit, tensors in zip(visits, sent, strict=True):
             state = states[visit.client] if visit.client in states else kept.get(visit.client)
-            results[visit.client, visit.repeat], states[visit.client] = self.client(visit, tensors, state)
+            outcome, states[visit.client] = self.client(visit, tensors, state)
+            results[visit.client, visit.repeat] = leave(visit, outcome)
+            del outcome
         return results, states
 
     def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[Outcome, ClientState]:
@@ -354,7 +365,7 @@ class ReferenceEngine:
     def outside(self, hook: str, round: int) -> Iterator[None]:
         """For a hook that runs at no site: it draws from a stream of its own, and its errors say where they were."""
         with torch.random.fork_rng(self._forked):
-            torch.manual_seed(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
+            self.seed_torch(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
             try:
                 yield
                 hooks.in_place(self.method)
@@ -368,7 +379,7 @@ class ReferenceEngine:
     def random(self, visit: Visit) -> Iterator[None]:
         """Torch's own generators during a visit: seeded for it, and as they were afterwards."""
         with torch.random.fork_rng(self._forked):
-            torch.manual_seed(self.torch_seed(visit))
+            self.seed_torch(self.torch_seed(visit))
             yield
 
     @contextmanager
@@ -386,6 +397,13 @@ class ReferenceEngine:
         """Seed of what a visit draws without naming a stream."""
         place = visit.round, visit.client, visit.repeat
         return random_streams.derive_seed(self.around.seed, "torch", *place)
+
+    def seed_torch(self, seed: int) -> None:
+        """Torch's own generators; ``torch.manual_seed`` would write down the stack for devices that nobody uses."""
+        if self.around.data.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     @property
     def _forked(self) -> list[torch.device]:

@@ -18,7 +18,15 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmark.federation.fit import Fit, parameters_of
 from benchmark.federation.recording import Recording, record
-from benchmark.federation.reference import ClientState, LocalSite, Outcome, ReferenceEngine, Sent, Surroundings
+from benchmark.federation.reference import (
+    ClientState,
+    Leave,
+    LocalSite,
+    Outcome,
+    ReferenceEngine,
+    Sent,
+    Surroundings,
+)
 from datamodules.common.errors import ConfigError
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import FedMethod, Visit
@@ -59,7 +67,11 @@ class SlotsEngine(ReferenceEngine):
             slot.engine.initial, slot.engine.shared = self.initial, self.shared  # nobody changes them: once is enough
 
     def visits(
-        self, visits: Sequence[Visit], server: Mapping[str, Tensor], kept: Mapping[int, ClientState]
+        self,
+        visits: Sequence[Visit],
+        server: Mapping[str, Tensor],
+        kept: Mapping[int, ClientState],
+        leave: Leave = lambda visit, outcome: outcome,
     ) -> tuple[dict[tuple[int, int], Outcome], dict[int, ClientState]]:
         """As in the reference engine; the second visit of a client begins after the first has ended.
 
@@ -78,7 +90,9 @@ class SlotsEngine(ReferenceEngine):
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
             for slot, visit in taken.items():
-                results[visit.client, visit.repeat], states[visit.client] = slot.depart()
+                outcome, states[visit.client] = slot.depart()
+                results[visit.client, visit.repeat] = leave(visit, outcome)
+                del outcome
         return results, states
 
     def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:

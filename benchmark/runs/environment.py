@@ -26,6 +26,7 @@ LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
 PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # one of them, where Linux has a GPU
+NO_NUMBERS = ("uploads_needed",)  # what a method declares, and what changes none of its numbers
 MOST_PER_CORE = 4  # processes: beyond one they only get in each other's way
 
 
@@ -220,6 +221,8 @@ def code_version() -> str:
 def source_digest(cls: type, base: type) -> str | None:
     """Digest of the code of a class: of the files that it and its own bases stand in, without docstrings and comments.
 
+    What only says how a run may be executed (``uploads_needed``) is left out, too.
+
     Args:
         cls: for instance a method.
         base: the framework's class, whose code and that of all above it is left out.
@@ -232,12 +235,16 @@ def source_digest(cls: type, base: type) -> str | None:
         sources = [inspect.getsource(sys.modules[name]) for name in dict.fromkeys(one.__module__ for one in own)]
     except (OSError, TypeError, KeyError):
         return None
-    code = "\n".join(ast.unparse(_without_docstrings(ast.parse(source))) for source in sources)
+    code = "\n".join(ast.unparse(_what_counts(ast.parse(source))) for source in sources)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
-def _without_docstrings(tree: ast.Module) -> ast.Module:
+def _what_counts(tree: ast.Module) -> ast.Module:
+    """The code without docstrings and without declarations that change no number."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            node.body = [one for one in node.body if ast.unparse(one).partition(" = ")[0] not in NO_NUMBERS]
+            node.body = node.body or [ast.Pass()]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
             node.body = node.body[1:] or [ast.Pass()]
     return tree

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "small_cnn": ("cnn.SmallCNN", {}),
+    "lenet": ("lenet.LeNet", {}),
     "resnet18_cifar": ("resnet.ResNet18", {"stem": "cifar", "head": "projection"}),
     "resnet18": ("resnet.ResNet18", {"stem": "imagenet", "head": "linear"}),
     "wrn28_2": ("wrn.WideResNet", {"depth": 28, "width": 2}),

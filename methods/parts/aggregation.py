@@ -1,7 +1,8 @@
 """Combining client states. Sums run in the order given (client-id order), accumulated in float64."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -9,6 +10,36 @@ from torch import Tensor
 from datamodules.common.errors import ConfigError, RunError
 
 State = Mapping[str, Tensor]
+
+
+class Summand(Mapping[str, Tensor]):
+    """The tensors of a client that are at hand only as a part of a mean: ``weighted_mean`` takes them.
+
+    Args:
+        joint: has their ``mean`` with others.
+        visit: whose they are.
+
+    Raises:
+        RunError: they are read.
+    """
+
+    def __init__(self, joint: Any, visit: Any) -> None:
+        self.joint, self.visit = joint, visit
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse()
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RunError(
+            f"the tensors of client {self.visit.client} are asked for, and with --sums exact there is only their mean "
+            "with others'. Let uploads_needed of the method say 'each' (methods/base.py)"
+        )
 
 
 def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
@@ -20,11 +51,10 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
     Raises:
         RunError: no state, weights of another length, or weights that are negative, not finite or all zero.
     """
-    w = torch.as_tensor(weights, dtype=torch.float64)
-    if not states or len(states) != len(w):
-        raise RunError(f"aggregation: {len(states)} states but {len(w)} weights; give one weight per state")
-    if not bool(torch.isfinite(w).all()) or bool((w < 0).any()) or float(w.sum()) <= 0:
-        raise RunError(f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0")
+    w = checked_weights(states, weights)
+    if isinstance(states[0], Summand):
+        joint: dict[str, Tensor] = states[0].joint.mean(states, w)
+        return joint
     shares = (w / w.sum()).tolist()
     mean = {}
     for name, first in states[0].items():
@@ -33,6 +63,20 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
             total.add_(state[name].to(torch.float64), alpha=weight)
         mean[name] = total.to(first.dtype if first.is_floating_point() else torch.float32)
     return mean
+
+
+def checked_weights(states: Sequence[State], weights: Sequence[float] | Tensor) -> Tensor:
+    """The weights of the states, float64.
+
+    Raises:
+        RunError: as ``weighted_mean``.
+    """
+    w = torch.as_tensor(weights, dtype=torch.float64)
+    if not states or len(states) != len(w):
+        raise RunError(f"aggregation: {len(states)} states but {len(w)} weights; give one weight per state")
+    if not bool(torch.isfinite(w).all()) or bool((w < 0).any()) or float(w.sum()) <= 0:
+        raise RunError(f"aggregation: weights {w.tolist()} cannot be normalised; they must be >= 0, finite, not all 0")
+    return w
 
 
 def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = "share:0.5") -> list[float]:

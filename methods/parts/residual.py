@@ -25,6 +25,7 @@ class LabelledClients(FedMethod, ABC):
     """
 
     scopes = {"reference": "server"}
+    uploads_needed = "sum"
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class ServerMomentum(RoundSchedule):
     """
 
     scopes = {"velocity": "server"}
+    uploads_needed = "sum"
 
     def __init__(
         self,

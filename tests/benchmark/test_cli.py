@@ -213,7 +213,7 @@ def test_options_are_frozen():
     assert names == {
         "fit": {"--config", "--suite", "--row", "--method", "--data", "--model", "--rounds", "--seed", "--scale",
                 "--eval_every", "--last_k", "--report", "--precision", "--devices", "--num_nodes", "--threads"}
-        | {"--average_last", "--results_dir", "--nonfinite", "--dry_run", "--overwrite", "--export"}
+        | {"--average_last", "--results_dir", "--nonfinite", "--sums", "--dry_run", "--overwrite", "--export"}
         | where,
         "table": {"--jobs", "--tables", "--methods", "--only", "--readme", "--slurm", "--precision", "--threads"}
         | {"--dry_run", "--overwrite", "--slurm_bundle", "--slurm_at_once"}

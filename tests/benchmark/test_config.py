@@ -126,6 +126,7 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
         "average_last": 2,
         "precision": "bf16-mixed",
         "nonfinite": "skip",
+        "sums": "exact",
     }
     assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
     ids = {run_id(replace(plain, **{name: value})) for name, value in changes.items()}
@@ -151,6 +152,7 @@ WIDE_RESNET = {"in_channels": 3, "image_size": 32, "norm": "static", "groups": 3
 RESNET18 = {"in_channels": 3, "head_dropout": 0.0, "pretrained": False}
 NOT_RECORDED = {
     "small_cnn": {"in_channels": 3, "image_size": 32, "head_dropout": 0.0},
+    "lenet": {"in_channels": 3, "image_size": 32, "norm": "group", "groups": 4, "head_dropout": 0.0},
     "resnet18_cifar": {**RESNET18, "stem": "cifar", "head": "projection"},
     "resnet18": {**RESNET18, "stem": "imagenet", "head": "linear"},
     "wrn28_2": {**WIDE_RESNET, "depth": 28, "width": 2},

@@ -84,8 +84,8 @@ def test_local_labels_are_the_loss_of_feddures_fixmatch() -> None:
     """On one batch, LPL and ``LocalSSL`` at the same threshold have the same loss, term by term."""
     g = torch.Generator().manual_seed(0)
     batch = {
-        "labelled": {"x": torch.randn(6, 3, 32, 32, generator=g), "y": torch.arange(6)},
-        "unlabelled": {field: torch.randn(9, 3, 32, 32, generator=g) for field in ("weak", "strong")},
+        "labelled": {"x": torch.randn(6, 3, 24, 24, generator=g), "y": torch.arange(6)},
+        "unlabelled": {field: torch.randn(9, 3, 24, 24, generator=g) for field in ("weak", "strong")},
     }
     ours = make_method(ClientFixMatch, pseudo_labels="local", threshold=0.104)
     theirs = make_method(LocalSSL, threshold=0.104)

@@ -19,7 +19,7 @@ CASES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases
 def test_objective_and_participants() -> None:
     """Cross-entropy of the labelled batch; only participants with labels train."""
     method = make_method("fedavg")
-    x, y = torch.randn(5, 3, 32, 32), torch.tensor([0, 1, 2, 3, 9])
+    x, y = torch.randn(5, 3, 24, 24), torch.tensor([0, 1, 2, 3, 9])
     torch.testing.assert_close(
         method.training_step({"labelled": {"x": x, "y": y}}, 0), F.cross_entropy(method.model(x), y)
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite
 from datamodules.digits import Digits
-from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
+from federations import SIDE, FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
 from methods import models
 from methods.ablations.feddb import AllImages
@@ -22,7 +22,7 @@ from methods.fixmatch import FixMatch
 from methods.parts.dpl import app_u, debias
 
 DMA = load("feddb/dma")
-FEW = {"scenario": "all_clients", "partition": "iid", "num_labels": 50, "pipeline": "randaugment_maximal"}
+FEW = {"scenario": "all_clients", "partition": "iid", "num_labels": 50, "pipeline": "randaugment_maximal", "side": SIDE}
 
 
 def small_data(clients: int = 3, **args: Any) -> Digits:
@@ -255,7 +255,7 @@ def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_sh
     probabilities[::share, 3] = 0.9
     stream = method.pseudo_labelled(site, probabilities)["unlabelled"]
     assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
-    samples = {"strong": torch.randn(4, 3, 32, 32), "y": torch.arange(4), "share": stream.fields["share"][:4]}
+    samples = {"strong": torch.randn(4, 3, 24, 24), "y": torch.arange(4), "share": stream.fields["share"][:4]}
     plain = F.cross_entropy(method(samples["strong"]), samples["y"])
     torch.testing.assert_close(method.unlabelled_loss(samples), plain * float(samples["share"][0]))
 

@@ -36,7 +36,7 @@ def federation(
 
 def views(count: int = 12, seed: int = 0) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(count, 3, 32, 32, generator=g) for name in ("student", "teacher")}
+    return {name: torch.randn(count, 3, 24, 24, generator=g) for name in ("student", "teacher")}
 
 
 def unlabelled(round: int = 37, **args: Any) -> FedIRM:
@@ -291,7 +291,7 @@ def test_labelled_clients_share_half_of_the_weight() -> None:
 def test_a_client_with_both_kinds_of_images_adds_its_losses() -> None:
     method, batch = unlabelled(), views()
     g = torch.Generator().manual_seed(8)
-    labelled = {"x": torch.randn(4, 3, 32, 32, generator=g), "y": torch.tensor([0, 3, 3, 9])}
+    labelled = {"x": torch.randn(4, 3, 24, 24, generator=g), "y": torch.tensor([0, 3, 3, 9])}
     parts = [method.training_step({"labelled": labelled}, 0), method.training_step({"unlabelled": batch}, 0)]
     both = method.training_step({"labelled": labelled, "unlabelled": batch}, 0)
     torch.testing.assert_close(both, parts[0] + parts[1])

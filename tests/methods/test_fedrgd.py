@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
-from federations import FewDigits, make_method, plain_fabric
+from federations import SIDE, FewDigits, make_method, plain_fabric
 from methods import models
 from methods.ablations.fixmatch import EveryStep
 from methods.base import Upload, Visit
@@ -22,7 +22,12 @@ from methods.parts.dpl import debias
 def data_of(clients: int = 7) -> Digits:
     """A few digits with labels at all clients."""
     data = FewDigits(
-        scenario="all_clients", num_clients=clients, partition="iid", num_labels=70, pipeline="randaugment_levels"
+        scenario="all_clients",
+        num_clients=clients,
+        partition="iid",
+        num_labels=70,
+        pipeline="randaugment_levels",
+        side=SIDE,
     )
     data.setup()
     return data
@@ -139,7 +144,7 @@ def test_group_normalisation_makes_predictions_independent_of_the_batch() -> Non
         torch.manual_seed(0)
         model = models.build("wrn28_2", 10, depth=10, width=2, norm="group", groups=groups)
         method = FedRGD(model)
-        x = torch.randn(4, 3, 32, 32)
+        x = torch.randn(4, 3, 24, 24)
         torch.testing.assert_close(method.predict(x)[:2], method.predict(x[:2]))
         wide = [m.num_groups for m in model.modules() if isinstance(m, torch.nn.GroupNorm)]
         assert set(wide) == ({8} if groups == 8 else {16, 32})

@@ -16,8 +16,8 @@ from methods.fixmatch import FixMatch
 def batch(count: int = 8, labels: bool = False) -> dict[str, dict[str, Tensor]]:
     """Random views of unlabelled, and perhaps of labelled, images in double precision."""
     g = torch.Generator().manual_seed(0)
-    views = {name: torch.randn(count, 3, 32, 32, generator=g).double() for name in ("weak", "strong")}
-    own = {"x": torch.randn(5, 3, 32, 32, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
+    views = {name: torch.randn(count, 3, 24, 24, generator=g).double() for name in ("weak", "strong")}
+    own = {"x": torch.randn(5, 3, 24, 24, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
     return {"unlabelled": views} | ({"labelled": own} if labels else {})
 
 

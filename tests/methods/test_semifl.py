@@ -94,14 +94,14 @@ def test_mix_loss() -> None:
     assert isinstance(method, SemiFL)
     g = torch.Generator().manual_seed(0)
     first, second = (
-        {"weak": torch.randn(5, 3, 32, 32, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
+        {"weak": torch.randn(5, 3, 24, 24, generator=g).double(), "y": torch.randint(10, (5,), generator=g)}
         for _ in range(2)
     )
     method.lam = 0.3
     logits = method(0.3 * first["weak"] + 0.7 * second["weak"])
     expected = 0.3 * F.cross_entropy(logits, first["y"]) + 0.7 * F.cross_entropy(logits, second["y"])
     torch.testing.assert_close(method.mix_loss(first, second), expected)
-    strong = torch.randn(5, 3, 32, 32, generator=g).double()
+    strong = torch.randn(5, 3, 24, 24, generator=g).double()
     batch = {"unlabelled": {**first, "strong": strong}, "mix": second}
     whole = expected + F.cross_entropy(method(strong), first["y"])
     torch.testing.assert_close(method.training_step(batch, 0), whole)
@@ -117,7 +117,7 @@ def test_mixing_with_itself_is_no_mixing() -> None:
     assert isinstance(method, SemiFL)
     method.lam = 0.37
     g = torch.Generator().manual_seed(0)
-    same = {"weak": torch.randn(5, 3, 32, 32, generator=g), "y": torch.randint(10, (5,), generator=g)}
+    same = {"weak": torch.randn(5, 3, 24, 24, generator=g), "y": torch.randint(10, (5,), generator=g)}
     torch.testing.assert_close(method.mix_loss(same, same), F.cross_entropy(method(same["weak"]), same["y"]))
 
 
@@ -148,8 +148,8 @@ def test_lambda_is_not_folded() -> None:
 def test_the_drawn_lambda_is_the_share_of_the_fix_set() -> None:
     """Read off a loss that is linear in it."""
     method, site, _ = site_and_method()
-    one = {"weak": torch.zeros(1, 3, 32, 32), "y": torch.tensor([0])}
-    other = {"weak": torch.zeros(1, 3, 32, 32), "y": torch.tensor([1])}
+    one = {"weak": torch.zeros(1, 3, 24, 24), "y": torch.tensor([0])}
+    other = {"weak": torch.zeros(1, 3, 24, 24), "y": torch.tensor([1])}
     a, b = (float(F.cross_entropy(method(one["weak"]), torch.tensor([k]))) for k in (0, 1))
     method.local_work(site)
     for number in range(20):

@@ -89,7 +89,7 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     """The full name leads to the row's own run, at the full scale."""
     suite = load(paper)
-    full = "board" if paper == "text" else "paper"
+    full = "board" if paper in ("text", "images") else "paper"
     plan = suite.plan(full, seeds=[1])
     for row in suite.rows:
         if id(row) in plan.of_row:

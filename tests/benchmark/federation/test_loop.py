@@ -19,7 +19,7 @@ from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.io.sources import Arrays
 from datamodules.partition.partition import Partition
-from federations import few_data, make_data, make_federation, make_method, plain_fabric, run_rows
+from federations import SIDE, few_data, make_data, make_federation, make_method, plain_fabric, run_rows
 from methods.base import FedMethod, Pass, Stream, Upload, Visit
 from two_processes import between_two
 
@@ -434,16 +434,16 @@ class Memory:
 
 @pytest.mark.parametrize("slots", [None, 2])
 def test_memory_stays_flat(tmp_path, slots):
-    """From the 100th to the 400th round no tensor is left behind, and at most three small blocks of Python per round.
+    """From the 50th to the 200th round no tensor is left behind, and at most three small blocks of Python per round.
 
     One was measured, of about 70 bytes; a row that is kept would be more than ten.
     """
-    memory = Memory(tmp_path / "checkpoint.pt", (100, 400))
-    run = specks(10, 1, tmp_path, rounds=400, eval_every=10, callbacks=[memory], slots=slots)
+    memory = Memory(tmp_path / "checkpoint.pt", (50, 200))
+    run = specks(10, 1, tmp_path, rounds=200, eval_every=10, callbacks=[memory], slots=slots)
     run.run()
     (blocks, *tensors), (more, *others) = memory.held
     assert len(run.clients) == 10
-    assert more - blocks < 3 * 300
+    assert more - blocks < 3 * 150
     assert tensors == others
 
 
@@ -512,7 +512,7 @@ def test_what_the_server_logs_is_in_the_row(slots: int | None) -> None:
 @pytest.mark.parametrize("slots", [None, 2])
 def test_errors_outside_visits_say_where(hook: str, slots: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that breaks where nobody trains is named with its method and round."""
-    data, method = make_data(), make_method("fedavg")
+    data, method = make_data(side=SIDE), make_method("fedavg")
     federation = Federation(method, data, data.roster(0), plain_fabric(), 2, seed=0, slots=slots)
 
     def broken(*_: object) -> None:

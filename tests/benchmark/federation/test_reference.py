@@ -14,7 +14,7 @@ from benchmark.federation.reference import EVAL_BLOCK
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 from datamodules.common.streams import SERVER, generator
-from federations import FewDigits, different, few_data, make_federation, run_rows, site_of, visited
+from federations import SIDE, FewDigits, different, few_data, make_federation, run_rows, site_of, visited
 from methods import models
 from methods.base import FedMethod, Pass, Visit
 from methods.parts.aggregation import weighted_mean
@@ -118,7 +118,9 @@ def test_one_client_that_holds_everything_is_central_training():
     args = {"unsup_norm": "all", "lr_schedule": "constant", "server_momentum": 0.0, "local_epochs": 1}
 
     def made():
-        data = FewDigits(scenario="all_clients", num_clients=1, num_labels=100, pipeline="randaugment_uniform")
+        data = FewDigits(
+            scenario="all_clients", num_clients=1, num_labels=100, pipeline="randaugment_uniform", side=SIDE
+        )
         data.setup()
         return make_federation("methods.ablations.fixmatch.EveryStep", data, ROUNDS, weights=half_trained(), **args)
 

@@ -1,5 +1,6 @@
 """Runs of several processes, whoever starts them: they are the run of one."""
 
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -7,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.fabric.strategies import DDPStrategy
 
+from benchmark import run
 from benchmark.config import folder
 from benchmark.launch.worker import Recorder
 from benchmark.run import fit
@@ -33,6 +36,17 @@ def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
     assert_same_run(path, reference)
 
 
+@pytest.fixture
+def quick_processes(monkeypatch):
+    """Processes of a run are forks of one that has imported everything: a fresh one takes longer than these runs."""
+
+    def forked(**options):
+        return DDPStrategy(**{**options, "start_method": "forkserver"})
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmark.run", "benchmark.launch.worker"])
+    monkeypatch.setattr(run, "DDPStrategy", forked)
+
+
 FAILS = """
 from methods.fedavg import FedAvg
 
@@ -49,7 +63,7 @@ class Fails(FedAvg):
 
 
 @pytest.mark.timeout(300)
-def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch):
+def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch, quick_processes):
     """The record has the traceback of that one, also where another process writes it."""
     (tmp_path / "fails.py").write_text(FAILS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -62,7 +76,7 @@ def test_every_process_fails_with_the_error_of_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_share_the_norm_statistics(tmp_path):
+def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
     """A server that trains and measures batch-norm statistics, which the processes divide among themselves."""
     small = {"depth": 10, "width": 1}
     server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
@@ -136,7 +150,7 @@ class Drifting(ServerOnly):
 
 
 @pytest.mark.timeout(300)
-def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch):
+def test_all_processes_go_on_with_the_first_ones_server(tmp_path, monkeypatch, quick_processes):
     """Where devices round differently, they would otherwise evaluate, and send out, different global models."""
     (tmp_path / "drift.py").write_text(DRIFTING)
     monkeypatch.syspath_prepend(tmp_path)

@@ -153,7 +153,13 @@ class Mine(FedAvg):
 
 @pytest.mark.parametrize(
     ("change", "same"),
-    [(("First", "Other"), True), (("return", "# why\n        return"), True), (("STEP", "2 * STEP"), False)],
+    [
+        (("First", "Other"), True),
+        (("return", "# why\n        return"), True),
+        (("    def", '    uploads_needed = "mean"\n\n    def'), True),
+        (("    def", "    uses_oracle = True\n\n    def"), False),
+        (("STEP", "2 * STEP"), False),
+    ],
 )
 def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, change, same):
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -27,6 +27,7 @@ def count(model: nn.Module) -> int:
     [
         ("small_cnn", 10, {}, 92_626, 14, 14, 84),
         ("small_cnn", 100, {}, 115_756, 14, 14, 84),
+        ("lenet", 10, {}, 82_278, 12, 12, 84),
         ("resnet18_cifar", 7, {}, 11_564_615, 66, 126, 512),
         ("resnet18", 10, {}, 11_181_642, 62, 122, 512),
         ("wrn28_2", 10, {"norm": "batch"}, 1_467_610, 80, 80, 128),
@@ -53,6 +54,7 @@ def test_sizes_are_the_published_ones(name, classes, options, parameters, tensor
 
 def test_sizes_for_grey_images():
     with torch.device("meta"):
+        assert count(build("lenet", 10, 1, 28)) == 57_286
         assert count(build("wrn28_2", 10, 1)) == 1_467_322
         assert count(build("resnet9", 10, 1)) == 6_574_218
         assert build("resnet18", 10, 1).backbone.conv1.weight.shape == (64, 1, 7, 7)
@@ -70,6 +72,8 @@ def test_the_stock_resnet_buffers():
     [
         ("small_cnn", 32),
         ("small_cnn", 28),
+        ("lenet", 28),
+        ("lenet", 16),
         ("resnet18_cifar", 32),
         ("resnet18", 32),
         ("wrn28_2", 32),
@@ -97,7 +101,8 @@ def test_forward_is_the_head_of_the_features(name, side):
 
 
 @pytest.mark.parametrize(
-    "name", ["small_cnn", "resnet18_cifar", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6"]
+    "name",
+    ["small_cnn", "lenet", "resnet18_cifar", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6"],
 )
 def test_convolutions_are_channels_last_and_the_format_changes_no_value(name):
     torch.manual_seed(0)
@@ -121,7 +126,7 @@ def test_the_mlp_sees_the_mean_of_every_cell():
 
 
 @pytest.mark.parametrize(
-    "name", ["small_cnn", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6", "mlp"]
+    "name", ["small_cnn", "lenet", "resnet18", "wrn28_2", "resnet8", "resnet9", "resnet9_plain", "conv6", "mlp"]
 )
 def test_every_head_takes_several_passes(name):
     """Without dropout they are all alike."""
@@ -385,6 +390,10 @@ def test_resnet9_matches_the_released_network():
         (lambda: build("torchvision.models.list_models", 10), "it takes no num_classes"),
         (lambda: build("small_cnn", 10, widht=3), "unknown option widht; it has num_classes"),
         (lambda: build("small_cnn", 10, image_size=15), "side 15 are too small"),
+        (lambda: build("lenet", 10, image_size=15), "lenet: images of side 15 are too small"),
+        (lambda: build("lenet", 10, norm="layer"), "norm='layer' is unknown"),
+        (lambda: build("lenet", 10, groups=3), "16 channels do not divide into 3 groups"),
+        (lambda: build("lenet", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
         (lambda: build("mlp", 10, image_size=7), "side 7 do not cover 8 cells"),
         (lambda: build("small_cnn", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
         (lambda: build("resnet18", 10, head_dropout=1.0), r"head_dropout=1.0.*\[0, 1\)"),
@@ -437,6 +446,42 @@ def test_pool_is_max_pool_with_and_without_gradients():
         with torch.no_grad():
             assert torch.equal(pool(x), F.max_pool2d(x, 2))
         assert pool(x).requires_grad
+
+
+def grouped(x, groups):
+    """Maps with mean 0 and variance 1 over each image's groups of channels."""
+    parts = x.reshape(len(x), groups, -1)
+    var, mean = torch.var_mean(parts, dim=2, keepdim=True, correction=0)
+    return ((parts - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
+
+
+def test_lenet_normalises_pooled_maps_within_an_image():
+    """Two convolutions, each with pooling, norm (at first without scale) and ReLU, 84 units, a linear classifier."""
+    torch.manual_seed(3)
+    model = build("lenet", 10, 1, 28).double()
+    w = dict(model.named_parameters())
+    x = torch.rand(5, 1, 28, 28, dtype=torch.float64)
+    h = x
+    for k, channels in ((1, 16), (2, 32)):
+        h = F.max_pool2d(F.conv2d(h, w[f"conv{k}.weight"], w[f"conv{k}.bias"]), 2)
+        assert h.shape[1] == channels
+        h = grouped(h, 4).relu()
+    h = (h.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).relu()
+    torch.testing.assert_close(model.features(x), h)
+    torch.testing.assert_close(model(x), h @ w["head.weight"].T + w["head.bias"])
+
+
+def test_lenet_with_group_norm_keeps_no_statistics():
+    """An image's logits depend neither on its batch nor on what was seen before, in either mode."""
+    torch.manual_seed(3)
+    model = build("lenet", 10, 1, 28).double()
+    x = torch.rand(6, 1, 28, 28, dtype=torch.float64)
+    first = model.train()(x)
+    model(9 * x)
+    torch.testing.assert_close(model(x[2:3]), first[2:3])
+    torch.testing.assert_close(model.eval()(x), first)
+    assert not list(model.buffers())
+    assert len(list(build("lenet", 10, 1, 28, norm="running").buffers())) == 6
 
 
 def test_plain_resnet9_is_the_published_chain_of_layers():

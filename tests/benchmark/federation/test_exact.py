@@ -1,0 +1,376 @@
+"""Sums without rounding: rational numbers as the oracle, any order and any number of processes, and what is held."""
+
+import random
+import weakref
+from dataclasses import replace
+from fractions import Fraction
+from math import fsum
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmark.contract.federations import tiny_federation
+from benchmark.federation.declarations import check_declarations, uploads_needed
+from benchmark.federation.exact import ExactSum, JointMean
+from benchmark.federation.loop import Federation
+from benchmark.registry import KINDS, find_class, own_names
+from datamodules.common.errors import ConfigError, RunError
+from federations import few_data, make_federation, make_method, plain_fabric, run_rows
+from methods.base import FedMethod, Upload, Visit
+from methods.fed_consist import FedConsist
+from methods.fedavg import FedAvg
+from methods.parts.aggregation import weighted_mean
+from two_processes import between
+
+CPU = torch.device("cpu")
+doubles = st.floats(-1e38, 1e38) | st.floats(-1e-30, 1e-30) | st.integers(-(2**53), 2**53).map(float)
+
+
+def total(vectors, processes=1):
+    """The sum of vectors that are dealt out to processes."""
+    parts = [ExactSum(len(vectors[0]), CPU) for _ in range(processes)]
+    for number, vector in enumerate(vectors):
+        parts[number % processes].add(torch.tensor(vector, dtype=torch.float64))
+    for part in parts[1:]:
+        for number, digits in part.places.items():
+            parts[0].place(number).add_(digits)
+    return parts[0].total()
+
+
+# --- sums
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(doubles, min_size=1, max_size=30))
+@example([1e30, 1e-30, -1e30])
+@example([1e30, 1e-30, -1e30, -1e-30])
+@example([2.0**52, -0.5, -(2.0**52), 2.0**-149])
+@example([-1.0, 2.0**-900])
+@example([0.0, -0.0])
+def test_the_sum_is_that_of_rational_numbers(numbers):
+    """However much cancels, but for the bits below 2^-992."""
+    exact = sum(map(Fraction, numbers))
+    found = Fraction(float(total([[number] for number in numbers])[0]))
+    assert abs(found - exact) <= abs(exact) / 2**51 + Fraction(len(numbers), 2**992)
+
+
+def test_what_cancels_leaves_what_is_left():
+    """A float64 sum in this order is 0, and so is one of 106 bits."""
+    assert total([[1e30], [1e-30], [-1e30]]).item() == 1e-30
+    assert total([[2.0**127], [3e-45], [-(2.0**127)], [-1e-45]]).item() == 3e-45 - 1e-45
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.sampled_from([2, 3, 4]))
+def test_no_order_and_no_number_of_processes_changes_a_bit(seed, processes):
+    draw = np.random.default_rng(seed)
+    numbers = draw.standard_normal((23, 40)) * 10.0 ** draw.integers(-30, 31, (23, 40))
+    numbers[draw.random((23, 40)) < 0.2] = 0.0
+    whole = total(numbers)
+    assert torch.equal(total(draw.permutation(numbers), processes), whole)
+    assert np.allclose(whole, [fsum(column) for column in numbers.T], rtol=2**-50, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(bad):
+    with pytest.raises(RunError, match=r"not finite in float64; give smaller weights"):
+        total([[1.0, bad]])
+
+
+def test_sums_of_nothing():
+    assert total([[0.0, -0.0]]).tolist() == [0.0, 0.0]
+    assert ExactSum(2, CPU).total().tolist() == [0.0, 0.0]
+    assert total([[]]).tolist() == []
+
+
+# --- means
+
+
+def uploads_of(seed=0, clients=9):
+    """Uploads with float32 tensors of very different sizes, and a counter."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def one(client):
+        weights = torch.randn(4, 3, generator=draw) * 10.0 ** torch.randint(-30, 31, (4, 3), generator=draw)
+        tensors = {"w": weights, "zero": torch.zeros(2), "count": torch.tensor(7 * client + 2**40)}
+        return Upload(Visit(client=client, size=1 + client), tensors, weight=float(1 + 13 * client))
+
+    return [one(client) for client in range(clients)]
+
+
+def joint_mean(uploads, at_once=True, like=None):
+    """The mean of the uploads, and what was left of them."""
+    joint = JointMean(plain_fabric(), at_once)
+    joint.begin(like or uploads[0].tensors)
+    left = [joint.handed_out(joint.take(replace(upload), upload.weight)) for upload in uploads]
+    return weighted_mean([one.tensors for one in left], [one.weight for one in left]), left
+
+
+def rounded(exact, dtype=np.float32):
+    return float(dtype(float(exact)))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_mean_is_the_rational_one_rounded_once(at_once):
+    uploads = uploads_of()
+    mean, _ = joint_mean(uploads, at_once)
+    by = sum(Fraction(upload.weight) for upload in uploads)
+    for name in ("w", "count"):
+        columns = zip(*(upload.tensors[name].flatten().tolist() for upload in uploads), strict=True)
+        weights = [Fraction(upload.weight) for upload in uploads]
+        exact = [sum(w * Fraction(x) for w, x in zip(weights, column, strict=True)) / by for column in columns]
+        assert mean[name].dtype == torch.float32
+        assert mean[name].flatten().tolist() == [rounded(value) for value in exact]
+    assert mean["zero"].tolist() == [0.0, 0.0] and mean["count"].shape == ()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_mean_knows_no_order(at_once):
+    uploads = uploads_of(1)
+    mean, _ = joint_mean(uploads, at_once)
+    for turn in range(5):
+        shuffled = random.Random(turn).sample(uploads, len(uploads))
+        other, _ = joint_mean(shuffled, at_once)
+        assert all(torch.equal(mean[name], value) for name, value in other.items())
+
+
+def test_equal_models_have_themselves_as_mean():
+    """Whatever the weights; an ordered sum of shares may miss them by a rounding."""
+    first = uploads_of(2)[0].tensors
+    uploads = [Upload(Visit(client=k), dict(first), weight=0.1 + k**0.5) for k in range(7)]
+    mean, _ = joint_mean(uploads)
+    assert torch.equal(mean["w"], first["w"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool])
+def test_types_are_those_of_the_ordered_mean(dtype):
+    values = [torch.arange(6).view(2, 3).remainder(k + 2).to(dtype) for k in range(4)]
+    uploads = [Upload(Visit(client=k), {"x": value}, float(k + 1)) for k, value in enumerate(values)]
+    ordered = weighted_mean([one.tensors for one in uploads], [one.weight for one in uploads])["x"]
+    mean = joint_mean(uploads)[0]["x"]
+    assert (mean.dtype, mean.shape) == (ordered.dtype, ordered.shape)
+    assert torch.allclose(mean.double(), ordered.double(), rtol=1e-2 if dtype.itemsize == 2 else 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ([0.0, 0.0], "cannot be normalised"),
+        ([1.0, float("inf")], "cannot be normalised"),
+        ([1.0, -1.0], "cannot be normalised"),
+        ([1e300, 1e-3], "not finite in float64; give smaller weights"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_weights_that_cannot_be(weights, says, at_once):
+    uploads = [replace(one, weight=w) for one, w in zip(uploads_of(3, 2), weights, strict=True)]
+    uploads[0].tensors["w"].fill_(1e38)
+    with pytest.raises(RunError, match=says):
+        joint_mean(uploads, at_once)
+
+
+def test_parts_and_other_weights_are_refused_after_uploads_were_added_up():
+    _, left = joint_mean(uploads_of())
+    states, weights = [one.tensors for one in left], [one.weight for one in left]
+    for number, parts, by in ((0, states[:3], weights[:3]), (1, states, [2.0, *weights[1:]])):
+        joint = JointMean(plain_fabric(), True)
+        joint.begin(uploads_of()[0].tensors)
+        left = [joint.handed_out(joint.take(upload, upload.weight)) for upload in uploads_of()]
+        parts = [one.tensors for one in left][: len(parts)]
+        with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
+            weighted_mean(parts, by)
+        assert number < 2
+
+
+def test_a_part_of_uploads_that_are_kept_has_a_mean():
+    uploads = uploads_of(4)
+    _, left = joint_mean(uploads, at_once=False)
+    some = weighted_mean([one.tensors for one in left[:3]], [1.0, 0.0, 2.0])
+    apart, _ = joint_mean([replace(uploads[0], weight=1.0), replace(uploads[2], weight=2.0)])
+    assert all(torch.equal(some[name], value) for name, value in apart.items())
+
+
+def test_the_tensors_of_a_client_cannot_be_read():
+    _, left = joint_mean(uploads_of())
+    for read in (lambda t: t["w"], list, len, lambda t: t.items().__iter__().__next__()):
+        with pytest.raises(RunError, match=r"client 3 are asked for.*uploads_needed of the method say 'each'"):
+            read(left[3].tensors)
+
+
+# --- runs
+
+METHODS = ("fedavg", "fed_consist", "semifl", "fedirm", "cbafed")
+
+
+def tensors_of(run):
+    return {name: value.tolist() for name, value in run.server.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_that_with_ordered_sums_but_for_roundings(method):
+    ordered, exact = tiny_federation(method), tiny_federation(method, sums="exact")
+    assert exact.joint is not None and ordered.joint is None
+    rows, others = run_rows(ordered), run_rows(exact)
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        assert [row[k] for k in ("bytes_up", "bytes_down", "steps")] == [
+            other[k] for k in ("bytes_up", "bytes_down", "steps")
+        ]
+    for name, value in ordered.server.items():
+        assert exact.server[name].dtype == value.dtype
+        assert torch.allclose(exact.server[name].double(), value.double(), rtol=1e-3, atol=1e-5), name
+
+
+def test_a_method_that_compares_clients_has_their_tensors():
+    exact, ordered = tiny_federation("fedrgd", sums="exact"), tiny_federation("fedrgd")
+    assert run_rows(exact) == run_rows(ordered)
+    assert tensors_of(exact) == tensors_of(ordered)
+
+
+def in_slots(method, **engine):
+    run = tiny_federation(method, sums="exact", **engine)
+    return run_rows(run), tensors_of(run)
+
+
+def test_slots_add_up_to_the_same_bits():
+    assert in_slots("fedavg", slots=3) == in_slots("fedavg")
+
+
+def exact_runs(fabric):
+    """Rows and last models of an average that is added up at once and of one that waits for all weights."""
+    found = []
+    for method in (FedAvg, FedConsist):
+        data = few_data(5, 5 if method is FedAvg else 2)
+        run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="exact")
+        found.append((run_rows(run), tensors_of(run)))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_one_two_and_four_processes_give_the_same_bits():
+    """With five clients, so that the processes have different numbers of them."""
+    alone = exact_runs(plain_fabric())
+    for processes in (2, 4):
+        assert between(processes, exact_runs) == [alone] * processes
+
+
+class Diverges(FedAvg):
+    """Client 1 uploads something that is not finite in round 1."""
+
+    def make_upload(self, client):
+        upload = super().make_upload(client)
+        if (client.visit.round, client.visit.client) == (1, 1):
+            upload.tensors["model.conv1.bias"][0] = float("inf")
+        return upload
+
+
+def test_an_upload_that_is_not_finite_is_the_same_error():
+    said = []
+    for sums in ("ordered", "exact"):
+        with pytest.raises(RunError) as error:
+            make_federation(Diverges, few_data(3), 2, sums=sums).run()
+        said.append(str(error.value))
+    assert said[0] == said[1] and "client 1 (83 images), round 1: the uploaded model.conv1.bias is not" in said[0]
+
+
+def test_or_is_left_out_and_counted():
+    ordered, exact = (make_federation(Diverges, few_data(3), 2, sums=s, nonfinite="skip") for s in ("ordered", "exact"))
+    rows, others = run_rows(ordered), run_rows(exact)
+    counts = ("skipped", "visits", "bytes_up", "steps")
+    assert [[row.get(k) for k in counts] for row in rows] == [[row.get(k) for k in counts] for row in others]
+    assert others[1]["skipped"] == 1
+    for name, value in ordered.server.items():
+        assert torch.allclose(exact.server[name], value, atol=1e-6)
+
+
+# --- what is held
+
+
+class Watched(FedAvg):
+    """Notes how many uploads of clients before are still there, tensors and all, when a client uploads."""
+
+    made: list = []
+    alive: list = []
+
+    def make_upload(self, client):
+        self.alive.append(sum(one() is not None for one in self.made))
+        upload = super().make_upload(client)
+        self.made.append(weakref.ref(upload))
+        return upload
+
+
+@pytest.mark.parametrize(("sums", "alive"), [("ordered", [0, 1, 2, 3, 4]), ("exact", [0, 0, 0, 0, 0])])
+@pytest.mark.parametrize("slots", [None, 1])
+def test_uploads_are_not_held_after_they_were_added_up(sums, alive, slots):
+    """In either engine; beside the sum there is nothing that grows with the participants."""
+    Watched.made, Watched.alive = [], []
+    make_federation(Watched, few_data(5), 1, sums=sums, slots=slots).run()
+    assert Watched.alive == alive
+
+
+def test_bytes_of_a_sum_do_not_grow():
+    joint = JointMean(plain_fabric(), True)
+    draw = torch.Generator().manual_seed(0)
+    joint.begin({"w": torch.zeros(1000)})
+    held = []
+    for client in range(200):
+        weights = 0.05 * torch.randn(1000, generator=draw)
+        joint.take(Upload(Visit(client=client), {"w": weights}, float(client)), 1.0 + client)
+        held.append(joint.num_bytes)
+    assert held[-1] <= 4 * 8 * 1000 and held[-1] == held[100]
+
+
+# --- what methods say
+
+
+def test_a_class_needs_each_upload_unless_it_says_otherwise():
+    class Aggregates(FedAvg):
+        def aggregate(self, uploads):
+            super().aggregate(uploads)
+
+    class Says(Aggregates):
+        uploads_needed = "sum"
+
+        def aggregate(self, uploads):
+            super().aggregate(uploads)
+
+    class Weighs(FedMethod):
+        def weights(self, uploads):
+            return [1.0] * len(uploads)
+
+    class Remembers(Weighs):
+        def remember(self, uploads):
+            return {}
+
+    found = [uploads_needed(one) for one in (FedMethod, FedAvg, Aggregates, Says, Weighs, Remembers)]
+    assert found == ["sum", "sum", "each", "each", "mean", "each"]
+
+
+def test_a_need_that_does_not_exist():
+    class Wrong(FedAvg):
+        uploads_needed = "all"
+
+    with pytest.raises(ConfigError, match=r"Wrong.uploads_needed is 'all'; there are sum, mean, each"):
+        check_declarations(make_method(Wrong))
+
+
+def test_a_method_that_says_too_little_is_told():
+    class Peeks(FedAvg):
+        def aggregate(self, uploads):
+            uploads[0].tensors["model.conv1.bias"]
+
+        uploads_needed = "sum"
+
+    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the tensors of client 0 are asked for"):
+        make_federation(Peeks, few_data(2), 1, sums="exact").run()
+
+
+def test_what_the_methods_here_need():
+    found = {name: uploads_needed(find_class(name, KINDS["method"])) for name in own_names(KINDS["method"])}
+    assert sorted(name for name, need in found.items() if need == "each") == ["fedmatch", "fedrgd", "proxyfl", "rscfed"]
+    assert sorted(k for k, need in found.items() if need == "mean") == [
+        *("cbafed", "fed_consist", "feddb", "fedirm", "fl2"),
+    ]
