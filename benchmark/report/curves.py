@@ -27,13 +27,21 @@ class Curve:
     seeds: int
 
 
-def read_curve(folders: Iterable[Path]) -> Curve:
+def read_curve(folders: Iterable[Path], columns: Sequence[str] = ()) -> Curve:
     """The curve of runs that differ in the seed alone, with what each round had cost by then.
+
+    Args:
+        folders: of the runs.
+        columns: those that are needed beside the axes; default: all, of which averages by class take long.
 
     Raises:
         RunError: a damaged row.
     """
-    return averaged([with_cost(read_rows(folder)) for folder in folders])
+    seeds = [with_cost(read_rows(folder)) for folder in folders]
+    if columns:
+        kept = {"round", *AXES, *columns}
+        seeds = [[{name: row[name] for name in row if name in kept} for row in rows] for rows in seeds]
+    return averaged(seeds)
 
 
 def with_cost(rows: Sequence[Row]) -> list[Row]:

@@ -1,5 +1,6 @@
 """The leaderboard of a ranked suite: per setting how far rows are apart, how fine it resolves, and what rows cost."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
@@ -158,6 +159,11 @@ def resolved(one: Setting) -> str:
     )
 
 
+def plain(text: str) -> str:
+    """A sentence without the marks of Markdown, for a terminal or a page that links elsewhere."""
+    return re.sub(r"\*\*| \(\[rules\]\([^)]*\)\)", "", text)
+
+
 def standing(one: Setting, method: str) -> str:
     """Where a row stands in its setting, in a few sentences."""
     line, rows = one.lines.loc[method], one.lines[~one.lines["bound"]].sort_values("mean", ascending=False)
@@ -170,7 +176,7 @@ def standing(one: Setting, method: str) -> str:
     return (
         f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
         f"({_seeds(line)} seeds), {place} of {len(rows)} by the mean. {_number(line['difference'], '+.2f')}{half} "
-        f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {resolved(one)}"
+        f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {plain(resolved(one))}"
     )
 
 

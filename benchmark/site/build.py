@@ -86,9 +86,9 @@ def render(
     of_runs = waiting(list(linked.values()), "pages of runs")
     texts |= {run.page: page("run.html", run_page(run, views)) for run in of_runs}
     for view in views:
-        if view.suite.ranked and (found_settings := leaderboard.settings(view.suite, view.plan)):
+        if view.settings:
             board = f"tables/{view.suite.paper}-{view.scale}-leaderboard.tex"
-            texts[board] = leaderboard.latex(view.suite, view.plan, found_settings, metrics)
+            texts[board] = leaderboard.latex(view.suite, view.plan, view.settings, metrics)
         forms = tables.exports(view.suite, view.tables)
         texts |= {f"tables/{view.suite.paper}-{view.scale}{suffix}": text for suffix, text in forms.items()}
     return texts

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from rich.progress import track
 
 from benchmark.config import SCALES, Runtime
 from benchmark.console import Console
-from benchmark.report import tables
+from benchmark.report import leaderboard, tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
 from benchmark.runs.records import Record, read_record
@@ -60,6 +61,11 @@ class View:
     def note(self) -> str:
         """What the scale stands for."""
         return str(self.suite.scale(self.scale).get("note", ""))
+
+    @cached_property
+    def settings(self) -> list[leaderboard.Setting]:
+        """Of a ranked suite, those that are compared."""
+        return leaderboard.settings(self.suite, self.plan) if self.suite.ranked else []
 
     @property
     def complete(self) -> int:

@@ -1,6 +1,5 @@
 """What each page shows: plain values for the templates."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -170,9 +169,8 @@ def _none(counts: str) -> str:
 
 def _board(view: View, charts: Charts) -> Page:
     """The leaderboard of a ranked suite at a scale."""
-    settings = leaderboard.settings(view.suite, view.plan)
     parts = []
-    for one in settings:
+    for one in view.settings:
         lines = one.lines.sort_values("mean", ascending=False)
         lines.index = pd.Index([_marked(str(method), line) for method, line in lines.iterrows()], name="method")
         whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
@@ -184,7 +182,7 @@ def _board(view: View, charts: Charts) -> Page:
                 "reference": one.reference,
                 "chart": charts.differences(points, title, "points") if points else None,
                 "lines": _in_brief(one),
-                "resolved": re.sub(r"\*\*|\(\[rules\]\([^)]*\)\)", "", leaderboard.resolved(one)),
+                "resolved": leaderboard.plain(leaderboard.resolved(one)),
                 "compared": _columns_of(whole, COMPARED),
                 "goal": _given(one.lines["goal"].iloc[0]),
                 "spent": _columns_of(whole, SPENT),
@@ -194,7 +192,7 @@ def _board(view: View, charts: Charts) -> Page:
     return {
         "view": view,
         "accuracy": leaderboard.ACCURACY[view.suite.report],
-        "interim": [text.replace("**", "") for text in leaderboard.interim(view.suite, view.plan, settings)],
+        "interim": [text.replace("**", "") for text in leaderboard.interim(view.suite, view.plan, view.settings)],
         "settings": parts,
         "not_compared": [(table, names) for table, names in absent.items()],
     }
@@ -282,7 +280,7 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
         complete = [key for key in line.runs if view.plan.found[key].record is not None] if line else []
         if line and complete and line.row.minus is None:
-            curves[label] = read_curve([view.plan.runs[key].folder for key in complete])
+            curves[label] = read_curve([view.plan.runs[key].folder for key in complete], ["acc"])
     drawn = [charts.curves(curves, "acc", axis, f"Accuracy (%), {table.data_label(dataset)}") for axis in AXES]
     legend = [(swatch(number), label, curve.seeds) for number, (label, curve) in enumerate(curves.items())]
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}

@@ -1,8 +1,11 @@
 """Curves of several seeds: means, deviations, gaps, and what a round had cost."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmark.report.curves import averaged, with_cost
+from benchmark.report.curves import averaged, read_curve, with_cost
 
 
 def test_cost_is_counted_from_the_first_round() -> None:
@@ -43,3 +46,16 @@ def test_one_seed_is_its_rows() -> None:
     rows = [{"round": 0, "acc": 10.0, "timing": {"seconds": 1.0}}]
     curve = averaged([rows])
     assert (curve.rows, curve.spread, curve.seeds) == (rows, [], 1)
+
+
+def test_columns_that_are_asked_for_are_those_of_the_whole_curve(tmp_path: Path) -> None:
+    """With the axes, and without what takes long."""
+    for seed in (0, 1):
+        costs = {"bytes_up": 10 * seed, "bytes_down": 5, "timing": {"seconds": 1.0 + seed}}
+        rows = [{"round": n, "acc": 10.0 * n + seed, "acc_by_class": [1.0, seed], **costs} for n in range(3)]
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole, brief = read_curve(list(tmp_path.iterdir())), read_curve(list(tmp_path.iterdir()), ["acc"])
+    names = {"round", "bytes", "seconds", "acc"}
+    for all_of, some in ((whole.rows, brief.rows), (whole.spread, brief.spread)):
+        assert some == [{name: row[name] for name in row if name in names} for row in all_of] and some

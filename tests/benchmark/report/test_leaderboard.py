@@ -122,6 +122,8 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(second, "good")
     page = leaderboard.markdown(suite, plan, [first, second])
     assert page.count("Not ranked") == 1 and "7.2 points" in page
+    told = leaderboard.standing(first, "good")  # in a terminal
+    assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
     suite.admitted_file("quick").unlink()
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
 
