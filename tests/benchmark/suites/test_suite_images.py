@@ -1,12 +1,11 @@
 """The suite of pictures of clothes: rows of a table share the setting, and they run on the small network."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmark.admission import candidates
-from benchmark.config import Runtime, apply, from_dict, identity, resolve
+from benchmark.config import Run, Runtime, apply, from_dict, identity, resolve
 from benchmark.run import fit
 from benchmark.runs.records import RunFolder
 from benchmark.suites import suite
@@ -24,7 +23,7 @@ ROWS = [
 def test_rows_of_a_table_share_the_setting() -> None:
     papers = suite.load("images")
     for table in papers.tables:
-        configs = {row.method: papers.config(row, "board") for row in table.rows}
+        configs = {row.method: papers.run(row, "board").config for row in table.rows}
         first = configs[table.reference or table.rows[0].method]
         assert all(setting(config) == setting(first) for config in configs.values())
         hidden = {name for name, c in configs.items() if c.data.init_args["hidden_labels"] == "hidden"}
@@ -73,7 +72,7 @@ def test_one_central_trial_serves_all_settings() -> None:
 def test_a_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
     """On digits, which need no download."""
     papers = suite.load("images")
-    config = papers.config(papers.row(name, "board"), "board")
+    config = papers.run(papers.row(name, "board"), "board").config
     small = {
         "data": "digits",
         "rounds": 1,
@@ -88,6 +87,6 @@ def test_a_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
     small |= {"roster.participants": 3} if config.roster.get("participants") else {}
     values = apply(identity(config), {**small, "scale": "custom"})
     runtime = Runtime(devices=1, accelerator="cpu", threads=1, results_dir=str(tmp_path / "results"), wandb="off")
-    path = fit(replace(resolve(from_dict(values)), runtime=runtime))
+    path = fit(Run.of(from_dict(values)).replace(runtime=runtime))
     record = RunFolder(path).record()
     assert record["status"] == "complete" and 0 <= record["final"]["acc"] <= 100
