@@ -16,7 +16,9 @@ from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.report.statistics import late_rise
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, RunFolder, code_versions, read_record, state
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import READING, Record, code_versions, read_record
+from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError

@@ -28,8 +28,9 @@ from benchmark.launch.worker import is_complete, work
 from benchmark.registry import imported, one_line
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
-from benchmark.runs.records import RunFolder, state
+from benchmark.runs.states import state
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped
 
 PATIENCE = timedelta(days=7)  # processes wait for the slowest of a round, however long it takes

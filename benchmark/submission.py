@@ -29,7 +29,9 @@ from benchmark.report.compare import compare
 from benchmark.run import fit
 from benchmark.runs.archive import FILES
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, code_versions, method_source, read_record, state
+from benchmark.runs.folder import method_source
+from benchmark.runs.records import READING, Record, code_versions, read_record
+from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, told

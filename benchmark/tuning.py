@@ -20,7 +20,8 @@ from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity
 from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
-from benchmark.runs.records import READING, read_record, state
+from benchmark.runs.records import READING, read_record
+from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError

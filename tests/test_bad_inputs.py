@@ -17,7 +17,8 @@ from bad_plugins import MODULES
 from benchmark import cli
 from benchmark.config import Run, from_dict
 from benchmark.runs import environment, records
-from benchmark.runs.records import RunFolder, read_record
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from datamodules.io import sources
 from datamodules.partition.partition import Partition
@@ -46,7 +47,7 @@ def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr("benchmark.run.gc.collect", lambda: 0)
     monkeypatch.setattr(suite, "PUBLISHED", tmp_path / "results" / "paper")
     monkeypatch.setattr(sources, "digits", cache(sources.digits))
-    monkeypatch.setattr(records, "code_version", lambda: "v")
+    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "v")
     monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")
     monkeypatch.setattr("datamodules.base.available_bytes", lambda device: 16 * 10**9)
     monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")

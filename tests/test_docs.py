@@ -124,7 +124,7 @@ def test_pages_link_to_one_another_and_to_nothing_that_is_missing(site: Path) ->
 
 def test_make_builds_the_same_site() -> None:
     """``make docs`` runs the command of the test above, and the notebooks; what it writes is ignored by git."""
-    command = ["env", "-u", "MAKEFLAGS", "make", "-n", "--no-print-directory", "docs"]
+    command = ["env", "-u", "MAKEFLAGS", "-u", "ARGS", "make", "-n", "--no-print-directory", "docs"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("-m sphinx -c docs --fail-on-warning --keep-going  . build/docs")
     assert subprocess.run(["git", "check-ignore", "-q", "build/docs/index.html"], cwd=ROOT).returncode == 0

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import Run, RunConfig, from_dict, from_yaml, resolve, run_id, to_yaml
-from benchmark.runs.records import RunFolder, read_record, read_rows, state, without_clock
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record, read_rows, without_clock
+from benchmark.runs.states import state
 from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition import partition as P

@@ -65,7 +65,7 @@ def discard(runs: Iterable[Run]) -> None:
             has begun.
     """
     from benchmark.launch.launchers import slurm_tasks, torchrun
-    from benchmark.runs.records import RunFolder
+    from benchmark.runs.folder import RunFolder
 
     if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")

@@ -26,7 +26,7 @@ def show(runs: Sequence[Run], states: Mapping[str, str], jobs: int, console: Con
 
     Args:
         runs: of one command, at least one.
-        states: by run id, as in ``runs.records.state``.
+        states: by run id, as in ``runs.states.state``.
         jobs: runs that would go on at once.
     """
     console = console or Console()

@@ -72,7 +72,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     warn_of_slow_precision(runs[0].config.precision, runs[0].config.runtime.accelerator)
     if dry:
         from benchmark.commands.dry_run import show
-        from benchmark.runs.records import state
+        from benchmark.runs.states import state
 
         show(runs, {run.id: state(run.folder) for run in runs}, jobs=1)
         return 0
@@ -122,7 +122,8 @@ def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
     from tabulate import tabulate
 
     from benchmark.report.statistics import interval
-    from benchmark.runs.records import READING, look
+    from benchmark.runs.records import READING
+    from benchmark.runs.states import look
 
     points: dict[tuple[str, ...], list[float]] = {}
     for point, run in named:
@@ -201,7 +202,8 @@ def _one(run: Run, tell: Any) -> int:
 
     from benchmark.launch.progress import Display, continuation
     from benchmark.run import fit
-    from benchmark.runs.records import read_record, state
+    from benchmark.runs.records import read_record
+    from benchmark.runs.states import state
 
     config, before = run.config, state(run.folder)
     try:

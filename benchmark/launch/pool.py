@@ -18,8 +18,9 @@ from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED, check_stopped, stop, stoppable
 from benchmark.registry import imported, one_line
 from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
-from benchmark.runs.records import RunFolder, state
+from benchmark.runs.states import state
 from datamodules.common.errors import BenchError, Stopped, told
 
 FIT = "benchmark.run.fit"

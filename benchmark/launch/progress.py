@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmark.config import Run
 from benchmark.console import Console, duration
 from benchmark.runs.background import repeatedly
-from benchmark.runs.records import last_row, read_record, saved_rounds, state
+from benchmark.runs.records import last_row, read_record
+from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError
 
 PLAIN_EVERY_S, POLL_S = 60.0, 0.5

@@ -28,8 +28,8 @@ from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
 from benchmark.runs.data_provenance import facts
 from benchmark.runs.environment import code_version
+from benchmark.runs.folder import RunFolder, method_source
 from benchmark.runs.loggers import Mirror, mirror_run
-from benchmark.runs.records import RunFolder, method_source
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.common.memory import available_bytes
 from datamodules.partition.partition import stored_hash

@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmark.config import Run, from_dict, spelled
 from benchmark.report.verdicts import prediction
-from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, state, without_clock
+from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, without_clock
+from benchmark.runs.states import state
 
 SEEDS = 3  # that an interval needs, as a verdict does
 

@@ -10,7 +10,8 @@ from typing import Any
 from benchmark.config import Run, RunConfig, differences, identity
 from benchmark.console import duration
 from benchmark.runs.environment import machine
-from benchmark.runs.records import read_record, saved_rounds
+from benchmark.runs.records import read_record
+from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
@@ -101,7 +102,7 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Mea
 
     Args:
         runs: of a plan.
-        states: by run id, as in ``runs.records.state``, or ``outdated``.
+        states: by run id, as in ``runs.states.state``, or ``outdated``.
         measured: what is known about this machine.
     """
     groups: dict[str, list[Run]] = {}

@@ -18,8 +18,10 @@ from benchmark.report.plots import svg_text
 from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise, superiority
 from benchmark.report.tables import last_rounds, network, replace_block
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, Record, RunFolder, RunState, code_versions
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import READING, Record, code_versions
 from benchmark.runs.records import Row as Evaluated
+from benchmark.runs.states import RunState
 from benchmark.suites.plan import Plan, Row, Table
 from benchmark.suites.suite import Suite
 

@@ -17,7 +17,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmark.config import Runtime
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.runs.records import Record, Row, read_record, state_of
+from benchmark.runs.records import Record, Row, read_record
+from benchmark.runs.states import state_of
 from benchmark.suites.plan import Row as TableRow
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError

@@ -16,7 +16,8 @@ from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, mar
 from benchmark.report.statistics import interval
 from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, RunState, code_versions
+from benchmark.runs.records import READING, code_versions
+from benchmark.runs.states import RunState
 from benchmark.suites.plan import Plan, Row, Table, control_of, operands
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError

@@ -20,7 +20,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from benchmark.files import read_bytes
-from benchmark.runs.records import look, read_record
+from benchmark.runs.records import read_record
+from benchmark.runs.states import look
 from datamodules.common.errors import ConfigError, RunError
 
 FILES = ("config.yaml", "metrics.jsonl", "record.json")

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from benchmark.config import Run
-from benchmark.runs.records import RunState, state_of
+from benchmark.runs.states import RunState, state_of
 from datamodules.common.errors import ConfigError
 
 

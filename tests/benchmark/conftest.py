@@ -4,7 +4,8 @@ import pytest
 
 from benchmark import run
 from benchmark.run import fit
-from benchmark.runs.records import RunFolder, state
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.states import state
 from runs import MIXED, configuration
 from toy_suite import FACTS, SUITE
 

@@ -8,7 +8,7 @@ import yaml
 from benchmark import admission
 from benchmark.admission import admit, candidates, judged
 from benchmark.config import Runtime
-from benchmark.runs.records import state
+from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 

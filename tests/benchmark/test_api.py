@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from benchmark.api import fit, load_rounds, load_run, load_runs
 from benchmark.config import Runtime
 from benchmark.contract.federations import make_method
-from benchmark.runs.records import RunFolder, without_clock
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import without_clock
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits

@@ -86,7 +86,7 @@ def place(packed, tmp_path, monkeypatch):
 def _at(place, patch):
     patch.chdir(place)
     patch.syspath_prepend(str(place))
-    patch.setattr(records, "code_version", lambda: "abc123")
+    patch.setattr("benchmark.runs.folder.code_version", lambda: "abc123")
     patch.setattr(checks, "CHECKS", (check_that_it_is_named, check_that_it_is_text))
 
 

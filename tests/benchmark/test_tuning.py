@@ -10,7 +10,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from benchmark import tuning
 from benchmark.config import Runtime
-from benchmark.runs.records import read_record, state
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from benchmark.tuning import choice, further, trials, tune
 from datamodules.common.errors import ConfigError, DataError, RunError

@@ -12,7 +12,7 @@ from torch import nn
 from benchmark.config import Run, RunConfig, Runtime, from_yaml
 from benchmark.registry import ClassSpec
 from benchmark.run import fit
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
 from datamodules.common.errors import ConfigError, DataError, RunError

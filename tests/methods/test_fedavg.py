@@ -46,7 +46,7 @@ def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
     run = make_federation("fedavg", data, rounds=1)
     visits = run.visits(0)
-    outcomes, _ = run.engine.visits(visits, run.server, {})
+    outcomes = run.engine.visits(visits, run.server, {})
     uploads = [outcomes[visit.client, visit.repeat].upload for visit in visits]
     run_rows(run)
     sizes = [data.client(c).size for c in range(3)]

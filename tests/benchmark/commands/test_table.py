@@ -9,9 +9,10 @@ import sys
 from benchmark import run
 from benchmark.cli import main
 from benchmark.launch import placement
-from benchmark.runs import loggers, records
+from benchmark.runs import loggers, states
 from benchmark.runs.environment import ROOT
-from benchmark.runs.records import RunFolder, digest, read_record, read_rows
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import digest, read_record, read_rows
 from toy_suite import FACTS, HEAVY, SUITE, table
 
 
@@ -77,8 +78,8 @@ def test_that_nothing_is_missing_is_seen_without_a_heavy_import(here, fitted):
 def test_a_record_is_read_once(here, fitted, monkeypatch):
     """Where nothing is missing."""
     assert table() == 0
-    read, whole = [], records.read_record
-    monkeypatch.setattr(records, "read_record", lambda path: read.append(path) or whole(path))
+    read, whole = [], states.read_record
+    monkeypatch.setattr("benchmark.runs.states.read_record", lambda path: read.append(path) or whole(path))
     next(here.glob("results/tables/.toy-*")).unlink()
     assert table() == 0
     assert len(read) == len(set(read)) == 4
@@ -273,7 +274,9 @@ def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
 
 def test_runs_of_other_code_are_told(here, fitted, capsys, monkeypatch):
     assert table() == 0
-    monkeypatch.setattr(records, "method_source", lambda run: "other" if run.config.method.name == "fedavg" else None)
+    monkeypatch.setattr(
+        "benchmark.runs.folder.method_source", lambda run: "other" if run.config.method.name == "fedavg" else None
+    )
     assert table("--tables", "1") == 0
     assert table("--tables", "1") == 0, "by its stamp"
     assert capsys.readouterr().err.count("note: 2 complete runs were made by other code of fedavg") == 2

@@ -122,7 +122,8 @@ def test_sizes_are_those_of_the_states():
 
 
 def test_a_calibration_of_several_processes_has_the_threads_of_all(monkeypatch):
-    monkeypatch.setattr(calibration, "placed", lambda config: Runtime(devices=3, threads=2, accelerator="cpu"))
+    there = Runtime(devices=3, threads=2, accelerator="cpu")
+    monkeypatch.setattr(calibration, "placed", lambda run: run.replace(runtime=there))
     before = torch.get_num_threads()
     found = made()
     assert (found.config.runtime.devices, found.config.runtime.threads) == (1, 6)

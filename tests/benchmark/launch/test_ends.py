@@ -16,7 +16,8 @@ from benchmark.federation import checkpoint
 from benchmark.launch.signals import STOPPED
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.run import fit
-from benchmark.runs.records import read_record, read_rows, saved_rounds, state
+from benchmark.runs.records import read_record, read_rows
+from benchmark.runs.states import saved_rounds, state
 from runs import MIXED, ROOT, ROUNDS, assert_same_run, configuration
 
 

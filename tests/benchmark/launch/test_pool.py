@@ -17,20 +17,22 @@ from benchmark.launch.pool import LOG, attempt, default_jobs, pinned, run_all
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED
 from benchmark.registry import ClassSpec
-from benchmark.runs import records
+from benchmark.runs import folder
 from benchmark.runs.environment import cores
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import run_lock
-from benchmark.runs.records import RunFolder, read_record, state
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
 import os, signal, sys, time, types
 from benchmark import registry as classes
-from benchmark.runs import records
+from benchmark.runs import folder
 from benchmark.registry import Kind
 from datamodules.common.errors import RunError
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 
 class Base: pass
 class Method(Base): pass
@@ -38,7 +40,7 @@ class Data(Base): pass
 
 KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name in ("method", "data")}
 classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
-records.environment = dict
+folder.environment = dict
 
 def fit(run):
     files, config = RunFolder(run.folder), run.config
@@ -76,7 +78,7 @@ def fake(tmp_path, monkeypatch):
     (tmp_path / "fake_runs.py").write_text(FIT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fake_runs", raising=False)
-    monkeypatch.setattr(records, "environment", records.environment)
+    monkeypatch.setattr("benchmark.runs.folder.environment", folder.environment)
     for slot, kind in classes.KINDS.items():
         monkeypatch.setitem(classes.KINDS, slot, kind)
     importlib.import_module("fake_runs")

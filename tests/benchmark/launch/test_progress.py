@@ -7,7 +7,7 @@ import pytest
 from benchmark.config import Run, RunConfig, Runtime, resolve
 from benchmark.launch.progress import Pace, continuation, rounds_done
 from benchmark.registry import ClassSpec
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 

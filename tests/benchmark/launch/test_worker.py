@@ -22,7 +22,8 @@ from benchmark.launch import worker
 from benchmark.launch.worker import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.lock import RunLocked, run_lock
-from benchmark.runs.records import read_record, read_rows, saved_rounds, state, without_clock
+from benchmark.runs.records import read_record, read_rows, without_clock
+from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError, Stopped
 from datamodules.digits import Digits
 from methods.fedavg import FedAvg

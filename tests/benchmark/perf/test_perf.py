@@ -261,7 +261,7 @@ GOAL = ("rscfed", "1/CIFAR-100/rscfed", "993", "300", "method.subsets=1")
 def test_a_goal_is_a_row_at_full_size_with_random_images():
     """The paper's constants stay; options change what they name."""
     goal = goals.parsed(GOAL)
-    config = goal.run().config
+    config = goal.config()
     assert (goal.rounds, goal.limit) == (993, 300.0) and config.rounds == 1000
     assert config.method.init_args["subsets"] == 1 and config.method.init_args["warmup_rounds"] == 7
     data = config.data.init_args

@@ -7,8 +7,7 @@ import pytest
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.compare import compare
-from benchmark.runs import records
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from datamodules.common.errors import RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {"x": "1"}, "labelled_histogram": []}
@@ -20,8 +19,8 @@ def make(tmp_path, monkeypatch):
     """Make a run, by default always the same one, in a folder of its own."""
 
     def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, more=None, **changes):
-        monkeypatch.setattr(records, "environment", lambda: {"threads": threads})
-        monkeypatch.setattr(records, "code_version", lambda: f"code {threads}")
+        monkeypatch.setattr("benchmark.runs.folder.environment", lambda: {"threads": threads})
+        monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: f"code {threads}")
         config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), **{"rounds": 4, **changes})
         made = Run.of(replace(config, runtime=Runtime(results_dir=str(tmp_path / where), threads=threads)))
         run = RunFolder(made.folder)

@@ -8,9 +8,8 @@ from benchmark.config import Run, RunConfig, Runtime, identity, resolve
 from benchmark.registry import ClassSpec
 from benchmark.report import cost
 from benchmark.report.cost import Measured, estimate, measured_here, parts, summary
-from benchmark.runs import records
 from benchmark.runs.environment import machine
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 
@@ -46,7 +45,7 @@ def test_only_runs_of_the_same_configuration_count():
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
 def test_only_records_of_this_machine_count(tmp_path, monkeypatch, another, count):
     made = planned(replace(config(), runtime=Runtime(results_dir=str(tmp_path))))
-    monkeypatch.setattr(records, "environment", lambda: machine() | another)
+    monkeypatch.setattr("benchmark.runs.folder.environment", lambda: machine() | another)
     run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
     assert measured_here(tmp_path) == []

@@ -18,7 +18,7 @@ from benchmark.report.layout import (
     texts,
 )
 from benchmark.report.tables import render
-from benchmark.runs.records import RunState
+from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
 
 HOSTILE = r"a|b_c & 5% \input{x} $\frac ~^#"

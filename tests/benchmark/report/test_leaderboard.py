@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmark.report import leaderboard
-from benchmark.runs.records import RunState
+from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 

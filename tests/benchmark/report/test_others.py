@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.report import others
 from benchmark.report.tables import render
-from benchmark.runs.records import RunState
+from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite, load
 
 ENVIRONMENT = {"cpu": "x", "cores": 1, "threads": 1}

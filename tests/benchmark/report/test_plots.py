@@ -16,7 +16,7 @@ from benchmark.config import Runtime
 from benchmark.report import plots
 from benchmark.report.curves import averaged, with_cost
 from benchmark.runs import records
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.status import show
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from benchmark.suites.plan import Plan
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}

@@ -17,7 +17,8 @@ from benchmark.report.tables import (
     replace_block,
     write,
 )
-from benchmark.runs.records import RunFolder, RunState
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
 
 PUBLISHED = {

@@ -16,7 +16,9 @@ from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.runs import archive
 from benchmark.runs.archive import FILES, pack, unpack
-from benchmark.runs.records import RunFolder, read_record, read_rows, state
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record, read_rows
+from benchmark.runs.states import state
 from datamodules.common.errors import ConfigError, RunError
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.run import fit
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import (
     Mirror,
     callbacks,
@@ -21,7 +22,6 @@ from benchmark.runs.loggers import (
     mirror_run,
     mirror_tables,
 )
-from benchmark.runs.records import RunFolder
 from datamodules.common.errors import ConfigError
 from runs import SHORT, configuration, interrupted
 

@@ -17,7 +17,8 @@ from benchmark.cli import main
 from benchmark.config import Runtime
 from benchmark.report import tables
 from benchmark.report.curves import Curve
-from benchmark.runs.records import RunFolder, digest, read_rows
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import digest, read_rows
 from benchmark.site.build import MARK, render, write
 from benchmark.site.charts import Charts
 from benchmark.site.gather import View, find_runs

@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.config import RunConfig
 from benchmark.report.tables import render
-from benchmark.runs.records import RunState
+from benchmark.runs.states import RunState
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError

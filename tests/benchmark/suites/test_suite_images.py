@@ -7,7 +7,7 @@ import pytest
 from benchmark.admission import candidates
 from benchmark.config import Run, Runtime, apply, from_dict, identity, resolve
 from benchmark.run import fit
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from benchmark.suites import suite
 from runs import setting
 

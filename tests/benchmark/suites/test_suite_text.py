@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.config import Run, Runtime, apply, from_dict, identity
 from benchmark.run import fit
-from benchmark.runs.records import RunFolder
+from benchmark.runs.folder import RunFolder
 from benchmark.suites import suite
 from datamodules.io import text
 from runs import setting

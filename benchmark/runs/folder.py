@@ -1,0 +1,346 @@
+"""The files of a run as it writes them: it begins, goes on, ends or fails, and is taken up again after a kill."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmark.config import Run, differences, identity
+from benchmark.files import dump_yaml, finite, regular, write_atomic
+from benchmark.registry import KINDS, imported
+from benchmark.runs.background import repeatedly
+from benchmark.runs.environment import code_version, environment, source_digest
+from benchmark.runs.lock import NAME as LOCK
+from benchmark.runs.lock import run_lock
+from benchmark.runs.records import (
+    AVERAGED,
+    FACTS,
+    READINGS,
+    SCHEMA_VERSION,
+    Record,
+    Row,
+    code_versions,
+    digest,
+    read_record,
+    read_rows,
+    readings,
+    validate,
+)
+from benchmark.runs.states import CHECKPOINTS
+from datamodules.common.errors import RunError
+from datamodules.common.files import named
+
+
+class RunFolder:
+    """One run on disk.
+
+    Args:
+        path: its folder; made by ``open``.
+        heartbeat_s: seconds between updates of ``record.json`` while the run goes on.
+    """
+
+    def __init__(self, path: str | Path, heartbeat_s: float = 5.0) -> None:
+        self.path, self.heartbeat_s = Path(path), heartbeat_s
+        self._record: Record = {}
+        self._opened = self._written = time.monotonic()
+        self._spent = 0.0
+        self._last = -1
+        self._rows = hashlib.sha256()
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other process out of this run, and let its heart beat, while the context is open."""
+
+        def live() -> None:
+            if self._record.get("status") == "running":
+                with suppress(OSError):  # the run itself will meet the full disk
+                    self.beat()
+
+        with run_lock(self.path), repeatedly(live, self.heartbeat_s):
+            yield
+
+    @property
+    def opened(self) -> bool:
+        """Whether the run has begun: its record is kept by ``open``."""
+        return bool(self._record)
+
+    def discard(self) -> None:
+        """Delete what a run has left, so that it starts over; nothing happens where there is no run.
+
+        Raises:
+            RunLocked: a process works on it.
+        """
+        if not self.path.is_dir():
+            return
+        with run_lock(self.path):
+            for left in self.path.iterdir():
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+    def forget(self) -> None:
+        """Remove the folder of a run that never began: one that holds nothing but its lock."""
+        with suppress(OSError):
+            if {file.name for file in self.path.iterdir()} <= {LOCK}:
+                (self.path / LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
+
+    @property
+    def rows_digest(self) -> str:
+        """SHA-256 of the rows so far, as the run has written them: a checkpoint's, so that it knows them again."""
+        return self._rows.hexdigest()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a checkpoint says of where it comes from."""
+        return {key: self._record[key] for key in ("run_id", "partition_hash", "code_version")}
+
+    def open(self, run: Run, facts: Mapping[str, Any] | None = None) -> None:
+        """Start the record, or take up that of an interrupted run (then ``rewind`` comes next).
+
+        Args:
+            run: what is run.
+            facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram``
+                (int ``[clients, classes]``); further keys are recorded as they are. ``None``: not known yet.
+
+        Raises:
+            RunError: the folder holds another run, or the interrupted run had other defaults, another partition or
+                other data.
+        """
+        config = run.config
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
+            left.unlink(missing_ok=True)
+        before = self.record() if (self.path / "record.json").exists() else None
+        facts = finite(dict(facts or {}))
+        if before is not None:
+            self._check_resume(before, run, facts)
+        now, code, codes = _now(), code_version(), []
+        if before is not None:
+            codes = code_versions(before)
+        timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
+        data_args = config.data.init_args
+        self._spent, self._opened = float(timing["seconds"]), time.monotonic()
+        self._record = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run.id,
+            "status": "running",
+            "method": config.method.name,
+            "dataset": config.data.name,
+            "scale": config.scale,
+            "config": finite(identity(config)),
+            "seeds": {"run": config.seed, "partition": data_args.get("partition_seed")},
+            **{key: before[key] if before else None for key in FACTS},
+            **facts,
+            "code_version": code,
+            "rounds": {"done": 0, "total": config.rounds},
+            **dict.fromkeys(READINGS),
+            **({AVERAGED: None} if config.average_last else {}),
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "error": None,
+            "timing": {**timing, "updated": now},
+            "environment": {
+                **environment(),
+                **_runtime(run),
+                "precision": config.precision,
+                "method_source": method_source(run),
+                "code_versions": list(dict.fromkeys([*codes, code])),
+            },
+        }
+        if before is not None:
+            self._keep(config.rounds)
+        write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
+        self._write()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add an evaluated round; it is on disk when this returns.
+
+        Args:
+            row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
+
+        Raises:
+            RunError: ``round`` does not come after the last one.
+        """
+        if row["round"] <= self._last:
+            raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
+        path = self.path / "metrics.jsonl"
+        line = _line(row)
+        with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._rows.update(line.encode())
+        self._last = int(row["round"])
+        self._record |= _sent(row)
+        self.beat(self._last + 1)
+
+    def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
+        """Forget rows of ``next_round`` and later, and, where that is all, the code that made them.
+
+        Args:
+            next_round: the round that the run continues with.
+            rows_digest: that of the rows before it, as its checkpoint knows it; ``None``: it does not.
+
+        Raises:
+            RunError: an evaluated round before ``next_round`` has no row, or the rows before it are others.
+        """
+        before = [row for row in self.rows() if row["round"] < next_round]
+        every, found = self._record["config"]["eval_every"], {row["round"] for row in before}
+        if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
+            raise RunError(
+                f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
+                "bring the file back, or delete the folder to start over"
+            )
+        if rows_digest is not None and _digest_of(before) != rows_digest:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}: the rows before round {next_round} are not those that the run had "
+                "written when its checkpoint was saved; bring the file back, or delete the folder to start over"
+            )
+        self._keep(next_round)
+        if next_round == 0:
+            self._record["environment"]["code_versions"] = [self._record["code_version"]]
+
+    def _keep(self, next_round: int) -> None:
+        """Leave out rows of ``next_round`` and later, and a last line that a kill has torn."""
+        kept = [row for row in self.rows() if row["round"] < next_round]
+        lines = "".join(map(_line, kept))
+        write_atomic(self.path / "metrics.jsonl", lines)
+        self._rows = hashlib.sha256(lines.encode())
+        self._last = kept[-1]["round"] if kept else -1
+        self._record |= _sent(kept[-1] if kept else {})
+
+    def rows(self) -> list[Row]:
+        """Evaluated rounds so far.
+
+        Raises:
+            RunError: a line other than the last is damaged.
+        """
+        return read_rows(self.path)
+
+    def record(self) -> Record:
+        """The record on disk, validated."""
+        return read_record(self.path)
+
+    def beat(self, rounds_done: int | None = None) -> None:
+        """Note that the run is alive (``timing.updated``), at most every ``heartbeat_s`` seconds."""
+        if rounds_done is not None:
+            self._record["rounds"]["done"] = rounds_done
+        if time.monotonic() - self._written >= self.heartbeat_s:
+            self._write()
+
+    def saved(self, rounds: int) -> None:
+        """Note that the run would continue after so many rounds: those in its checkpoint."""
+        self._record["timing"]["saved_rounds"] = rounds
+        self._write()
+
+    def finish(
+        self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[Sequence[int]] | None = None
+    ) -> Record:
+        """Compute the readings from the rows, write the complete record and return it.
+
+        The digest also covers what no row tells:
+
+        Args:
+            averaged: the reading of the averaged model.
+            confusion: of the last round's model, test images by true class (lines) and predicted one; a line is
+                recorded as one text, as in ``class_counts``.
+
+        Raises:
+            RunError: the last round has not been evaluated, or the rows are not those that the run has written.
+        """
+        rows, total = self.rows(), self._record["rounds"]["total"]
+        if _digest_of(rows) != self.rows_digest:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}: the rows are not those that the run has written; bring the file back, "
+                "or delete the folder to start over"
+            )
+        if not rows or rows[-1]["round"] != total - 1:
+            raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
+        self._record |= readings(rows, self._record["config"]["last_k"])
+        self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
+        self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
+        self._record |= _sent(rows[-1])
+        self._record["skipped"] = rows[-1].get("skipped", 0)
+        self._record["rounds"]["done"] = total
+        self._record["status"] = "complete"
+        self._record["timing"].pop("saved_rounds", None)
+        self._record["digest"] = digest(self._record, rows)
+        self._write()
+        return self._record
+
+    def fail(self, error: BaseException, run: Run | None = None) -> None:
+        """Keep the traceback in the record; ``run`` opens it if it failed before it was opened.
+
+        Where nothing can be written (a full disk, a read-only folder) the record stays as it is: the caller has an
+        error to report that matters more.
+        """
+        if not self._record and run is not None:
+            with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
+                self.open(run)
+        if self._record:
+            self._record["error"] = "".join(traceback.format_exception(error))
+            self._record["status"] = "failed"
+            self._record["rounds"]["done"] = max(self._record["rounds"]["done"], self._last + 1)
+            with suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            self._written = time.monotonic()
+            timing = self._record["timing"]
+            timing["updated"] = _now()
+            timing["seconds"] = round(self._spent + self._written - self._opened, 3)
+            validate(self._record, str(self.path))
+            write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
+
+    def _check_resume(self, before: Record, run: Run, facts: Mapping[str, Any]) -> None:
+        if before["run_id"] != run.id:
+            raise RunError(f"{self.path}: holds run {before['run_id']}, not {run.id}; use another folder")
+        if changed := differences(before["config"], run.config):
+            raise RunError(f"{self.path}: {'; '.join(changed)}. Delete the folder to run it again")
+        if not self.rows() and not any((self.path / name).exists() for name in CHECKPOINTS):
+            return
+        for key in ("partition_hash", "data_sha256"):
+            if key in facts and before[key] is not None and before[key] != facts[key]:
+                raise RunError(
+                    f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
+                    "bring the old data back, or delete the folder to start over"
+                )
+
+
+def _sent(row: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes up to and with a row."""
+    return {key: row.get(key, 0) for key in ("bytes_up", "bytes_down")}
+
+
+def method_source(run: Run) -> str | None:
+    """Digest of the code of a run's method (``source_digest``)."""
+    return source_digest(run.class_of("method"), imported(KINDS["method"].base))
+
+
+def _runtime(run: Run) -> dict[str, Any]:
+    """How the run was executed, without the folders of the machine and accounts elsewhere: records are shared."""
+    return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
+
+
+def _digest_of(rows: Sequence[Row]) -> str:
+    """``RunFolder.rows_digest`` of rows that were read."""
+    return hashlib.sha256("".join(map(_line, rows)).encode()).hexdigest()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(finite(dict(row)), allow_nan=False) + "\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

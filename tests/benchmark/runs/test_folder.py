@@ -1,0 +1,300 @@
+"""Run folders: what is on disk after every step, kills, resumes and failures."""
+
+import errno
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
+from benchmark.files import write_atomic
+from benchmark.runs.environment import environment
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.lock import RunLocked, run_lock
+from benchmark.runs.records import read_record
+from benchmark.runs.states import CHECKPOINTS, state
+from datamodules.common.errors import RunError
+from run_folders import FACTS, RUN, row, stripped, whole_run
+
+
+def test_a_complete_run(tmp_path):
+    record = whole_run(tmp_path / "a" / "b").record()
+    assert record["status"] == "complete" and record["run_id"] == RUN.id
+    assert (record["method"], record["dataset"], record["scale"]) == ("fedavg", "digits", "custom")
+    assert record["seeds"] == {"run": 1, "partition": 7}
+    assert record["rounds"] == {"done": 4, "total": 4}
+    assert record["final"] == {"round": 3, "acc": 50.0, "auc": 93.0}
+    assert record["best"] == {"round": 1, "acc": 60.0, "auc": 91.0}
+    assert record["last_k_mean"] == {"rounds": 2, "acc": 55.0, "auc": 92.5}
+    assert (record["bytes_up"], record["bytes_down"]) == (400, 800)
+    assert record["labelled_histogram"] == [[3, 0], [0, 0]]
+    assert record["environment"]["torch"] and record["environment"]["precision"] == "32-true"
+    saved = from_yaml((tmp_path / "a" / "b" / "config.yaml").read_text())
+    assert identity(saved) == identity(RUN.config) == record["config"]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("torn", ["", '{"round": 2, "acc"', '{"round": 2, "acc": 1.0}', "\x00\x00"])
+def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(tmp_path, torn):
+    whole_run(tmp_path / "whole")
+    first = RunFolder(tmp_path / "cut")
+    first.open(RUN, FACTS)
+    first.append(row(0))
+    first.append(row(1))
+    with open(tmp_path / "cut/metrics.jsonl", "a") as file:
+        file.write(torn)
+    second = RunFolder(tmp_path / "cut")
+    second.open(RUN, FACTS)
+    second.rewind(1)
+    assert [r["round"] for r in second.rows()] == [0]
+    for number in (1, 2, 3):
+        second.append(row(number))
+    second.finish()
+    assert stripped(tmp_path / "cut") == stripped(tmp_path / "whole")
+
+
+def test_opening_again_keeps_rows_and_the_time_spent(tmp_path):
+    first = RunFolder(tmp_path, heartbeat_s=0)
+    first.open(RUN, FACTS)
+    first.append(row(0))
+    (tmp_path / "record.json").write_text(
+        (tmp_path / "record.json").read_text().replace('"seconds": 0', '"seconds": 50')
+    )
+    started = first.record()["timing"]["started"]
+    second = RunFolder(tmp_path)
+    second.open(RUN, FACTS)
+    second.append(row(1))
+    timing = second.record()["timing"]
+    assert timing["started"] == started and timing["seconds"] >= 50
+    assert [r["round"] for r in second.rows()] == [0, 1]
+
+
+def test_resume_refuses_another_run_and_other_data(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, FACTS)
+    folder.open(RUN, {**FACTS, "partition_hash": "other"})
+    folder.append(row(0))
+    with pytest.raises(RunError, match="cannot resume, partition_hash was other and is now ab"):
+        RunFolder(tmp_path).open(RUN, FACTS)
+    other = Run.of(RunConfig(RUN.config.method, RUN.config.data, rounds=5))
+    with pytest.raises(RunError, match=f"holds run {RUN.id}, not {other.id}"):
+        RunFolder(tmp_path).open(other, FACTS)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp_path, name):
+    """With ``eval_every`` large, a run may be far on before its first row."""
+    RunFolder(tmp_path).open(RUN, FACTS)
+    (tmp_path / name).write_bytes(b"state of the method")
+    with pytest.raises(RunError, match=r"cannot resume, data_sha256 was \{'f': 'cd'\} and is now \{\}; bring the old"):
+        RunFolder(tmp_path).open(RUN, {**FACTS, "data_sha256": {}})
+    RunFolder(tmp_path).open(RUN, FACTS)
+
+
+@pytest.mark.parametrize(("every", "lost"), [(1, "0"), (2, "1")])
+def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
+    """Its readings would be of the later rows only. Nothing is changed: the file may still be found."""
+    run = Run.of(replace(RUN.config, eval_every=every))
+    folder = RunFolder(tmp_path)
+    folder.open(run, FACTS)
+    for number in range(every - 1, 3, every):
+        folder.append(row(number))
+    folder.rewind(3)
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text("".join(whole.splitlines(keepends=True)[1:]))
+    for _ in range(2):
+        folder = RunFolder(tmp_path)
+        folder.open(run, FACTS)
+        with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; bring the"):
+            folder.rewind(3)
+    (tmp_path / "metrics.jsonl").write_text(whole)
+    folder.rewind(3)
+    assert (tmp_path / "metrics.jsonl").read_text() == whole
+    folder.rewind(0)
+    assert folder.rows() == []
+
+
+def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
+    def opened(version):
+        monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: version)
+        folder = RunFolder(tmp_path, heartbeat_s=0)
+        folder.open(RUN, FACTS)
+        return folder
+
+    first = opened("v1")
+    assert first.record()["environment"]["code_versions"] == ["v1"]
+    record = first.record()
+    del record["environment"]["code_versions"]  # as older records
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    for version in ("v2", "v3", "v2"):
+        folder = opened(version)
+    record = folder.record()
+    assert record["code_version"] == "v2" and record["environment"]["code_versions"] == ["v1", "v2", "v3"]
+    assert folder.origin == {"run_id": RUN.id, "partition_hash": "ab", "code_version": "v2"}
+    folder.rewind(0)
+    folder.append(row(0))
+    assert folder.record()["environment"]["code_versions"] == ["v2"], "nothing of the others is left"
+
+
+def test_skipped_updates_are_counted_in_the_record(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, FACTS)
+    for number in range(4):
+        folder.append(row(number, **({"skipped": number} if number else {})))
+    assert folder.finish()["skipped"] == 3
+    assert whole_run(tmp_path / "none").record()["skipped"] == 0
+
+
+def test_a_folder_without_a_run_is_forgotten(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        assert not folder.opened
+        folder.forget()
+    assert not (tmp_path / "run").exists()
+    begun = whole_run(tmp_path / "run")
+    assert begun.opened
+    begun.forget()
+    assert state(tmp_path / "run") == "complete"
+
+
+def test_rows_only_go_forward(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, FACTS)
+    folder.append(row(1))
+    with pytest.raises(RunError, match="round 1 after 1; rewind before resuming"):
+        folder.append(row(1))
+    with pytest.raises(RunError, match="the last of 4 rounds has no row"):
+        folder.finish()
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, FACTS)
+    folder.append(row(0, auc=float("nan"), loss=float("inf")))
+    assert folder.rows()[0]["auc"] is None and folder.rows()[0]["loss"] is None
+
+
+def test_heartbeat_is_written_but_not_at_every_row(tmp_path):
+    folder = RunFolder(tmp_path, heartbeat_s=3600)
+    folder.open(RUN, FACTS)
+    before = (tmp_path / "record.json").read_bytes()
+    folder.append(row(0))
+    assert (tmp_path / "record.json").read_bytes() == before
+    time.sleep(0.005)
+    folder.heartbeat_s = 0
+    folder.beat(3)
+    record = folder.record()
+    assert record["rounds"]["done"] == 3 and record["status"] == "running"
+    assert record["timing"]["updated"] > json.loads(before)["timing"]["updated"]
+
+
+def test_the_heart_beats_during_a_long_round_while_the_lock_is_held(tmp_path):
+    folder = RunFolder(tmp_path, heartbeat_s=0.01)
+    with folder.lock():
+        time.sleep(0.05)
+        assert not (tmp_path / "record.json").exists()
+        folder.open(RUN, FACTS)
+        before = folder.record()["timing"]
+        deadline = time.monotonic() + 20
+        while folder.record()["timing"]["updated"] == before["updated"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert folder.record()["timing"]["updated"] > before["updated"]
+        for number in range(4):
+            folder.append(row(number))
+        folder.finish()
+    record = folder.record()
+    time.sleep(0.05)
+    assert folder.record() == record and record["status"] == "complete"
+
+
+def test_a_failure_keeps_its_traceback(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(RUN, FACTS)
+    folder.append(row(0))
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError as error:
+        folder.fail(error)
+    record = folder.record()
+    assert record["status"] == "failed" and record["rounds"]["done"] == 1
+    assert (record["bytes_up"], record["bytes_down"]) == (100, 200)
+    assert "test_a_failure_keeps_its_traceback" in record["error"] and "by zero" in record["error"]
+    whole = RunFolder(tmp_path)
+    whole.open(RUN, FACTS)
+    assert whole.record()["status"] == "running" and whole.record()["error"] is None
+
+
+def test_a_failure_before_the_record_was_opened(tmp_path):
+    RunFolder(tmp_path / "none").fail(ValueError("x"))
+    assert not (tmp_path / "none").exists()
+    RunFolder(tmp_path / "some").fail(ValueError("x"), RUN)
+    assert read_record(tmp_path / "some")["status"] == "failed"
+
+
+def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
+    known = RunFolder(tmp_path)
+    known.open(RUN, FACTS)
+    before = (tmp_path / "record.json").read_bytes()
+    read_only()
+    known.fail(ValueError("x"))
+    RunFolder(tmp_path).fail(ValueError("x"), RUN)
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_atomic(tmp_path / "record.json", "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(tmp_path / "record.json", "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("record.json", "old")]
+
+
+def test_records_do_not_tell_the_folders_of_the_machine(tmp_path):
+    """Records are shared; where data and results lay is nobody's business."""
+    runtime = Runtime(data_dir="/home/secret/data", results_dir="/home/secret/results", devices=1)
+    folder = RunFolder(tmp_path)
+    folder.open(RUN.replace(runtime=runtime), FACTS)
+    text = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert '"devices": 1' in text
+    assert "secret" not in text
+
+
+def test_a_run_on_the_cpu_does_not_wake_the_gpu(monkeypatch):
+    def waken(*_):
+        raise AssertionError("asked a GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for name in ("get_device_name", "device_count"):
+        monkeypatch.setattr(torch.cuda, name, waken)
+    found = environment()
+    assert (found["gpu"], found["gpus"], found["tf32"]) == (None, 0, False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = environment()
+    assert (found["gpu"], found["gpus"]) == ("H200", 2)
+
+
+def test_a_discarded_run_leaves_nothing(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    (folder.path / "more").mkdir()
+    (folder.path / "more" / "file").touch()
+    folder.discard()
+    assert state(folder.path) == "missing" and [file.name for file in folder.path.iterdir()] in ([], ["run.lock"])
+    whole_run(folder.path)
+    RunFolder(tmp_path / "never").discard()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_run_that_goes_on_is_not_discarded(tmp_path):
+    folder = whole_run(tmp_path / "run")
+    with run_lock(folder.path), pytest.raises(RunLocked):
+        folder.discard()
+    assert state(folder.path) == "complete"

@@ -1,0 +1,66 @@
+"""Folders of runs for tests: a whole run of four rounds, and who else has its lock."""
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+
+from benchmark.config import Run, RunConfig
+from benchmark.registry import ClassSpec
+from benchmark.runs import records
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import read_record, without_clock
+
+FACTS = {"partition_hash": "ab", "data_sha256": {"f": "cd"}, "labelled_histogram": [[3, 0], [0, 0]]}
+
+
+RUN = Run.of(
+    RunConfig(
+        ClassSpec("methods.fedavg.FedAvg", {"lr": 0.1}),
+        ClassSpec("datamodules.digits.Digits", {"partition_seed": 7}),
+        rounds=4,
+        seed=1,
+        last_k=2,
+    )
+)
+
+
+ACCURACY = [10.0, 60.0, 60.0, 50.0]
+
+
+def row(number, **more):
+    return {
+        "round": number,
+        "acc": ACCURACY[number],
+        "auc": 90.0 + number,
+        "visits": 10,
+        "bytes_up": 100 * (number + 1),
+        "bytes_down": 200 * (number + 1),
+        "timing": {"seconds": int.from_bytes(os.urandom(2), "big") / 1000},
+        **more,
+    }
+
+
+def whole_run(path):
+    folder = RunFolder(path)
+    folder.open(RUN, FACTS)
+    for number in range(4):
+        folder.append(row(number))
+    folder.finish()
+    return folder
+
+
+def stripped(path):
+    rows = "\n".join(json.dumps(without_clock(r)) for r in records.read_rows(path))
+    return json.dumps(without_clock(read_record(path))) + rows
+
+
+@contextmanager
+def flocked(folder, kind):
+    """Someone else's lock: of a run (exclusive) or of one who only looks (shared)."""
+    handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, kind)
+        yield
+    finally:
+        os.close(handle)
