@@ -114,11 +114,11 @@ class SlotsEngine(ReferenceEngine):
         """Groups of visits that go on together; the first one shows how many slots there are, where that is open."""
         rest = list(visits)
         if rest and (spare := self.spare) is not None:
-            self.spare, before = None, free_bytes(self.device)
+            self.spare, before = None, available_bytes(self.device)
             (largest,) = first = next(in_turns(rest, 1))
             yield first
             rest.remove(largest)
-            after = free_bytes(self.device)
+            after = available_bytes(self.device)
             own = num_bytes(spare.registered())
             more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
             more = min(more, self.around.data.num_clients - 1)
@@ -366,11 +366,6 @@ class RecordedStep:
         fit.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Bytes that are left on a device, without those that torch keeps for itself; ``None`` where it does not say."""
-    return available_bytes(device)
 
 
 def more_slots(free: int, each: int) -> int:

@@ -48,7 +48,7 @@ def slots_with(free: list[Any], **options: Any) -> tuple[int, list[dict[str, Any
     with (
         emulated() as emulation,
         streams(emulation) as times,
-        patch.object(slots, "free_bytes", side_effect=free) as asked,
+        patch.object(slots, "available_bytes", side_effect=free) as asked,
         patch.object(SlotsEngine, "__init__", noted),
     ):
         rows, server = run_of("fed_consist", fabric=fabric(), slots="auto", **options)
