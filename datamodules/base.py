@@ -1,11 +1,10 @@
 """``FSSLDataModule``: a data set on the device, split over clients, with labels only where they belong."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast, overload
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
@@ -16,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from datamodules.common import streams as random_streams
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, told
-from datamodules.common.memory import available_bytes, in_words
+from datamodules.common.memory import available_bytes
+from datamodules.common.options import Scenario, check_options
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, Images, channel_moments, random_split
@@ -24,107 +24,15 @@ from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
 from datamodules.partition.lists import Lists
 from datamodules.partition.roster import Roster
+from datamodules.partition.sites import Oracle, SiteData, Sites
 from datamodules.views import pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch, epoch
+from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
 from datamodules.views.features import FeatureView
 
-Scenario = Literal["partial_clients", "server", "all_clients"]
-
-LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
-    "num_labels": ("server", "all_clients"),
-    "label_fraction": ("all_clients",),
-    "labels_per_class": ("all_clients",),
-    "labelled_partition": ("all_clients",),
-    "labelled_min_per_class": ("partial_clients",),
-}
-"""Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
-
-
-@dataclass(frozen=True)
-class SiteData:
-    """What one client (or the server) holds: positions in the training set, and labels where it has them.
-
-    Args:
-        labelled: int64 ``[n_l]`` positions with labels.
-        labels: int64 ``[n_l]`` classes of ``labelled``.
-        unlabelled: int64 ``[n_u]`` positions without labels.
-        revealed: int64 ``[n_u]`` classes of ``unlabelled``, in a setting that gives them away (an upper bound).
-        validation: int64 ``[n_v]`` positions that nobody trains on, at the server (``data.validation``).
-        validation_labels: int64 ``[n_v]`` classes of ``validation``.
-    """
-
-    labelled: Tensor
-    labels: Tensor
-    unlabelled: Tensor
-    revealed: Tensor | None = None
-    validation: Tensor | None = None
-    validation_labels: Tensor | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of images."""
-        return len(self.labelled) + len(self.unlabelled)
-
-
-class Sites(Sequence[SiteData]):
-    """What every client holds, made anew whenever it is asked for: a client that does not take part costs nothing.
-
-    Args:
-        labelled: positions with labels, by client.
-        unlabelled: positions without, by client.
-        make: makes a site of both, int64 tensors.
-        device: of these tensors.
-    """
-
-    def __init__(
-        self, labelled: Lists, unlabelled: Lists, make: Callable[[Tensor, Tensor], SiteData], device: torch.device
-    ) -> None:
-        self._labelled, self._unlabelled, self._make = labelled, unlabelled, make
-        self._with, self._without = (torch.tensor(lists.flat, device=device) for lists in (labelled, unlabelled))
-        self._others: dict[int, SiteData] = {}
-
-    def __len__(self) -> int:
-        return len(self._labelled)
-
-    @overload
-    def __getitem__(self, client: int) -> SiteData: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> list[SiteData]: ...
-
-    def __getitem__(self, client: int | slice) -> SiteData | list[SiteData]:
-        if isinstance(client, slice):
-            return [self[k] for k in range(*client.indices(len(self)))]
-        k = range(len(self))[client]
-        if k in self._others:
-            return self._others[k]
-        ends = (slice(*lists.starts[k : k + 2].tolist()) for lists in (self._labelled, self._unlabelled))
-        return self._make(self._with[next(ends)], self._without[next(ends)])
-
-    def __setitem__(self, client: int, site: SiteData) -> None:
-        """From now on the client holds something else; tests do that."""
-        self._others[range(len(self))[client]] = site
-
-    def labelled(self) -> tuple[int, ...]:
-        """Ids of the clients that hold labels, ascending."""
-        held = self._labelled.lengths > 0
-        for client in self._others:
-            held[client] = len(self._others[client].labelled) > 0
-        return tuple(np.flatnonzero(held).tolist())
-
-
-class Oracle:
-    """Hidden labels, for metrics only: nothing that trains may hold one."""
-
-    def __init__(self, labels: Tensor) -> None:
-        self._labels = labels
-
-    def correct(self, index: Tensor, labels: Tensor) -> Tensor:
-        """Whether ``labels`` are the true classes of the training images at ``index``; bool, same shape."""
-        return self._labels[index] == labels
 
 
 class FSSLDataModule(L.LightningDataModule):
@@ -260,26 +168,10 @@ class FSSLDataModule(L.LightningDataModule):
         self.save_hyperparameters()
         check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        for name, seed in (("partition_seed", self.partition_seed), ("split_seed", split_seed)):
-            if seed is not None and not 0 <= seed < 2**32:
-                raise ConfigError(f"{name} is {seed}; NumPy takes 0 to 2^32 - 1")
-        for name, scenarios in LABEL_OPTIONS.items():
-            if self.hparams[name] is not None and scenario not in scenarios:
-                raise ConfigError(
-                    f"data.{name} says nothing about data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
-                    "leave it out"
-                )
-        if labelled_repeats != "none" and labels_per_class is None:
-            raise ConfigError(
-                f"data.labelled_repeats={labelled_repeats} belongs to data.labels_per_class: give that too, "
-                "or leave it out"
-            )
-        if hidden_labels == "pooled" and union_mode != "none":
-            raise ConfigError(
-                f"with data.hidden_labels=pooled all images of a client count as labelled, and with "
-                f"data.union_mode={union_mode} some of them twice: choose data.union_mode=none"
-            )
-        self._check_ranges()
+        check_options(self.hparams)
+        for name in () if self.measured else ("num_classes", "mean", "std"):
+            if getattr(self, name, None) is None:
+                raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.processes = 1
@@ -325,44 +217,6 @@ class FSSLDataModule(L.LightningDataModule):
         zoom = own.image_size * 5 / 4 if own.zoom_size is None else own.zoom_size
         return round(zoom * self.image_size / own.image_size)
 
-    def _check_ranges(self) -> None:
-        """Refuse numbers that cannot be meant.
-
-        Raises:
-            ConfigError: names the first of them, its value and its range.
-        """
-        h = self.hparams
-        for name in () if self.measured else ("num_classes", "mean", "std"):
-            if getattr(self, name, None) is None:
-                raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")
-        least = dict.fromkeys(("min_size", "border", "validation", "balanced_holdout", "labels_per_class"), 0)
-        least |= dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1)
-        least |= {"labelled_min_per_class": 1}
-        for name, bound in least.items():
-            if h[name] is not None and not h[name] >= bound:
-                raise ConfigError(f"data.{name} is {h[name]}; it must be at least {bound}")
-        if not 0 <= h["labelled_holdout"] < 1:
-            raise ConfigError(f"data.labelled_holdout is {h['labelled_holdout']}; it is a share, 0 to below 1")
-        if h["labelled_holdout"] and h["balanced_holdout"]:
-            raise ConfigError(
-                f"data.labelled_holdout={h['labelled_holdout']} and data.balanced_holdout={h['balanced_holdout']} both "
-                "replace the test set: give one of them"
-            )
-        if not 0 <= h["flip"] <= 1:
-            raise ConfigError(f"data.flip is {h['flip']}; it is a probability, 0 to 1")
-        for name in ("mean", "std", "test_mean", "test_std"):
-            values = h[name]
-            if values is None:
-                continue
-            if len(values) not in (1, h["channels"]):
-                raise ConfigError(
-                    f"data.{name} is {values}; give one number, or one for each of {h['channels']} channels"
-                )
-            if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
-                raise ConfigError(
-                    f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}"
-                )
-
     def read(self) -> Arrays:
         """The data set's images and labels."""
         raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
@@ -398,63 +252,19 @@ class FSSLDataModule(L.LightningDataModule):
                 )
         return arrays
 
-    def _check_sizes(self, arrays: Arrays) -> None:
-        """Refuse a border that does not lead to the network's input, and images that are too large for the memory.
-
-        Training and test images are laid out for the views at least once each.
-
-        Raises:
-            ConfigError: says what the images would take, and what there is.
-        """
-        geometries = {name: view.geometry for name, view in self.views.items() if isinstance(view.geometry, Geometry)}
-        needed = 0
-        for images, names in ((arrays.train_images, set(geometries) - {"test"}), (arrays.test_images, {"test"})):
-            if images.ndim == 4:
-                extents = [geometries[name].extent(*images.shape[1:3]) for name in names & set(geometries)]
-                needed += len(images) * 3 * max((height * width for height, width in extents), default=0)
-        free, border, side = available_bytes(self.device), self.hparams["border"], self.image_size
-        for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
-            framed = [length + 2 * border for length in images.shape[1:3]]
-            if border and images.ndim == 4 and framed != [side, side]:
-                raise ConfigError(
-                    f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, {in_words(needed)} "
-                    f"of memory in all, but the network takes {side} x {side}: choose the border that leads there, "
-                    "another --data.side, or no border"
-                )
-        if free is not None and needed * self.processes > free:
-            sides = {name: self.hparams[name] for name in ("side", "zoom") if self.hparams[name]}
-            asked = ", ".join(f"data.{name}={value}" for name, value in sides.items()) or type(self).__name__
-            times = f" in each of {self.processes} processes" if self.processes > 1 else ""
-            fewer = ", or fewer --devices" if self.processes > 1 else ""
-            raise ConfigError(
-                f"{asked}: the images of {type(self).__name__} would take {in_words(needed)} of memory{times}, and "
-                f"{in_words(free)} are free; choose smaller images{fewer}"
-            )
-
-    def _check_channels(self, arrays: Arrays) -> None:
-        """Refuse one channel of coloured images.
-
-        Raises:
-            ConfigError: says what the option is for.
-        """
-        if self.hparams["channels"] != 1:
-            return
-        for images in (arrays.train_images, arrays.test_images):
-            for start in range(0, len(images) if images.ndim == 4 else 0, 256):
-                some = images[start : start + 256]
-                if (some != some[..., :1]).any():
-                    raise ConfigError(
-                        f"data.channels=1 is for grey images, and some of {type(self).__name__} are coloured: "
-                        "leave it out"
-                    )
-
     def setup(self, stage: str | None = None) -> None:
         """Read the data and draw (or load) the partition; a second call does nothing."""
         if self._ready:
             return
         arrays = self._arrays_read()
-        self._check_sizes(arrays)
-        self._check_channels(arrays)
+        name, h = type(self).__name__, self.hparams
+        needed = layout_bytes(arrays, self.views)
+        if h["border"]:
+            check_border(arrays, h["border"], self.image_size, needed)
+        asked = {option: h[option] for option in ("side", "zoom") if h[option]}
+        check_memory(name, asked, needed, available_bytes(self.device), self.processes)
+        if h["channels"] == 1:
+            check_grey(name, arrays)
         if self.hparams["split"] == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
@@ -673,3 +483,6 @@ class _Batches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return self.make()
+
+
+__all__ = ["FSSLDataModule", "Scenario", "SiteData"]

@@ -8,11 +8,10 @@ A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called i
 over the same batches takes the same steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import torch
@@ -28,159 +27,13 @@ from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
 from methods.models.norm import Spread, StaticBatchNorm2d, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
-from methods.parts.columns import own_column
 from methods.parts.step_number import StepNumber, step_numbers
+from methods.parts.tally import Tally, own_column
 from methods.parts.tensors import wide
+from methods.parts.visits import Site, Upload, Visit
 
 Scope = Literal["shared", "personal", "local", "server"]
 ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One participation of one client (or of the server) in one round.
-
-    Args:
-        round: 0-based round.
-        client: client id, or ``SERVER``.
-        cohort: index of the cohort of this round that the client was drawn for.
-        repeat: how often the client has already been visited in this round; for the server 1 before the first round.
-        labelled: whether the site holds labels.
-        size: number of the site's training images.
-        first: whether the client takes part for the first time in the run.
-        rounds: planned number of rounds of the run (for schedules).
-    """
-
-    round: int = 0
-    client: int = 0
-    cohort: int = 0
-    repeat: int = 0
-    labelled: bool = True
-    size: int = 0
-    first: bool = True
-    rounds: int = 1
-
-    @property
-    def before_first_round(self) -> bool:
-        """Whether the server works before any client has."""
-        return self.client == SERVER and self.repeat > 0
-
-
-@dataclass
-class Upload:
-    """What a client sends back: its shared tensors, and statistics that the server may add up.
-
-    Args:
-        visit: the visit that it ends.
-        tensors: tensors by name.
-        weight: the client's weight in an average over sizes.
-        stats: further tensors by name.
-        bytes: what sending takes, a whole number, where that is less than the tensors' sizes (sparse updates).
-    """
-
-    visit: Visit
-    tensors: dict[str, Tensor]
-    weight: float
-    stats: dict[str, Tensor] = field(default_factory=dict)
-    bytes: int | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on the way to the server."""
-        return num_bytes(self.tensors) + num_bytes(self.stats) if self.bytes is None else self.bytes
-
-
-class Site(Protocol):
-    """What the hooks see of the place where they run: its data, random streams and a way to train there."""
-
-    data: SiteData
-    visit: Visit
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """Random stream of this visit for ``purpose``, on the data's device (``order/...``: on the CPU)."""
-
-    def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterable[Tensor]:
-        """Float views of the site's own training images at ``index``, in order and in blocks of ``size``.
-
-        Raises:
-            RunError: an image is not the site's. The positions of a ``Stream`` are looked at likewise.
-        """
-
-    def fit(self, work: LocalWork) -> int:
-        """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
-
-    def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        """Log how good pseudo-labels are; only this metric sees the hidden labels, and no hook can read it back.
-
-        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
-        right ones, selected or not, ``pseudo/right``; of each also the part that every class (as labelled) has,
-        ``..._by_class``.
-        """
-
-    def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
-        """Whether ``labels`` are the true classes of the images at ``index``: for declared oracles only.
-
-        Raises:
-            RunError: the method does not say ``uses_oracle``.
-        """
-
-
-Logged = tuple[str, torch.Size, torch.dtype]
-"""A value that is logged: its name, shape and type."""
-
-
-def different_shapes(name: str, one: torch.Size, here: str, other: torch.Size, there: str) -> str:
-    """What an error says of a value that is logged in two shapes, which have no common mean."""
-    return (
-        f"{name!r} is logged in the shape {list(one)} {here}, and in the shape {list(other)} {there}; log one shape "
-        "under one name"
-    )
-
-
-class Tally:
-    """Weighted sums of what a visit logs, kept on the device and added to in place.
-
-    A value may have another shape in another visit, such as one number per upload. Each shape has sums of its own, so
-    that those of a recorded step stay where they are. Sums are float32 or wider.
-    """
-
-    def __init__(self) -> None:
-        self.sums: dict[Logged, tuple[Tensor, Tensor]] = {}
-        self.touched: dict[str, Logged] = {}
-
-    def add(self, name: str, value: Tensor, weight: float) -> None:
-        """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``.
-
-        Raises:
-            RunError: the visit has logged ``name`` in another shape.
-        """
-        part = wide(value.detach()) * weight
-        key = self.touched.setdefault(name, (name, part.shape, part.dtype))
-        if part.shape != key[1]:
-            raise RunError(different_shapes(name, key[1], "first", part.shape, "then"))
-        if key not in self.sums:
-            self.sums[key] = torch.zeros_like(part), torch.zeros((), dtype=torch.float64, device=part.device)
-        total, weights = self.sums[key]
-        total += part
-        weights += weight
-
-    def mean(self, name: str) -> Tensor | None:
-        """Weighted mean of ``name``; ``None`` if this visit has not logged it."""
-        if name not in self.touched:
-            return None
-        total, weights = self.sums[self.touched[name]]
-        return total / weights.to(total.dtype)
-
-    def clear(self) -> None:
-        """Begin another visit, in the same tensors."""
-        self.touched.clear()
-        for total, weights in self.sums.values():
-            total.zero_()
-            weights.zero_()
-
-    def taken(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Copies of the sums and weights that this visit has touched."""
-        return {name: (self.sums[key][0].clone(), self.sums[key][1].clone()) for name, key in self.touched.items()}
 
 
 class FedMethod(L.LightningModule):

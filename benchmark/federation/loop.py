@@ -36,7 +36,8 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
-from methods.base import FedMethod, Upload, Visit, different_shapes
+from methods.base import FedMethod, Upload, Visit
+from methods.parts.tally import different_shapes
 
 AT_A_TIME = 4  # clients of each process whose states are sent in one message
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from benchmark.registry import KINDS, find_class, known_names
-from datamodules.base import FSSLDataModule, Oracle, Sites
+from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
 from datamodules.io import sources
+from datamodules.partition.sites import Oracle, Sites
 from datamodules.views.batches import epoch
 from federations import SCENARIOS, few_data, make_data, make_method
 

@@ -41,31 +41,6 @@ def test_logged_numbers_are_weighted_means() -> None:
     assert float(method.tallied("number")) == pytest.approx(3.0)
 
 
-def test_sums_of_short_numbers_are_wide() -> None:
-    """Sums of bfloat16 numbers stop at 256, and other visits' types leave no trace."""
-    tally = Tally()
-    for _ in range(1000):
-        tally.add("number", torch.ones((), dtype=torch.bfloat16), 1.0)
-    mean = tally.mean("number")
-    assert mean is not None and float(mean) == 1.0
-    tally.clear()
-    tally.add("number", torch.tensor(0.1, dtype=torch.float64), 3.0)
-    assert tally.taken()["number"][0].dtype == torch.float64
-
-
-def test_sums_of_another_shape_leave_those_of_a_recorded_step_alone() -> None:
-    """A recorded step adds to the tensors that were there when it was recorded, whatever another visit has logged."""
-    tally = Tally()
-    tally.add("number", torch.tensor(2.0), 1.0)
-    recorded = next(iter(tally.sums.values()))[0]
-    tally.clear()
-    tally.add("number", torch.ones(3), 1.0)
-    tally.clear()
-    tally.add("number", torch.tensor(0.0), 1.0)
-    recorded += 5.0
-    assert float(tally.taken()["number"][0]) == 5.0
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_in_half_precision_is_refused() -> None:
     """As by a federation: scaled gradients would be clipped as if they were not."""

@@ -10,7 +10,7 @@ from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
 from federations import few_data, make_federation, run_rows, site_of
 from methods.base import FedMethod, Upload
-from methods.parts.columns import FRAMEWORK, own_column
+from methods.parts.tally import FRAMEWORK
 
 ENGINES = [{}, {"slots": 2}]
 
@@ -62,13 +62,6 @@ def test_every_column_that_the_framework_fills_is_reserved():
     own = {name for name in row if name not in FRAMEWORK}
     assert own == {"loss", "loss_unlabelled", "server/loss", "server/loss_labelled"}
     assert {"pseudo/selected_by_class", "pseudo/wrong", "pseudo/balance"} <= set(row)
-
-
-def test_no_two_names_share_a_column():
-    names = ["loss", "acc", "logged/acc", "logged/logged/acc", "server/x", "x", "pseudo/certain", "pseudo/right"]
-    for automatic in (True, False):
-        assert len({own_column(name, automatic) for name in names}) == len(names)
-    assert own_column("loss", automatic=False) == "loss" and own_column("pseudo/certain", True) == "pseudo/certain"
 
 
 # --- hidden labels

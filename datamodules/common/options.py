@@ -1,0 +1,85 @@
+"""Options of a data module: which values they may have, by themselves and together."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Literal
+
+from datamodules.common.errors import ConfigError
+
+Scenario = Literal["partial_clients", "server", "all_clients"]
+
+LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
+    "num_labels": ("server", "all_clients"),
+    "label_fraction": ("all_clients",),
+    "labels_per_class": ("all_clients",),
+    "labelled_partition": ("all_clients",),
+    "labelled_min_per_class": ("partial_clients",),
+}
+"""Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
+
+LEAST: Mapping[str, int] = {
+    **dict.fromkeys(("min_size", "border", "validation", "balanced_holdout", "labels_per_class"), 0),
+    **dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1),
+    "labelled_min_per_class": 1,
+}
+"""The smallest value of options that count."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse values out of range, and options that contradict each other.
+
+    Args:
+        options: arguments of ``FSSLDataModule`` by name.
+
+    Raises:
+        ConfigError: names the first of them, its value, and what to choose.
+    """
+    partition_seed = options["run_seed"] if options["partition_seed"] is None else options["partition_seed"]
+    for name, seed in (("partition_seed", partition_seed), ("split_seed", options["split_seed"])):
+        if seed is not None and not 0 <= seed < 2**32:
+            raise ConfigError(f"{name} is {seed}; NumPy takes 0 to 2^32 - 1")
+    for name, least in LEAST.items():
+        if options[name] is not None and not options[name] >= least:
+            raise ConfigError(f"data.{name} is {options[name]}; it must be at least {least}")
+    if not 0 <= options["labelled_holdout"] < 1:
+        raise ConfigError(f"data.labelled_holdout is {options['labelled_holdout']}; it is a share, 0 to below 1")
+    if not 0 <= options["flip"] <= 1:
+        raise ConfigError(f"data.flip is {options['flip']}; it is a probability, 0 to 1")
+    for name in ("mean", "std", "test_mean", "test_std"):
+        if options[name] is not None:
+            _check_constants(name, options[name], options["channels"])
+    _check_together(options)
+
+
+def _check_constants(name: str, values: list[float], channels: int) -> None:
+    """Refuse constants of normalisation that do not fit the channels, or are no numbers to divide by."""
+    if len(values) not in (1, channels):
+        raise ConfigError(f"data.{name} is {values}; give one number, or one for each of {channels} channels")
+    if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
+        raise ConfigError(f"data.{name} is {values}; give finite numbers{' above 0' if name.endswith('std') else ''}")
+
+
+def _check_together(options: Mapping[str, Any]) -> None:
+    """Refuse options that say nothing, or two things, beside the others."""
+    scenario = options["scenario"]
+    for name, scenarios in LABEL_OPTIONS.items():
+        if options[name] is not None and scenario not in scenarios:
+            raise ConfigError(
+                f"data.{name} says nothing about data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
+                "leave it out"
+            )
+    if options["labelled_repeats"] != "none" and options["labels_per_class"] is None:
+        raise ConfigError(
+            f"data.labelled_repeats={options['labelled_repeats']} belongs to data.labels_per_class: give that too, "
+            "or leave it out"
+        )
+    if options["hidden_labels"] == "pooled" and options["union_mode"] != "none":
+        raise ConfigError(
+            f"with data.hidden_labels=pooled all images of a client count as labelled, and with "
+            f"data.union_mode={options['union_mode']} some of them twice: choose data.union_mode=none"
+        )
+    if options["labelled_holdout"] and options["balanced_holdout"]:
+        raise ConfigError(
+            f"data.labelled_holdout={options['labelled_holdout']} and "
+            f"data.balanced_holdout={options['balanced_holdout']} both replace the test set: give one of them"
+        )

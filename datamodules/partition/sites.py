@@ -1,0 +1,95 @@
+"""What clients and the server hold, and the labels that metrics alone may see."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.partition.lists import Lists
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """What one client (or the server) holds: positions in the training set, and labels where it has them.
+
+    Args:
+        labelled: int64 ``[n_l]`` positions with labels.
+        labels: int64 ``[n_l]`` classes of ``labelled``.
+        unlabelled: int64 ``[n_u]`` positions without labels.
+        revealed: int64 ``[n_u]`` classes of ``unlabelled``, in a setting that gives them away (an upper bound).
+        validation: int64 ``[n_v]`` positions that nobody trains on, at the server (``data.validation``).
+        validation_labels: int64 ``[n_v]`` classes of ``validation``.
+    """
+
+    labelled: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+    revealed: Tensor | None = None
+    validation: Tensor | None = None
+    validation_labels: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of images."""
+        return len(self.labelled) + len(self.unlabelled)
+
+
+class Sites(Sequence[SiteData]):
+    """What every client holds, made anew whenever it is asked for: a client that does not take part costs nothing.
+
+    Args:
+        labelled: positions with labels, by client.
+        unlabelled: positions without, by client.
+        make: makes a site of both, int64 tensors.
+        device: of these tensors.
+    """
+
+    def __init__(
+        self, labelled: Lists, unlabelled: Lists, make: Callable[[Tensor, Tensor], SiteData], device: torch.device
+    ) -> None:
+        self._labelled, self._unlabelled, self._make = labelled, unlabelled, make
+        self._with, self._without = (torch.tensor(lists.flat, device=device) for lists in (labelled, unlabelled))
+        self._others: dict[int, SiteData] = {}
+
+    def __len__(self) -> int:
+        return len(self._labelled)
+
+    @overload
+    def __getitem__(self, client: int) -> SiteData: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[SiteData]: ...
+
+    def __getitem__(self, client: int | slice) -> SiteData | list[SiteData]:
+        if isinstance(client, slice):
+            return [self[k] for k in range(*client.indices(len(self)))]
+        k = range(len(self))[client]
+        if k in self._others:
+            return self._others[k]
+        ends = (slice(*lists.starts[k : k + 2].tolist()) for lists in (self._labelled, self._unlabelled))
+        return self._make(self._with[next(ends)], self._without[next(ends)])
+
+    def __setitem__(self, client: int, site: SiteData) -> None:
+        """From now on the client holds something else; tests do that."""
+        self._others[range(len(self))[client]] = site
+
+    def labelled(self) -> tuple[int, ...]:
+        """Ids of the clients that hold labels, ascending."""
+        held = self._labelled.lengths > 0
+        for client in self._others:
+            held[client] = len(self._others[client].labelled) > 0
+        return tuple(np.flatnonzero(held).tolist())
+
+
+class Oracle:
+    """Hidden labels, for metrics only: nothing that trains may hold one."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self._labels = labels
+
+    def correct(self, index: Tensor, labels: Tensor) -> Tensor:
+        """Whether ``labels`` are the true classes of the training images at ``index``; bool, same shape."""
+        return self._labels[index] == labels
