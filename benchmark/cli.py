@@ -12,6 +12,8 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
+from benchmark.argument_help import described
+from benchmark.arguments import options_of, type_in_words, type_of
 from benchmark.commands import (
     admit,
     describe,
@@ -30,7 +32,7 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
-from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
+from benchmark.registry import KINDS, find_class, known_names, one_line
 from benchmark.runs.environment import code_version, package_version
 from datamodules.common.errors import BenchError, ConfigError, Stopped
 
@@ -151,7 +153,7 @@ def _parse(arguments: list[str]) -> Namespace:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
         command = commands.get(arguments[0], top) if arguments else top
-        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", explained(error, command))
+        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", _explained(error, command))
         _, _, words = message.partition("nrecognized arguments: ")
         for word in words.split():
             meant = _meant(word.partition("=")[0], arguments, command) if word.startswith("--") else ""
@@ -160,9 +162,20 @@ def _parse(arguments: list[str]) -> Namespace:
     return chosen
 
 
+def _explained(error: ArgumentError, command: ArgumentParser) -> str:
+    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
+    message = one_line(error)
+    found = re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message)
+    expected = {option.dest: type_in_words(type_of(option)) for option in options_of(command)}
+    if found is None or found[1] not in expected:
+        return message
+    given = "null" if found[2] == "None" else found[2]
+    return f"--{found[1]} {given}: expected {expected[found[1]]}"
+
+
 def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> str:
     """What an unknown option may stand for: that of the method or the data set, or the closest of the command."""
-    name, own = option[2:], [o[2:] for a in command._actions for o in a.option_strings if o not in ("-h", "--help")]
+    name, own = option[2:], [o[2:] for a in options_of(command) for o in a.option_strings if o not in ("-h", "--help")]
     words = [word for argument in arguments for word in argument.split("=", 1)]
     for slot, kind in KINDS.items():
         if slot not in own:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 from unicodedata import category
 
+from benchmark.arguments import handed_over, typed_args
 from benchmark.files import dump_yaml, load_yaml
-from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
+from benchmark.registry import KINDS, ClassSpec, find_class, imported, path_of, unknown
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
 

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from benchmark.argument_help import described
 from benchmark.config import Run, Runtime
-from benchmark.registry import KINDS, described, find_class, known_names
+from benchmark.registry import KINDS, find_class, known_names
 from benchmark.runs.environment import gpu_name, slow_precision
 from datamodules.common.errors import ConfigError
 

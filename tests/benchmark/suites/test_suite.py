@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from benchmark.arguments import build
 from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
-from benchmark.registry import build
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
