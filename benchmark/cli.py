@@ -33,7 +33,7 @@ from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
-from benchmark.runs.environment import code_version, package_version
+from benchmark.runs.code_identity import code_version, package_version
 from datamodules.common.errors import BenchError, ConfigError, Stopped
 
 ROOMS: dict[str, Any] = {

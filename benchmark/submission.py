@@ -28,8 +28,8 @@ from benchmark.registry import KINDS, imported, one_line
 from benchmark.report.compare import compare
 from benchmark.run import fit
 from benchmark.runs.archive import FILES
+from benchmark.runs.code_identity import method_source
 from benchmark.runs.environment import hardware
-from benchmark.runs.folder import method_source
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row

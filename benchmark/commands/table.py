@@ -216,7 +216,7 @@ def _mirror(
 
 def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
     """Which methods' code has changed since some of the runs were made, in words."""
-    from benchmark.runs.folder import method_source
+    from benchmark.runs.code_identity import method_source
 
     changed: dict[str, int] = {}
     for run, record in complete:

@@ -26,9 +26,9 @@ from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
-from benchmark.runs.data_provenance import facts
-from benchmark.runs.environment import code_version
-from benchmark.runs.folder import RunFolder, method_source
+from benchmark.runs.code_identity import code_version, method_source
+from benchmark.runs.data_provenance import data_provenance
+from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
 from datamodules.common.memory import available_bytes
@@ -164,7 +164,7 @@ def _rounds(fabric: Fabric, run: Run, files: RunFolder, recorder: "Recorder | No
             more.insert(0, recorder)
         store = Store(_client_memory(config.runtime), path / f"{STATES}.{fabric.global_rank}")
         federation = assemble(run, method, data, fabric, more, store)
-        known = {**facts(data), "client_state_bytes": federation.client_state_bytes}
+        known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
         _first(fabric, lambda: files.open(run, known))
         if recorder:
             print(f"{path}: {_in_words(config, federation)}", file=sys.stderr)

@@ -1,23 +1,15 @@
-"""On what a run ran: versions, hardware, the state of the code. Recorded, never part of a run's identity."""
+"""What a run ran on: software, hardware, and how busy the machine is. Recorded, never part of a run's identity."""
 
-import ast
-import hashlib
-import inspect
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark import ROOT
 from datamodules.common.errors import ConfigError
 
-CODE = ("benchmark", "methods", "datamodules")
 NATIVE = {  # processors' own arithmetic in 16 bits, as Linux spells it, the last ones on Arm
     "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
     "16-mixed": ("float16", ["avx512_fp16", "amx_fp16", "asimdhp"]),
@@ -26,7 +18,6 @@ LOOK_S = 0.1  # how long other programs' use of the cores is observed
 IDLE = 0.5  # cores: less counts as nothing
 PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # one of them, where Linux has a GPU
-NO_NUMBERS = ("uploads_needed",)  # what a method declares, and what changes none of its numbers
 MOST_PER_CORE = 4  # processes: beyond one they only get in each other's way
 
 
@@ -203,64 +194,3 @@ def _cpuinfo(key: str, info: Path = Path("/proc/cpuinfo")) -> str:
             if name.strip() == key:
                 return value.strip()
     return ""
-
-
-def code_version() -> str:
-    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version.
-
-    A checkout that git says nothing of is marked: its code may be anything.
-    """
-    checkout = (ROOT / ".git").exists()
-    described = _git("describe", "--always", "--tags", "--abbrev=12") if checkout else None
-    if described:
-        return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
-    return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
-
-
-@cache
-def source_digest(cls: type, base: type) -> str | None:
-    """Digest of the code of a class: of the files that it and its own bases stand in, without docstrings and comments.
-
-    What only says how a run may be executed (``uploads_needed``) is left out, too.
-
-    Args:
-        cls: for instance a method.
-        base: the framework's class, whose code and that of all above it is left out.
-
-    Returns:
-        Twelve hexadecimal digits; ``None`` where there is no source to read, as in some notebooks.
-    """
-    own = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
-    try:
-        sources = [inspect.getsource(sys.modules[name]) for name in dict.fromkeys(one.__module__ for one in own)]
-    except (OSError, TypeError, KeyError):
-        return None
-    code = "\n".join(ast.unparse(_what_counts(ast.parse(source))) for source in sources)
-    return hashlib.sha256(code.encode()).hexdigest()[:12]
-
-
-def _what_counts(tree: ast.Module) -> ast.Module:
-    """The code without docstrings and without declarations that change no number."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            node.body = [one for one in node.body if ast.unparse(one).partition(" = ")[0] not in NO_NUMBERS]
-            node.body = node.body or [ast.Pass()]
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def package_version() -> str:
-    """The version of the installed package."""
-    try:
-        return version("fssl-bench")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _git(*command: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
