@@ -103,7 +103,7 @@ def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[st
     try:
         args = dict(vars(parser.parse_object(dict(values))))
     except jsonargparse.ArgumentError as error:
-        wrong = next((name for name in values if not _fits(parser, name, values[name])), None)
+        wrong = next((name for name in values if not accepts(cls, name, values[name], skip)), None)
         message = one_line(error) if wrong is None else _mismatch(where, wrong, values[wrong], types[wrong])
         raise ConfigError(f"{where} ({cls.__name__}): {message}") from None
     for name in values:
@@ -112,12 +112,12 @@ def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[st
     return args
 
 
-def _fits(parser: Any, name: str, value: object) -> bool:
-    """Whether an argument takes a value."""
+def accepts(cls: type, name: str, value: object, skip: Collection[str] = ()) -> bool:
+    """Whether a class has an argument of this name, other than those to ``skip``, whose type takes the value."""
     import jsonargparse
 
     try:
-        parser.parse_object({name: value})
+        parser_of(cls, frozenset(skip)).parse_object({name: value})
     except jsonargparse.ArgumentError:
         return False
     return True
