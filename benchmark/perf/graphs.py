@@ -36,7 +36,7 @@ NOTE = (
 def step_of(network: str, batch: int, precision: str, device: torch.device) -> Callable[[], Tensor]:
     """A supervised step on one random batch, 3 x 32 x 32 pixels; it returns the loss."""
     torch.manual_seed(0)
-    model = models.build(network, 10).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = models.build(network, 10).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
     x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     y = torch.randint(10, (batch,), device=device)
@@ -45,7 +45,7 @@ def step_of(network: str, batch: int, precision: str, device: torch.device) -> C
         optimizer.zero_grad()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16-mixed"):
             loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         return loss.detach()
