@@ -68,10 +68,10 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 
 def _written(options: Namespace, dotted: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file of a suite that extends the leaderboard's by the method's row, made if it is missing, and its label.
+    """The file of a suite that adds the method's row to the leaderboard, written if it is missing, and the row's label.
 
     Raises:
-        ConfigError: the suite has no such setting, or has the label already, or another row is described there.
+        ConfigError: the suite has no such setting or has the label already, or the file describes another row.
     """
     extended, label = load(options.paper), options.method.rpartition(".")[2]
     find_class(options.method, KINDS["method"])

@@ -23,12 +23,14 @@ from benchmark.config import (
     resolve,
     run_id,
     to_yaml,
+    with_pipeline,
 )
 from benchmark.files import dump_yaml, load_yaml, read_value
-from benchmark.registry import ClassSpec, Kind, known_names
+from benchmark.registry import ClassSpec, Kind, known_names, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.switches import check_switches, switches
 from datamodules.partition.roster import Roster
+from methods.fedavg import FedAvg
 from methods.models import network
 
 BASE = """
@@ -387,6 +389,23 @@ class Narrower(Switches):
 
     def __init__(self, rule: Literal["a"] | None = None, **base: Any) -> None:
         super().__init__(**base)
+
+
+class Named(FedAvg):
+    """A method that names a pipeline."""
+
+    pipeline = "randaugment"
+
+
+def test_a_method_names_the_pipeline_of_a_data_set_without_one_of_its_own():
+    named = register_local(Named)
+    assert with_pipeline({"method": named, "data": "digits"})["data"]["init_args"] == {"pipeline": "randaugment"}
+    for method, data in (
+        (named, {"class_path": "digits", "init_args": {"pipeline": "zoom_crop_flip"}}),
+        (named, "ag_news"),
+        ("fedavg", "digits"),
+    ):
+        assert with_pipeline({"method": method, "data": data}) == {"method": method, "data": data}
 
 
 def test_switches_of_constructors():
