@@ -1,4 +1,4 @@
-"""FedDB as its paper writes it, where the released code differs."""
+"""FedDB as printed in its paper, where the released code differs."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,15 @@ from methods.feddb import FedDB
 
 
 class AllImages(FedDB):
-    """Algorithm 3: loss of pseudo-labels and APP-U run over all of the client's images, not over the confident ones.
+    """Algorithm 3: pseudo-label loss and APP-U are taken over all of the client's images, not the confident ones.
 
-    A client without confident images takes all its labels at once, as any other.
+    A client without confident images takes all its labels at once, like any other.
     """
 
     labels_alone = None
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """As ``FedDB``, with the share of images that are confident."""
+        """As in ``FedDB``, with the share of confident images."""
         made = super().pseudo_labelled(client, probabilities)
         share = self.select(probabilities)[1].float().mean()
         fields = made["unlabelled"].fields
@@ -25,9 +25,9 @@ class AllImages(FedDB):
         return made
 
     def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
-        """All images."""
+        """Return all images."""
         return client.data.unlabelled
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """The sum over the confident images, over the number of all: their mean times their share."""
+        """Sum over the confident images, divided by the number of all: their mean times their share."""
         return super().unlabelled_loss(samples) * samples["share"].mean()

@@ -25,8 +25,8 @@ class MeanTeacher(FedMethod):
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``warmup_rounds`` of clients with labels alone | not mentioned | 7, momentum kept | 7 |
-    | first model of a teacher | initial model | global model at the first selection | as the code, after the warm-up |
-    | ``ema_ramp``, ``ema_decay`` of the teacher | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
+    | first model of a teacher | initial model | global model at the first selection | as released, after the warm-up |
+    | ``ema_ramp``, ``ema_decay`` of the teacher | constant 0.999 | min(1 - 1/(t+1), 0.999) | as released |
     | ``lr``, ``lr_unlabelled`` without labels | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
     """
 
@@ -104,7 +104,7 @@ class SharpenedTeacher(MeanTeacher):
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``lambda_u`` weight of the consistency loss | none (1) | 0.02 | 0.02 |
-    | squared error | squared norm per sample | over the configured batch size | as the code |
+    | squared error | squared norm per sample | over the configured batch size | as released |
     | ``temperature`` of sharpening | 0.5 | 0.5 | 0.5 |
     """
 
