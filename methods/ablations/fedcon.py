@@ -15,7 +15,7 @@ from methods.fedcon import FedCon
 from methods.parts.teacher import ema_update
 
 EPOCH = 1000
-"""Batches that count as one round in the schedule of the averaged student (released code)."""
+"""Batches that count as one round in the schedule of the mean student (released code)."""
 
 
 class ReleasedFedCon(FedCon):
