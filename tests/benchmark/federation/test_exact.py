@@ -205,7 +205,7 @@ def test_a_part_of_uploads_that_are_kept_has_a_mean():
 def test_the_tensors_of_a_client_cannot_be_read():
     _, left = joint_mean(uploads_of())
     for read in (lambda t: t["w"], list, len, lambda t: t.items().__iter__().__next__()):
-        with pytest.raises(RunError, match=r"client 3 are asked for.*uploads_needed of the method say 'each'"):
+        with pytest.raises(RunError, match=r"reads the tensors of client 3.*uploads_needed = 'each'"):
             read(left[3].tensors)
 
 
@@ -399,7 +399,7 @@ def test_a_method_that_says_too_little_is_told():
 
         uploads_needed = "sum"
 
-    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the tensors of client 0 are asked for"):
+    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the method reads the tensors of client 0"):
         make_federation(Peeks, few_data(2), 1, sums="exact").run()
 
 
