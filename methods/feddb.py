@@ -132,9 +132,8 @@ def model_weights(averages: Tensor, as_written: bool = False) -> Tensor:
             uniform APP-U has no effect.
         as_written: Algorithm 2, with the sum over classes of Eq. 16: each step is ``softmax(beta - g)``, where g is the
             gradient of the root of the sum of squares. Otherwise as released: ``softmax(-0.71 beta - 1.9 g)``, where g
-            is
-            the gradient of the mean squared error over classes between the mean APP-U and the uniform distribution. A
-            fresh SGD optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) takes the same step.
+            is the gradient of the mean squared error over classes between the mean APP-U and the uniform distribution.
+            A fresh SGD optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) takes the same step.
     """
     clients, classes = averages.shape
     beta = torch.full((clients,), 1.0 / clients, dtype=averages.dtype, device=averages.device)

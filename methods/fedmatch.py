@@ -86,10 +86,9 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         helper_every: rounds between two uses of helpers.
         l1_threshold: see the table.
         delta: see the table.
-        batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in
-            round(n / batch_size) steps, where n is the client's number of labelled images, if any; its unlabelled
-            images
-            are then spread over as many steps.
+        batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in round(n /
+            batch_size) steps, where n is the client's number of labelled images, if any; its unlabelled images are then
+            spread over as many steps.
         dpl: debias the model's own probabilities before the threshold and its vote (FedDB's DPL).
         batch_size: images per step.
         clip_norm: see ``FedMethod``; applies to sigma and psi separately.
@@ -408,8 +407,7 @@ def update(new: Tensor, old: Tensor, delta: float, cut: float = 0.0) -> tuple[Te
 
     Returns:
         ``new`` where it differs from ``old`` by more than ``delta`` or is not a number, else ``old``; and a bool mask
-        of
-        where that is.
+        of where that is.
     """
     sent = ~((sparse(new, cut) - old).abs() <= delta)
     return torch.where(sent, new, old), sent

@@ -33,7 +33,6 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
 
     LSAA: less confident clients get more weight (Eq. 15). The variants of Fig. 4, and the paper's version where the
     released code differs, are ablations in ``methods.ablations.fl2``.
-    are ablations in ``methods.ablations.fl2``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|

@@ -60,7 +60,7 @@ COMMANDS = {
 }
 OPTIONS = {
     "--method fedavgg": "unknown method 'fedavgg'; did you mean 'fedavg'?",
-    "--method .": "method '.' is no dotted path such as my_package.mine.Mine",
+    "--method .": "method '.' is not a dotted path such as my_package.mine.Mine",
     "--method os.path.join": "method 'os.path.join' is not a subclass of methods.base.FedMethod",
     "--data digit": "unknown data set 'digit'; did you mean 'digits'?",
     "--data methods.fedavg.FedAvg": "is not a subclass of datamodules.base.FSSLDataModule",
@@ -174,7 +174,7 @@ DATA = {
     "--data.flip 1.5": "data.flip is 1.5; it is a probability, 0 to 1",
     "--data.pipeline none": "unknown pipeline 'none'",
     "--data.split half": "--data.split half: expected {official,random80}",
-    "--data.validation 5000": "data.validation=5000: give a number of the 250 training images",
+    "--data.validation 5000": "data.validation=5000: give a number below the 250 training images",
     "--data ag_news --data_dir empty": "ag_news is not in ",
     "--data cifar10 --data_dir damaged": "cifar10.npz (file 1 of 1) is damaged or not the published data set",
     "--data cifar10 --data_dir pickled": "Object arrays cannot be loaded when allow_pickle=False",
@@ -189,7 +189,7 @@ DATA = {
     "--data bad_data.NoRead": "NoRead must define read() -> Arrays",
 }
 PARTITIONS = {
-    "--data.num_clients 0": "cannot spread 250 samples over 0 clients: take at least one client",
+    "--data.num_clients 0": "cannot spread 250 samples over 0 clients: choose at least one client",
     "--data.num_clients 5000": "cannot spread 250 samples over 5000 clients",
     "--data.partition dirichlet --data.beta 0": "the Dirichlet concentration beta must be positive and finite, got 0.0",
     "--data.partition dirichlet --data.beta .nan": "--data.beta is nan; give a finite number",
@@ -202,26 +202,26 @@ PARTITIONS = {
     "--data.picked 0": "data.picked is 0; it must be at least 1",
     "--data.picked 9": "cannot pick 9 labelled clients out of 3",
     "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
-    "--data.num_labels 20": "data.num_labels says nothing about data.scenario=partial_clients",
+    "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
     "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: take 10 or 20",
     "--data.scenario all_clients": "labels at all clients need one of data.num_labels",
     "--data.scenario all_clients --data.label_fraction 1.5": "labelled fraction of a client must be in (0, 1], got 1.5",
     "--data.scenario all_clients --data.label_fraction 0": "labelled fraction of a client must be in (0, 1], got 0.0",
     "--data.scenario all_clients --data.labels_per_class -1": "data.labels_per_class is -1; it must be at least 0",
-    "--data.labelled_repeats second_class": "data.labelled_repeats=second_class belongs to data.labels_per_class",
+    "--data.labelled_repeats second_class": "data.labelled_repeats=second_class needs data.labels_per_class",
     "--data.union_mode code_index": "this partition has no labelled pool in a stored order",
     "--data.labelled_min_per_class 0": "data.labelled_min_per_class is 0; it must be at least 1",
-    "--data.labelled_min_per_class 900": "the labelled clients (1) should hold so many images of every class together",
+    "--data.labelled_min_per_class 900": "the labelled clients (1) must together hold that many images of every class",
     "--data.balanced_holdout 55": "data.balanced_holdout=55: give a multiple of the 10 classes",
-    "--data.balanced_holdout 10 --data.labelled_holdout 0.5": "both replace the test set: give one of them",
+    "--data.balanced_holdout 10 --data.labelled_holdout 0.5": "both replace the test set: give only one",
     "--data.partition_seed -1": "partition_seed is -1; NumPy takes 0 to 2^32 - 1",
     "--data.partition_file missing.json": "cannot use the partition file missing.json: FileNotFoundError",
     "--data.partition_file torn.json": "cannot use the partition file torn.json: JSONDecodeError",
     "--data.partition_file changed.json": "its content does not match its hash",
     "--data.partition_file two.json": "two.json has 2 clients; give --data.num_clients 2",
     "--data.partition_file beyond.json": "the partition was made for another data set",
-    "--data.partition_file twice.json": "the partition gives sample 1 twice: to client 0 (labelled) and to client 1",
+    "--data.partition_file twice.json": "the partition assigns sample 1 twice: to client 0 (labelled) and to client 1",
 }
 
 # --- methods of one's own: before the run begins, and in its first round
@@ -244,7 +244,7 @@ PLUGINS = {
     "bad_methods.HookName": "HookName.agregate is never called: did you mean 'aggregate'?",
 }
 HOOKS = {
-    "bad_methods.StepsZero": "a pass of 0 steps trains nothing: take a whole number from 1, or None",
+    "bad_methods.StepsZero": "a pass of 0 steps trains nothing: give a whole number from 1, or None",
     "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
     "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",

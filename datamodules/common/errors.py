@@ -1,13 +1,13 @@
-"""The errors a user can meet: each message says what, where, why, and what to do about it."""
+"""Errors shown to users: each message says what, where, why, and what to do about it."""
 
 import signal
 
 NOT_FINITE = "is not finite"
-"""What the error of a run says whose loss or tensors left the numbers."""
+"""Phrase in the errors about losses or tensors that are NaN or infinite."""
 
 
 class BenchError(ValueError):
-    """Base of all errors that are the input's fault rather than the code's."""
+    """Base of all errors caused by input rather than by a bug."""
 
 
 class ConfigError(BenchError):
@@ -19,11 +19,11 @@ class DataError(BenchError):
 
 
 class RunError(BenchError):
-    """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""
+    """A run that cannot continue: non-finite loss, a checkpoint of another configuration, a damaged file."""
 
 
 class Stopped(BaseException):
-    """The process was asked to stop. Like ``KeyboardInterrupt`` it is no error, so that nobody takes it for one.
+    """The process received a signal to stop; like ``KeyboardInterrupt``, not an ``Exception``.
 
     Args:
         number: the signal.
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 def words(error: BaseException) -> str:
-    """The message of an error, also of one that fails to make it."""
+    """Return an error's message, even if its ``__str__`` fails."""
     try:
         return str(error)
     except Exception:
@@ -46,5 +46,5 @@ def words(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What an error says; before one that is not of these stands its type, without which its words may mean little."""
+    """Return an error's message, preceded by its type unless it is a ``BenchError``."""
     return words(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {words(error)}"

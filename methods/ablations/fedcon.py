@@ -105,10 +105,10 @@ def warmup_factor(step: int, length: int) -> float:
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
 
-    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``,
-    ``v <- momentum v + lr u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, released code
-    for contrastive learning by the norm of d. If w or d is 0, ``u = d``. Tensors with one axis (biases and the
-    parameters of normalisation layers) are exempt: there ``u = g`` (SimCLR, BYOL).
+    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``, ``v <- momentum v + lr
+    u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, released code for contrastive learning
+    by the norm of d. If w or d is 0, ``u = d``. Tensors with one axis (biases and the parameters of normalisation
+    layers) are exempt: there ``u = g`` (SimCLR, BYOL).
 
     No step synchronises with the host, and ``lr`` may be a 0-dim tensor.
 

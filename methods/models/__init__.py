@@ -53,8 +53,8 @@ def build(
     """Build a network with fresh weights, in channels_last memory format.
 
     Args:
-        name: a key of ``MODELS``, or the dotted path of a class or function that returns an ``nn.Module``.
-            Methods that use features need a ``Backbone``, or a module with the same attributes.
+        name: a key of ``MODELS``, or the dotted path of a class or function that returns an ``nn.Module``. Methods that
+            use features need a ``Backbone``, or a module with the same attributes.
         num_classes: number of logits; passed as the network's first argument.
         in_channels: channels of the input images, passed on if the network has an argument of that name.
         image_size: side of the square input images in pixels, passed on in the same way.

@@ -67,9 +67,9 @@ def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
 class SmallCNN(Backbone):
     """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; no normalisation.
 
-    92 626 parameters for 10 classes, 115 756 for 100, in 14 tensors, no buffers (RSCFed, released code).
-    Layers are built in forward order with torch's default initialisation: after ``torch.manual_seed(1337)`` the weights
-    equal the authors' bit for bit.
+    92 626 parameters for 10 classes, 115 756 for 100, in 14 tensors, no buffers (RSCFed, released code). Layers are
+    built in forward order with torch's default initialisation: after ``torch.manual_seed(1337)`` the weights equal the
+    authors' bit for bit.
 
     Args:
         num_classes: number of logits.

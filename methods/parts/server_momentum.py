@@ -20,7 +20,7 @@ class ServerMomentum(RoundSchedule):
     Args:
         model: the network.
         server_momentum: momentum of ``momentum_step``; it applies to parameters, buffers are averaged. 0: plain
-        average.
+            average.
         aggregation: ``uniform`` over the clients that return an upload, or weighted by ``size``.
     """
 

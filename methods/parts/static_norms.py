@@ -25,8 +25,7 @@ class StaticNorms(FedMethod):
         sbn_scope: images used: the labelled images and the pool of ``all`` clients, or those of the round's ``active``
             clients, one client after the other.
         sbn_order: ``class_sorted``: the labelled images in batches of 10, then the pool in stored order; ``dataset``:
-        one
-            stream, the labelled images first, then the pool in the order of the data set.
+            one stream, the labelled images first, then the pool in the order of the data set.
         sbn_batch: images per batch.
     """
 

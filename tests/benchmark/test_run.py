@@ -147,7 +147,7 @@ def test_a_lost_gpu_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
         ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0; it must be at least 1"),
         ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* nothing has started this process on each.* srun"),
         ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
-        ({"data__num_clients": 0}, DataError, "over 0 clients: take at least one"),
+        ({"data__num_clients": 0}, DataError, "over 0 clients: choose at least one"),
         ({"runtime__accelerator": "gpux"}, ConfigError, "invalid accelerator name"),
     ],
 )

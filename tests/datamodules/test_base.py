@@ -183,7 +183,7 @@ def test_an_exported_partition_knows_its_images(tmp_path):
     data, file = make_data(), str(tmp_path / "partition.json")
     data.export(file)
     assert make_data(partition_file=file).partition.hash == data.partition.hash
-    with pytest.raises(DataError, match=r"partition\.json: DataError: .* a copy in another order: labels differ"):
+    with pytest.raises(DataError, match=r"partition\.json: DataError: .* another order of it: labels differ"):
         make_data(partition_file=file, split="random80")
 
 
@@ -270,7 +270,7 @@ def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
 
 
 def test_a_rule_for_labelled_clients_belongs_to_its_scenario():
-    with pytest.raises(ConfigError, match=r"labelled_min_per_class says nothing about data\.scenario=server"):
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class has no effect with data\.scenario=server"):
         make_data("server", labelled_min_per_class=3)
     with pytest.raises(ConfigError, match=r"labelled_min_per_class is 0; it must be at least 1"):
         make_data(labelled_min_per_class=0)
@@ -424,7 +424,7 @@ def test_one_channel_is_for_grey_images():
 
     data = make_data(channels=1)
     assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
-    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, and some of Coloured are coloured"):
+    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, but some of Coloured have colour"):
         Coloured(channels=1).setup()
 
 

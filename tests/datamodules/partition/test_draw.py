@@ -180,8 +180,8 @@ def test_the_count_of_draws_goes_along(tmp_path):
 @pytest.mark.parametrize(
     ("least", "says"),
     [
-        (61, r"the labelled clients \(3\) should hold so many .*the rarest class has 60 in all: label more clients"),
-        (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or ask for fewer"),
+        (61, r"the labelled clients \(3\) must together hold that many .*the rarest class has only 60: label more clients"),
+        (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or a smaller"),
     ],
 )
 def test_labelled_clients_that_never_hold_enough_are_one_clear_error(least, says):

@@ -386,7 +386,7 @@ def test_resnet9_matches_the_released_network():
         (lambda: build("torch.nn.functional.relu", 10), "it has no argument num_classes"),
         (lambda: build("pathlib.Path", 10), "standard library"),
         (lambda: build("collections.", 10), "standard library"),
-        (lambda: build("methods.models.", 10), "is no dotted path"),
+        (lambda: build("methods.models.", 10), "is not a dotted path"),
         (lambda: build("torchvision.models.list_models", 10), "it has no argument num_classes"),
         (lambda: build("small_cnn", 10, widht=3), "unknown option widht; it has num_classes"),
         (lambda: build("small_cnn", 10, image_size=15), "side 15 are too small"),
