@@ -47,7 +47,7 @@ class FeatureView:
         chosen = stored[:, self.first : self.end]
         if chosen.shape[1] < (self.end or self.first + 1) - self.first:
             raise DataError(
-                f"{self}: only {stored.shape[1]} version(s) of each sample are stored, without a distorted copy for "
+                f"{self}: only {stored.shape[1]} version(s) of each sample are stored, no distorted copy for "
                 "this view; choose another data.pipeline"
             )
         return chosen

@@ -322,9 +322,9 @@ def test_without_shuffles_a_client_is_ordered_by_class():
         ({"test_std": [0.0]}, r"data.test_std is \[0.0\]; give finite numbers above 0"),
         ({"test_mean": [0.1, 0.2]}, r"data.test_mean is \[0.1, 0.2\]; give one number, or one for each of 3 channels"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
-        ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* take 5 or more"),
+        ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
-        ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to 32 .*data\.zoom.*data\.side"),
+        ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to at least 32 .*data\.zoom.*data\.side"),
     ],
 )
 def test_contradictory_options(args, message):
@@ -436,7 +436,7 @@ def test_one_coloured_image_is_found_wherever_it_is(part):
             getattr(arrays, part)[-1, ..., 1] //= 2
             return arrays
 
-    with pytest.raises(ConfigError, match="some of LastIsColoured are coloured"):
+    with pytest.raises(ConfigError, match="some of LastIsColoured have colour"):
         LastIsColoured(channels=1).setup()
 
 

@@ -76,7 +76,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
     path = interrupted(config, 3)
     rows = (path / "metrics.jsonl").read_bytes()
     (path / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; bring the file back"):
+    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; restore the file"):
         fit(config)
     assert state(path) == "failed"
     (path / "metrics.jsonl").write_bytes(rows)
@@ -86,9 +86,9 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("a digit", r"metrics\.jsonl: the rows before round 3 are not those that the run had written when its check"),
-        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; bring the file back"),
-        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; bring the file back"),
+        ("a digit", r"metrics\.jsonl: the rows before round 3 differ from those written when the check"),
+        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; restore the file"),
+        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; restore the file"),
     ],
 )
 def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
@@ -119,7 +119,7 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypat
         return whole(self, number)
 
     monkeypatch.setattr(Federation, "run_round", changes)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run has written; bring the"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run wrote; restore the"):
         fit(config)
     assert state(config.folder) == "failed"
 

@@ -394,10 +394,10 @@ def test_a_missing_partition_file(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((([0, 9],), ([],), [], []), r"gives position 9 to client 0 \(labelled\), but there are 9 samples"),
-        ((([],), ([-1],), [], []), r"gives position -1 to client 0 \(unlabelled\)"),
-        ((([],), ([],), [12], []), "gives position 12 to the server"),
-        ((([],), ([],), [], [10]), "gives position 10 to the pool"),
+        ((([0, 9],), ([],), [], []), r"assigns position 9 to client 0 \(labelled\), but there are 9 samples"),
+        ((([],), ([-1],), [], []), r"assigns position -1 to client 0 \(unlabelled\)"),
+        ((([],), ([],), [12], []), "assigns position 12 to the server"),
+        ((([],), ([],), [], [10]), "assigns position 10 to the pool"),
         (
             (([1, 1],), ([],), [], []),
             r"sample 1 twice: to client 0 \(labelled\) and to client 0 \(labelled\)",
@@ -467,7 +467,7 @@ def test_the_released_index_needs_a_labelled_pool(tmp_path):
 @pytest.mark.parametrize(
     ("drawn", "message"),
     [
-        ([0, 1, 9], "gives position 9 to the labelled pool"),
+        ([0, 1, 9], "assigns position 9 to the labelled pool"),
         ([0, 1, 1], "labelled pool holds sample 1 twice"),
         ([0, 1, 2], "labelled pool holds sample 2 although the unlabelled pool holds it too"),
         ([0, 4], "labelled pool holds sample 1 not at all, but a client has it"),

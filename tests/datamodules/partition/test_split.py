@@ -525,7 +525,7 @@ def test_index0_and_random_rules():
 
 
 def test_pick_labelled_errors():
-    with pytest.raises(DataError, match="cannot pick 5 labelled clients out of 4"):
+    with pytest.raises(DataError, match="cannot choose 5 labelled clients out of 4"):
         pick_labelled(COMPLETE, LABELS, count=5)
     for rule in ("random", "largest"):
         with pytest.raises(ConfigError, match=f"cannot choose labelled clients by the rule '{rule}': use all_classes"):
