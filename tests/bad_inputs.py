@@ -132,8 +132,8 @@ OPTIONS = {
 CONFIGS = {
     "method: [a": "config.yaml: not valid YAML",
     "- method": "config.yaml: expected a mapping of names to values",
-    "rounds: 3\nrounds: 4": "the key 'rounds' is there twice",
-    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' is there twice",
+    "rounds: 3\nrounds: 4": "the key 'rounds' occurs twice",
+    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' occurs twice",
     "model_args: &a {b: *a}": "config.yaml: not valid YAML: a value contains itself",
     "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]; give a mapping of names to values",
     "method: {class_path: fedavg, args: {}}": "method: give a name or class_path and init_args",

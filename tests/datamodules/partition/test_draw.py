@@ -218,5 +218,5 @@ def test_a_balanced_holdout_has_equally_many_of_every_class():
 def test_a_balanced_holdout_that_cannot_be(wrong):
     with pytest.raises(ConfigError, match=r"balanced_holdout=.*a multiple of the 10 classes, up to 590, and no data"):
         balanced_holdout(wrong, labels, SEED)
-    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: give more"):
+    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: increase"):
         validation_images({"validation": 5, "partition_file": None}, 600, SEED, np.arange(10))
