@@ -1,4 +1,4 @@
-"""What keeping freed memory in the process is worth (see ``benchmark.launch.allocator``)."""
+"""Gain from keeping freed memory in the process (see ``benchmark.launch.allocator``)."""
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ def _images(batch: int) -> torch.Tensor:
 
 
 def section() -> list[Section]:
-    """Large and small batches, with and without."""
+    """Measure large and small batches, with and without it."""
     before, rows = probe(), []
     for name, make, batch in (
         ("forward", forward, 2048),

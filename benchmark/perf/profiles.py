@@ -1,4 +1,4 @@
-"""Where the time of a round's visits goes."""
+"""Profile of a round's visits."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ TOP, CLIENTS, LONG = 8, 8, 70
 
 
 def shares(made: Federation) -> list[tuple[str, float]]:
-    """Operators by their share of the time of a round's visits, in percent; the rest is Python and small operators."""
+    """Operators by their share of a round's visits, in percent; the rest is Python and small operators."""
     visits = made.visits(0)
     made.engine.visits(visits, made.server, {})
     with profile(activities=[ProfilerActivity.CPU]) as found:
@@ -29,7 +29,7 @@ def shares(made: Federation) -> list[tuple[str, float]]:
 
 
 def section(teacher: str, sharp: str) -> list[Section]:
-    """Mean-teacher visits on the small CNN, and sharpness-aware ones on WRN-28-2, by the reference engine."""
+    """Profile mean-teacher visits on the small CNN and sharpness-aware ones on WRN-28-2 (reference engine)."""
     with threads(cores()):
         before = probe()
         found = {}
@@ -47,12 +47,12 @@ def section(teacher: str, sharp: str) -> list[Section]:
 
 
 def kernels(made: Federation, visits: Sequence[Visit], device: str) -> list[list[Any]]:
-    """Kernels by their share of the busy time of a GPU in visits, in percent, after a line for its idle time.
+    """Kernels by their share of a GPU's busy time in visits, in percent, after a line for its idle time.
 
     Args:
-        made: the federation, whose slots have recorded what they will.
-        visits: of one round.
-        device: ``cuda``; on the CPU, its operators stand for kernels, to try this code.
+        made: the federation, whose slots have recorded their steps.
+        visits: visits of one round.
+        device: ``cuda``; on the CPU its operators stand in for kernels, to try this code.
     """
     activity, kind = ProfilerActivity.CPU, DeviceType.CPU
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""How often a method makes the host wait for the device: in a step, in a visit, in a round."""
+"""Host syncs of a method, per step, visit and round."""
 
 from collections import Counter
 from typing import Any
@@ -23,7 +23,7 @@ NOTE = (
 
 
 def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
-    """Host reads in the steps of a visit, and the number of its steps."""
+    """Count host reads in the steps of a visit, and its steps."""
     engine, found = made.engine, 0
     with engine.random(visit):
         site, work = engine.arrive(visit, engine.sent(visit, made.server), made.clients.get(visit.client))
@@ -45,7 +45,7 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
 
 
 def row(method: str, device: str = "cpu") -> list[Any]:
-    """A method's reads by place, and what reads."""
+    """Row of a method's reads by place, and the reading operations."""
     made = federation(configured(method, rounds=ROUNDS), device)
     made.server_phase(0, first=True)
     made.run_round(0)
@@ -72,7 +72,7 @@ def row(method: str, device: str = "cpu") -> list[Any]:
 
 
 def section() -> list[Section]:
-    """Every method, on the CPU."""
+    """Measure every method on the CPU."""
     speed = probe()
     rows = [row(method) for method in known_names(KINDS["method"])]
     return [Section("Host reads", HEADERS, rows, NOTE, (speed, probe()))]

@@ -1,4 +1,4 @@
-"""What the host does for a step that is replayed, beside the replay itself: the GPU's work is left out."""
+"""Host time of a replayed step besides the replay itself, without the GPU's work."""
 
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ NOTE = (
 
 
 def host_seconds(method: str) -> tuple[float, int, int]:
-    """CPU seconds per replayed step; how many tensors a batch has, and how many modules the method."""
+    """CPU seconds per replayed step, number of tensors in a batch, number of the method's modules."""
     made = federation(configured(method, rounds=2), slots=1, replay=True)
     made.server_phase(0, first=True)
     (slot,) = made.engine.slots  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def row(method: str) -> list[Any]:
 
 
 def section() -> list[Section]:
-    """Every method, on the CPU."""
+    """Measure every method on the CPU."""
     with threads(1):
         before, rows = probe(), []
         for method in known_names(KINDS["method"]):

@@ -1,4 +1,4 @@
-"""How long a command takes before, and after, it does anything: imports, the first round, the end."""
+"""Start-up and shut-down time of commands: imports, the first round, the end."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ NOTE = (
 
 
 def section(method: str) -> list[Section]:
-    """Commands in processes of their own, in turn."""
+    """Measure commands in separate processes, interleaved."""
     before = probe()
     taken = interleaved({name: partial(_call, words) for name, words in commands(method).items()})
     imports = next(iter(taken.values()))
@@ -28,7 +28,7 @@ def section(method: str) -> list[Section]:
 
 
 def commands(method: str) -> dict[str, Sequence[str]]:
-    """What is measured: the first row is what the others are compared with."""
+    """Return the measured commands; the first one is the reference."""
     fit = ("-m", "benchmark", "fit", "--method", method, "--data", "digits", "--rounds", "1", "--devices", "1")
     return {
         "import lightning.pytorch": ("-c", "import lightning.pytorch"),
