@@ -378,7 +378,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Free some space or choose another"):
+    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Free some space"):
         sources.cifar10(tmp_path)
     assert not list(tmp_path.iterdir())
 

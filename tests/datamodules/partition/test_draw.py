@@ -180,7 +180,7 @@ def test_the_count_of_draws_goes_along(tmp_path):
 @pytest.mark.parametrize(
     ("least", "says"),
     [
-        (61, r"the labelled clients \(3\) must together hold that many .*the rarest class has only 60: label more clients"),
+        (61, r"the labelled clients \(3\) must together hold that many .*the rarest class has only 60: label more"),
         (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or a smaller"),
     ],
 )
