@@ -1,4 +1,4 @@
-"""Bad inputs of every kind, and what is said about each."""
+"""Bad inputs of every kind, with their error messages."""
 
 import json
 from typing import NamedTuple
@@ -387,7 +387,7 @@ RECORDS = {
 
 
 def toy(changes: dict[str, object]) -> str:
-    """The toy suite with other entries; ``...`` leaves one out."""
+    """Write the toy suite with other entries; ``...`` leaves one out."""
     entries = {name: value for name, value in {**SUITE, **changes}.items() if value is not ...}
     return json.dumps(entries)
 
@@ -399,7 +399,7 @@ def shown(changes: dict[str, object]) -> str:
 
 
 def cases() -> list[Case]:
-    """All cases."""
+    """Return all cases."""
     files = {"toy.yaml": toy({})}
     found = [Case("Commands", f"`{given}`", says, given, files) for given, says in COMMANDS.items()]
     found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]
