@@ -130,7 +130,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     """
     row = own_row(suite)
     if out.exists():
-        raise ConfigError(f"{out} exists already; delete it, or choose another folder with --out")
+        raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
     tuned, journal = suite.tuned_file(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
     for file in (tuned, journal):
         if not file.exists():
@@ -162,7 +162,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
         try:
             check(method)
-        except Exception as error:  # from external code
+        except Exception as error:  # of other people's code
             found[name] = one_line(told(error))
         else:
             found[name] = PASSED
@@ -351,7 +351,7 @@ def _tuned(one: Submission) -> Point:
     given, problems = one.suite.own_tuned(one.scale).get(one.row.full_name), []
     where = f"tuned/{one.suite.tuned_file(one.scale).name}"
     if extra := [name for name in one.suite.own_tuned(one.scale) if name != one.row.full_name]:
-        problems.append(f"{where} also has {', '.join(extra)}; a submission has one row")
+        problems.append(f"{where} also has {', '.join(extra)}; a submission is of one row")
     try:
         made, missing, tried = tuning.retraced(one.suite, one.scale, one.row, journal)
     except BenchError as error:

@@ -26,7 +26,7 @@ class FlexMatch(JointSteps):
     | hyperparameter | paper (ProxyFL) | released code | here |
     |---|---|---|---|
     | ``threshold`` | 0.95 | not released; 0.95 (FlexMatch's) | 0.95 |
-    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as released |
+    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as the code |
     | s between visits | not given | not released | stays with the client |
     | ``lambda_u`` | 1 | not released | 1 |
     | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as released |

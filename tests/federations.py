@@ -68,5 +68,5 @@ def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
 
 
 def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[Outcome, ClientState]:
-    """Run one visit with the federation's engine; return its result and the client's kept state."""
+    """One visit by the federation's engine: what came of it, and what the client keeps."""
     return federation.engine.client(visit, federation.engine.sent(visit, federation.server), state)

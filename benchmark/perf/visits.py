@@ -92,7 +92,7 @@ def rows(
 
 
 def repeated(made: Federation, planned: Sequence[Any], times: int, device: str) -> Unit:
-    """Return a function that repeats a visit."""
+    """The same visit several times."""
     return often(lambda: made.engine.visits(planned, made.server, {}), times, device)
 
 

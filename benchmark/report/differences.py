@@ -20,9 +20,9 @@ class Panel:
     """The rows of a setting.
 
     Args:
-        title: title of the setting.
-        reference: label of the reference row.
-        lines: one line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
+        title: of the setting.
+        reference: label of the row that the others are compared with.
+        lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
             (points), ``bound``, and ``clear``, whether the row may be called better or worse than the reference.
     """
 
@@ -34,8 +34,8 @@ class Panel:
 def draw_differences(panels: Sequence[Panel]) -> Figure:
     """Draw a panel per setting, a line per row, and a point with its interval per data set.
 
-    Filled points differ significantly from the reference, hollow ones do not, and grey ones are bounds, which are not
-    tested. Rows are sorted by their mean difference over the data sets.
+    Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
+    tested. Rows stand in the order of their mean difference over the data sets.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]

@@ -1,7 +1,7 @@
-"""An up-to-date stamp beside a table's files, valid until any file it depends on changes.
+"""A stamp beside a table's files: that nothing is missing, as long as nothing it rests on has changed.
 
-Planning a suite's runs imports its classes, and PyTorch with them. A command that has found everything complete leaves
-a stamp; the same command can then check from files alone that nothing has changed.
+To plan a suite's runs its classes are imported, and PyTorch with them. A command that has found everything complete
+leaves a stamp; the same command then sees from files alone that this still holds.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ class Stamp:
     """The stamp of one command.
 
     Args:
-        path: its file; only one command has its stamp there.
-        asked: inputs of the command as plain data: its options, and ``kept.digest`` of the suite.
+        path: its file; at most one command has its stamp there.
+        asked: what the command runs and writes by, as plain data: its options, and ``kept.digest`` of the suite.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, dict(asked)
 
     def holds(self) -> dict[str, Any] | None:
-        """Return the data left with the stamp if nothing it depends on has changed since; otherwise ``None``."""
+        """What the command has left with its stamp, if nothing that it rests on has changed since; else ``None``."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             same = found["digest"] == self._digest(map(Path, found["files"]))
@@ -37,11 +37,11 @@ class Stamp:
         return dict(found["left"]) if same else None
 
     def write(self, plan: Plan, written: Iterable[Path], left: Mapping[str, Any]) -> None:
-        """Write the stamp, unless classes come from other packages or the folder is not writable.
+        """Leave the stamp; there is none of classes of other packages, nor in a folder that cannot be written.
 
         Args:
-            plan: plan whose wanted runs are all complete.
-            written: files that the command has created or found up to date.
+            plan: whose wanted runs are all complete.
+            written: the files that the command has made or found up to date.
             left: plain data for ``holds`` to return.
         """
         if not kept.is_ours(plan):
@@ -53,7 +53,7 @@ class Stamp:
             write_atomic(self.path, json.dumps(entry, indent=1) + "\n")
 
     def _digest(self, files: Iterable[Path]) -> str:
-        """SHA-256 of the inputs and of all files by name; missing files count as missing."""
+        """SHA-256 of what was asked for and of all files, by name; a file that is not there counts as such."""
         total = hashlib.sha256(json.dumps(self.asked, sort_keys=True, default=str).encode())
         for file in files:
             content = read_bytes(file) if file.exists() else None

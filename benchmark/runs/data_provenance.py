@@ -1,4 +1,4 @@
-"""Data provenance in a run's record."""
+"""What a record says about the data that a run had."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,10 @@ MOST_LISTED = 10_000
 
 
 def facts(data: FSSLDataModule) -> Mapping[str, Any]:
-    """Collect the data provenance for a record.
-
-    It has the hashes of the files read and of the partition, class counts, the number of test images, how many
-    partitions were rejected (with ``labelled_min_per_class``), and what the data set adds (``provenance``). With more
-    than ``MOST_LISTED`` clients there are no class counts: a record is written every few seconds, and the partition can
-    be recreated.
+    """What a record says about the data: hashes of what was read and of the partition, class counts, the number of
+    images that are tested on, how many partitions were not taken (with ``labelled_min_per_class``), and what the data
+    set adds (``provenance``). Of more than ``MOST_LISTED`` clients there are no class counts: a record is written every
+    few seconds, and the partition can be drawn again.
     """
     known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
     if data.num_clients <= MOST_LISTED:
@@ -29,9 +27,9 @@ def facts(data: FSSLDataModule) -> Mapping[str, Any]:
 
 
 def class_counts(data: FSSLDataModule) -> dict[str, list[str]]:
-    """Count images per class, one line per client: ``labelled`` and ``unlabelled``; ``server``: one line or none.
+    """Images per class, a line for each client: ``labelled`` and ``unlabelled``; ``server``: a line, or none.
 
-    A line is a text, since a list would take one line of the record per class.
+    A line is one text, since a list would take as many lines of the record as there are classes.
     """
     server = torch.bincount(data.server.labels.cpu(), minlength=data.num_classes).tolist()
     counts = {

@@ -325,7 +325,7 @@ def _sent(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def method_source(run: Run) -> str | None:
-    """Return the digest of the code of a run's method (``source_digest``)."""
+    """Digest of the code of a run's method (``source_digest``)."""
     return source_digest(run.class_of("method"), imported(KINDS["method"].base))
 
 

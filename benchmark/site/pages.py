@@ -205,7 +205,7 @@ def _marked(method: str, line: pd.Series) -> str:
 
 
 def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
-    """Return name, difference, half-width of the decisive interval, and state per row, best mean first."""
+    """Name, difference, half-width of the interval that decides and what is known of it, the best mean first."""
     points = []
     for method, line in one.lines.sort_values("mean", ascending=False).iterrows():
         if method != one.reference and not pd.isna(line["difference"]):
@@ -216,7 +216,7 @@ def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, st
 
 
 def _in_brief(one: leaderboard.Setting) -> list[Page]:
-    """Summarise every row, best mean first; Δ is marked as on the leaderboard's page."""
+    """What a first look needs of every row, the best mean first; Δ is marked as on the board's page."""
     return [
         {
             "method": _marked(str(method), line),

@@ -3,11 +3,11 @@
 import signal
 
 NOT_FINITE = "is not finite"
-"""Phrase in the errors about losses or tensors that are NaN or infinite."""
+"""What the error of a run says whose loss or tensors left the numbers."""
 
 
 class BenchError(ValueError):
-    """Base of all errors caused by input rather than by a bug."""
+    """Base of all errors that are the input's fault rather than the code's."""
 
 
 class ConfigError(BenchError):
@@ -23,7 +23,7 @@ class RunError(BenchError):
 
 
 class Stopped(BaseException):
-    """The process received a signal to stop; like ``KeyboardInterrupt``, not an ``Exception``.
+    """The process was asked to stop. Like ``KeyboardInterrupt`` it is no error, so that nobody takes it for one.
 
     Args:
         number: the signal.
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 def words(error: BaseException) -> str:
-    """Return an error's message, even if its ``__str__`` fails."""
+    """The message of an error, also of one that fails to make it."""
     try:
         return str(error)
     except Exception:
@@ -46,5 +46,5 @@ def words(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return an error's message, preceded by its type unless it is a ``BenchError``."""
+    """What an error says; before one that is not of these stands its type, without which its words may mean little."""
     return words(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {words(error)}"

@@ -110,7 +110,7 @@ def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
             known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
             found = {name: data[name] if name in known else np.empty(0) for name in data.files}
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
-        raise DataError(f"{file} cannot be read as .npz: {told(error)}. Save it again with numpy.savez") from error
+        raise DataError(f"{file} cannot be read as .npz: {told(error)}. Write it anew with numpy.savez") from error
     return found
 
 
