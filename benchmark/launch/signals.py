@@ -26,12 +26,13 @@ _came: list[signal.Signals] = []
 
 @contextmanager
 def stoppable(*more: signal.Signals) -> Iterator[None]:
-    """Let the first signal raise ``Stopped`` and ignore further ones, so that saving is not interrupted.
+    """Let the first signal raise ``Stopped``, and ignore what follows, so that there is peace to save.
 
-    It has no effect inside another such context, or outside the main thread, the only one that may set signal handlers.
+    Inside another such context it changes nothing, and neither in other threads than the main one, which alone may say
+    what signals do.
 
     Args:
-        more: signals to handle in addition to ``SIGNALS``.
+        more: signals to treat alike, beside ``SIGNALS``.
     """
     global _watched
     if _watched or threading.current_thread() is not threading.main_thread():
