@@ -15,8 +15,9 @@ from methods import models
 IMAGES, CLASSES = 5_000, 100
 NOTE = (
     f"A client with {IMAGES:,} images, batches of 64, two views and a teacher (unlabelled) or one view. The bare loop "
-    "does the same work without any framework; the released way takes Pillow views, one image at a time, from a "
-    "DataLoader, and loops over parameters. With several processes: seconds per client while all of them run."
+    "does the same work without a framework. The released way works like released code: Pillow views, one image at a "
+    "time, from a DataLoader, and loops over parameters. With several processes: seconds per client while all of them "
+    "run."
 )
 
 

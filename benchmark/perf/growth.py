@@ -143,9 +143,9 @@ def bookkeeping(method: str) -> Section:
         "sums",
         "CPU s per round",
         "in steps",
-        "beside them",
+        "besides steps",
         "process, MB",
-        "of it images, MB",
+        "images only, MB",
     ]
     note = (
         f"One thread and one process; the small CNN; clients have {SHARE} images of {PIXELS} x {PIXELS} pixels, which "
@@ -188,10 +188,10 @@ def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Sectio
         "parameters",
         "s per round",
         "process, MB",
-        "of it images, MB",
+        "images only, MB",
         "kept per client, MB",
         "checkpoint, MB",
-        "saved in, s",
+        "saving, s",
     ]
     note = (
         f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "

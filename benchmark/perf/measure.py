@@ -23,8 +23,8 @@ FAILED = "failed: "
 HEAD = "## "
 INTRODUCTION = """# Speed
 
-Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both measure everything anew. A section names
-its machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
+Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both repeat all measurements. A section names
+its machine, its code version, and the speed of a matrix product before and after it (equal on a quiet machine).
 
 """
 

@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
 from methods import models
 
-NOTE = "One thread, NHWC, float32; the same work in two processes in turn, one of which gives memory back."
+NOTE = (
+    "One thread, NHWC, float32; the same work alternately in two processes, one of which returns memory to the system."
+)
 
 
 def forward(number: int, batch: int) -> Unit:

@@ -35,8 +35,8 @@ NOTE = (
     f"A client with {IMAGES} images, all selected: labels and {STEPS} steps of {BATCH} (first epoch), {STEPS} steps "
     f"(further ones); {SERVER_STEPS} server steps of {SERVER_BATCH}; statistics and test over {NORM_BATCH} images. "
     "The round is the sum for 10 clients with 5 epochs, 50 000 images of statistics and 10 000 test images. The "
-    "released way: five forward passes per step, one of which nothing uses, NCHW, float32, Pillow views without "
-    "workers, loops over parameters, memory given back; released codes that start workers in every epoch are slower."
+    "released way: five forward passes per step, one of them unused, NCHW, float32, Pillow views without workers, "
+    "loops over parameters, memory returned to the system; released code that starts workers in every epoch is slower."
 )
 
 

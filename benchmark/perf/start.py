@@ -12,9 +12,9 @@ from benchmark import ROOT
 from benchmark.perf.measure import Section, interleaved, probe
 
 NOTE = (
-    "Seconds from the start of a process to its end, one thread, files read before. The round takes under 0.1 s; "
-    "beside the imports it needs the digits, which scikit-learn reads, and the end of the process. Weights & Biases "
-    "is another package's start and end (`--wandb off`)."
+    "Seconds from the start of a process to its end, one thread, with files cached. The round takes under 0.1 s; "
+    "the rest are the imports, reading the digits with scikit-learn, and the end of the process. Weights & Biases "
+    "adds the start and end of another package (`--wandb off` avoids them)."
 )
 
 
