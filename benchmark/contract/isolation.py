@@ -240,7 +240,7 @@ def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         if RANK in hosts:
             stack.enter_context(patch.dict(os.environ, RANKS))
-            federation.engine.around = replace(federation.engine.around, rank=1, ranks=3)
+            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
         fakes = [(place, fake) for host in hosts if host != RANK for place, fake in HOSTS[host].items()]
         real = {id(getattr(*place)): fake for place, fake in fakes}
         for (module, name), fake in fakes:

@@ -70,13 +70,13 @@ def check_a_visit_is_a_fit(method: Method) -> None:
     steps = 0
     for visit in visits:
         sent, kept = engine.sent(visit, federation.server), federation.clients.get(visit.client)
-        handed_on = engine.handed_on
+        handed_on = engine.shared_optimizer_state
         _, state = engine.client(visit, sent, kept)
-        left, engine.handed_on = state.optimizers or engine.handed_on, handed_on
+        left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
-        with engine.random(visit), warnings.catch_warnings():
+        with engine.seeded(visit), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a Trainer has much to say about loaders and devices
-            site, work = engine.arrive(visit, sent, kept)
+            site, work = engine.begin_visit(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),
                 accelerator="cpu",

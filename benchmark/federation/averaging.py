@@ -8,7 +8,7 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 
 
-def added(sums: Tensors, server: Tensors) -> dict[str, Tensor]:
+def add_round(sums: Tensors, server: Tensors) -> dict[str, Tensor]:
     """New sums in float64: the old ones plus what the server holds after another round; ``sums`` stay as they are.
 
     Floating tensors alone are summed, norm statistics among them.

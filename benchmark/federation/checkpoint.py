@@ -26,7 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from benchmark.federation.collectives import taken_apart
+from benchmark.federation.collectives import split_tensors
 from benchmark.files import problem, read_bytes, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
@@ -180,7 +180,7 @@ class Checkpoint:
     def changed_bytes(self, state: Mapping[str, Any]) -> int:
         """Bytes of the tensors that a save would write."""
         own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
-        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in taken_apart(part)[1])
+        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in split_tensors(part)[1])
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write what has changed since the last save; the checkpoint before it stays as its predecessor.
@@ -314,7 +314,7 @@ def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
     room = 0
     for (part, client), value in _entries(state):
-        size = sum(t.numel() * t.element_size() for t in taken_apart(value)[1])
+        size = sum(t.numel() * t.element_size() for t in split_tensors(value)[1])
         if size > room or len(parts) == 1:
             parts.append({})
             room = most
@@ -418,7 +418,7 @@ def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _marks(value: Any) -> list[tuple[Tensor, int]]:
     """The tensors of a value and how often each was changed in place; one made for inference alone cannot be."""
-    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in taken_apart(value)[1]]
+    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in split_tensors(value)[1]]
 
 
 def _remembered(marks: list[tuple[Tensor, int]]) -> Saved:

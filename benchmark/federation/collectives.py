@@ -11,12 +11,12 @@ import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
 
-from datamodules.common.errors import RunError, told
+from datamodules.common.errors import RunError, message_of
 
 Found = TypeVar("Found")
 
 
-class Place:
+class TensorSpec:
     """Stands for the ``number``-th tensor of a message.
 
     Args:
@@ -39,18 +39,18 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
     """
     if fabric.world_size == 1:
         return [mine]
-    skeleton, tensors = taken_apart(mine)
+    skeleton, tensors = split_tensors(mine)
     skeletons: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(skeletons, skeleton)
     everyone = []
     for rank, theirs in enumerate(skeletons):
         own = rank == fabric.global_rank
-        parts = _broadcast(fabric, places(theirs), tensors if own else None, rank)
-        everyone.append(mine if own else put_together(theirs, parts))
+        parts = _broadcast(fabric, tensor_specs(theirs), tensors if own else None, rank)
+        everyone.append(mine if own else join_tensors(theirs, parts))
     return everyone
 
 
-def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
+def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     """What ``work`` finds in every process, in rank order, as ``all_gather``.
 
     Raises:
@@ -63,7 +63,7 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     try:
         found = work()
     except Exception as error:
-        failed, own = (told(error), "".join(traceback.format_exception(error))), error
+        failed, own = (message_of(error), "".join(traceback.format_exception(error))), error
     everyone = all_gather(fabric, (failed, found))
     if own is not None:
         raise own
@@ -86,19 +86,19 @@ def from_first(fabric: Fabric, mine: Found) -> Found:
     if fabric.world_size == 1:
         return mine
     first = fabric.global_rank == 0
-    skeleton, tensors = taken_apart(mine) if first else (None, None)
+    skeleton, tensors = split_tensors(mine) if first else (None, None)
     held = [skeleton]
     dist.broadcast_object_list(held, src=0)
-    parts = _broadcast(fabric, places(held[0]), tensors, 0)
-    theirs: Found = mine if first else put_together(held[0], parts)
+    parts = _broadcast(fabric, tensor_specs(held[0]), tensors, 0)
+    theirs: Found = mine if first else join_tensors(held[0], parts)
     return theirs
 
 
-def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
+def _broadcast(fabric: Fabric, wanted: list[TensorSpec], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
     """The tensors of process ``source``, on the other processes from one flat message; these give ``None``."""
-    sizes = [_num_bytes(place) for place in wanted]
+    sizes = [_num_bytes(spec) for spec in wanted]
     if not sum(sizes):
-        return [_laid_out(torch.empty(0, dtype=place.dtype, device=fabric.device), place) for place in wanted]
+        return [_laid_out(torch.empty(0, dtype=spec.dtype, device=fabric.device), spec) for spec in wanted]
     if tensors is not None:
         flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors])
     else:
@@ -107,11 +107,11 @@ def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None
     if tensors is not None:
         return tensors
     parts = torch.split(flat, sizes)
-    return [_laid_out(part.clone().view(place.dtype), place) for part, place in zip(parts, wanted, strict=True)]
+    return [_laid_out(part.clone().view(spec.dtype), spec) for part, spec in zip(parts, wanted, strict=True)]
 
 
-def _laid_out(flat: Tensor, place: Place) -> Tensor:
-    return flat.as_strided(place.shape, place.stride)
+def _laid_out(flat: Tensor, spec: TensorSpec) -> Tensor:
+    return flat.as_strided(spec.shape, spec.stride)
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
@@ -127,12 +127,12 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
 
 
-def _num_bytes(place: Place) -> int:
-    return torch.Size(place.shape).numel() * torch.empty((), dtype=place.dtype).element_size()
+def _num_bytes(spec: TensorSpec) -> int:
+    return torch.Size(spec.shape).numel() * torch.empty((), dtype=spec.dtype).element_size()
 
 
-def taken_apart(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A message without its tensors, which a ``Place`` stands for, and the tensors in order."""
+def split_tensors(tree: Any) -> tuple[Any, list[Tensor]]:
+    """A message without its tensors, which a ``TensorSpec`` stands for, and the tensors in order."""
     tensors: list[Tensor] = []
     return _apart(tensors, tree), tensors
 
@@ -141,23 +141,23 @@ def _apart(tensors: list[Tensor], value: Any) -> Any:
     """The value with places for its tensors, which join the others. A closure that calls itself would hold them."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return Place(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
+        return TensorSpec(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
     return _rebuilt(value, partial(_apart, tensors))
 
 
-def put_together(skeleton: Any, tensors: list[Tensor]) -> Any:
+def join_tensors(skeleton: Any, tensors: list[Tensor]) -> Any:
     """The message again."""
-    if isinstance(skeleton, Place):
+    if isinstance(skeleton, TensorSpec):
         return tensors[skeleton.number]
-    return _rebuilt(skeleton, partial(put_together, tensors=tensors))
+    return _rebuilt(skeleton, partial(join_tensors, tensors=tensors))
 
 
-def places(skeleton: Any) -> list[Place]:
+def tensor_specs(skeleton: Any) -> list[TensorSpec]:
     """The places of a message without its tensors, in order."""
-    found: list[Place] = []
+    found: list[TensorSpec] = []
 
     def walk(value: Any) -> Any:
-        if isinstance(value, Place):
+        if isinstance(value, TensorSpec):
             found.append(value)
         return _rebuilt(value, walk)
 
@@ -165,7 +165,7 @@ def places(skeleton: Any) -> list[Place]:
     return found
 
 
-def moved(tree: Any, device: torch.device) -> Any:
+def to_device(tree: Any, device: torch.device) -> Any:
     """The message with its tensors on ``device``."""
 
     def walk(value: Any) -> Any:

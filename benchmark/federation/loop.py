@@ -17,11 +17,11 @@ from torch.nn.utils import get_total_norm
 
 from benchmark.federation import averaging, hooks
 from benchmark.federation.checkpoint import OnDisk
-from benchmark.federation.collectives import all_gather, from_first, moved, together
+from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
 from benchmark.federation.fit import OptimizerStates
-from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
@@ -97,7 +97,7 @@ class Federation:
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
-        around = Surroundings(
+        context = RunContext(
             data,
             seed,
             rounds,
@@ -108,7 +108,7 @@ class Federation:
             rank=fabric.global_rank,
             ranks=fabric.world_size,
         )
-        self.engine = ReferenceEngine(method, around) if slots is None else SlotsEngine(method, around, slots, replay)
+        self.engine = ReferenceEngine(method, context) if slots is None else SlotsEngine(method, context, slots, replay)
         method.spread = self.spread
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
@@ -131,7 +131,7 @@ class Federation:
         return self.engine.kept_bytes() * self.data.num_clients
 
     @cached_property
-    def held(self) -> Tensor:
+    def class_counts(self) -> Tensor:
         """Images per client and class, labelled or not, [K, C]; for metrics alone."""
         return torch.from_numpy(self.data.class_counts("labelled") + self.data.class_counts("unlabelled"))
 
@@ -187,19 +187,19 @@ class Federation:
         logged: Sums = {}
         if uploads:
             logged = self.engine.aggregate(uploads, number)
-            with self.engine.outside("remember", number):
+            with self.engine.hook_context("remember", number):
                 kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
             self.memory.update(kept)
         parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
         if number >= self.rounds - self.average_last:
-            self.summed = averaging.added(self.summed, self.server)
-        with self.engine.outside("log", number):
-            sums = added(by_client) | {f"server/{name}": value for name, value in added(parts).items()}
+            self.summed = averaging.add_round(self.summed, self.server)
+        with self.engine.hook_context("log", number):
+            sums = sum_logged(by_client) | {f"server/{name}": value for name, value in sum_logged(parts).items()}
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
         means = read_means(sums)
-        with self.engine.outside("is_warmup", number):
+        with self.engine.hook_context("is_warmup", number):
             warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
             "round": number,
@@ -218,7 +218,7 @@ class Federation:
     def visits(self, number: int) -> list[Visit]:
         """The round's visits, cohort by cohort."""
         visits, seen = [], Counter[int]()
-        with self.engine.outside("select_clients", number):
+        with self.engine.hook_context("select_clients", number):
             cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
         for cohort, clients in enumerate(cohorts):
             for client in clients:
@@ -238,7 +238,7 @@ class Federation:
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[Outcome]]:
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[VisitResult]]:
         """Run the visits, sharded over ranks by client; every rank ends up with all results.
 
         Uploads, and sums with who logged them, come back in (client id, repeat) order: the number of
@@ -248,50 +248,54 @@ class Federation:
         ranks = self.fabric.world_size
         if self.joint is not None:
             self.joint.begin({name: self.server[name] for name in self.method.names("shared")})
-        shares = in_order(visits, ranks) if self.engine.hands_on else assign(visits, ranks)
+        shares = all_on_first_rank(visits, ranks) if self.engine.sequential else assign(visits, ranks)
         mine = shares[self.fabric.global_rank]
-        results: dict[tuple[int, int], Outcome] = {}
+        results: dict[tuple[int, int], VisitResult] = {}
         left_out: set[tuple[int, int]] = set()
-        for theirs in together(self.fabric, lambda: self.own_visits(mine)):
+        for theirs in gather_results(self.fabric, lambda: self.run_own_visits(mine)):
             results |= theirs.results
             left_out |= set(theirs.skipped)
-            self.engine.handed_on = theirs.handed_on or self.engine.handed_on
+            self.engine.shared_optimizer_state = theirs.shared_optimizer_state or self.engine.shared_optimizer_state
         self.share_states(shares)
         self.skipped += len(left_out)
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
         sound = {key: results[key] for key in sorted(results) if key not in left_out}
         uploads = [outcome.upload for outcome in sound.values() if outcome.upload is not None]
         if self.joint is not None:
-            uploads = [self.joint.handed_out(upload) for upload in uploads]
+            uploads = [self.joint.for_server(upload) for upload in uploads]
         sums = [(f"by client {client}", outcome.sums) for (client, _), outcome in sound.items()]
         return uploads, sums, list(results.values())
 
-    def own_visits(self, mine: Sequence[Visit]) -> "Visited":
+    def run_own_visits(self, mine: Sequence[Visit]) -> "RankResults":
         """Run the visits of this process.
 
         After a visit that is left out, the next round takes up the optimiser state that this one had taken up.
         """
-        before = self.engine.handed_on
+        before = self.engine.shared_optimizer_state
         self.clients.expect([visit.client for visit in mine])
         lost: list[Visit] = []
 
-        def leave(visit: Visit, outcome: Outcome) -> Outcome:
+        def on_visit_end(visit: Visit, outcome: VisitResult) -> VisitResult:
             if self.joint is None:
                 return outcome
-            lost.extend(self.not_finite({visit: outcome}))
-            return outcome if outcome.upload is None else outcome._replace(upload=self.give_up(outcome.upload, lost))
+            lost.extend(self.nonfinite_visits({visit: outcome}))
+            if outcome.upload is None:
+                return outcome
+            return outcome._replace(upload=self.add_to_mean(outcome.upload, lost))
 
         stops = self.nonfinite == "stop"
         new: dict[int, ClientState] = {}  # what may have to be forgotten again
-        results = self.engine.visits(mine, self.server, self.clients if stops else ChainMap(new, self.clients), leave)
+        results = self.engine.visits(
+            mine, self.server, self.clients if stops else ChainMap(new, self.clients), on_visit_end
+        )
         if self.joint is None:
-            lost = self.not_finite({v: results[v.client, v.repeat] for v in mine})
+            lost = self.nonfinite_visits({v: results[v.client, v.repeat] for v in mine})
         for visit in lost:
             new.pop(visit.client, None)
-            self.engine.handed_on = before
+            self.engine.shared_optimizer_state = before
         self.clients.update(new)
         skipped = [(visit.client, visit.repeat) for visit in lost]
-        return Visited(results, skipped, self.engine.handed_on if mine else [])
+        return RankResults(results, skipped, self.engine.shared_optimizer_state if mine else [])
 
     def share_states(self, shares: Sequence[Sequence[Visit]]) -> None:
         """Every process takes over what the clients of the others keep now, a few clients at a time.
@@ -309,24 +313,24 @@ class Federation:
                 if other != rank:
                     self.clients.update(theirs)
 
-    def not_finite(self, outcomes: Mapping[Visit, Outcome]) -> list[Visit]:
+    def nonfinite_visits(self, outcomes: Mapping[Visit, VisitResult]) -> list[Visit]:
         """The visits that are left out since something of them is not finite.
 
         Raises:
             RunError: there is one, and ``nonfinite`` says ``stop``.
         """
-        found = unfinished(outcomes)
+        found = find_nonfinite(outcomes)
         if self.nonfinite == "stop":
             for visit, what in found.items():
-                raise RunError(f"{place(self.method, visit)}: {what}")
+                raise RunError(f"{location(self.method, visit)}: {what}")
         return list(found)
 
-    def give_up(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
+    def add_to_mean(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
         """The upload without its tensors, which are a part of the joint mean, unless its visit is lost."""
         assert self.joint is not None
         if upload.visit in lost:
             return without_tensors(upload)
-        with self.engine.outside(f"weights for client {upload.visit.client}", upload.visit.round):
+        with self.engine.hook_context(f"weights for client {upload.visit.client}", upload.visit.round):
             weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
             return self.joint.take(upload, float(weight))
 
@@ -343,14 +347,14 @@ class Federation:
             self.become_server()
         state, logged, steps = self.engine.server(number, self.server_state, first)
         self.steps += steps
-        for visit, found in unfinished({Visit(number, SERVER): Outcome(None, logged, 0, steps)}).items():
-            raise RunError(f"{place(self.method, visit)}: {found}")
+        for visit, found in find_nonfinite({Visit(number, SERVER): VisitResult(None, logged, 0, steps)}).items():
+            raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
         server, self.server_state, logged = from_first(self.fabric, (own, state, logged))
         if server is not own:  # devices may round differently: all take over the first process's model
             self.method.load_tensors(server)
-        with self.engine.outside("refresh_norm", number):
+        with self.engine.hook_context("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
         return logged
@@ -363,13 +367,13 @@ class Federation:
         ``confusion`` keeps the matrix behind it. The method is the server.
         """
         self.method.eval()
-        with self.engine.outside("predict", self.round), self.method.autocast():
+        with self.engine.hook_context("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.engine.train_mode()
         metrics, self.confusion = scores(torch.cat(probabilities).cpu(), self.data.test_labels)
         by_class = class_accuracies(self.confusion)
-        metrics |= client_accuracies(by_class, self.held)
+        metrics |= client_accuracies(by_class, self.class_counts)
         rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]
         return {name: round(score, 4) for name, score in metrics.items()} | {"acc_by_class": rounded}
 
@@ -395,7 +399,7 @@ class Federation:
         def mine() -> dict[int, Any]:
             return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
 
-        results = {i: result for part in together(self.fabric, mine) for i, result in part.items()}
+        results = {i: result for part in gather_results(self.fabric, mine) for i, result in part.items()}
         return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -405,7 +409,7 @@ class Federation:
             "server": self.server,
             "clients": self.clients.saved(),
             "memory": dict(self.memory),
-            "handed_on": self.engine.handed_on,
+            "handed_on": self.engine.shared_optimizer_state,
             "server_state": self.server_state.optimizers if self.server_state else None,
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
@@ -417,36 +421,36 @@ class Federation:
         """Continue exactly where ``state_dict`` was taken; the method becomes the server, as it was then."""
         device = self.fabric.device
         self.round = state["round"]
-        self.server = moved(state["server"], device)
+        self.server = to_device(state["server"], device)
         self.clients.clear()
         for client, kept in state["clients"].items():
-            self.clients[client] = ClientState(*moved(kept.read() if isinstance(kept, OnDisk) else kept, device))
+            self.clients[client] = ClientState(*to_device(kept.read() if isinstance(kept, OnDisk) else kept, device))
         self.memory.clear()
-        self.memory.update(moved(state.get("memory", {}), device))
-        self.engine.handed_on = moved(state.get("handed_on", []), device)
+        self.memory.update(to_device(state.get("memory", {}), device))
+        self.engine.shared_optimizer_state = to_device(state.get("handed_on", []), device)
         optimizers = state["server_state"]
-        self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
+        self.server_state = None if optimizers is None else ClientState({}, to_device(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
-        self.summed = moved(state.get("summed", {}), device)
+        self.summed = to_device(state.get("summed", {}), device)
         self.become_server()
 
 
-class Visited(NamedTuple):
+class RankResults(NamedTuple):
     """What came of a process's visits in a round, by client and repeat.
 
     Args:
         results: all outcomes.
         skipped: visits that are left out.
-        handed_on: the state of optimisers that go from visit to visit.
+        shared_optimizer_state: the state of optimisers that clients share, after the last visit.
     """
 
-    results: dict[tuple[int, int], Outcome]
+    results: dict[tuple[int, int], VisitResult]
     skipped: list[tuple[int, int]]
-    handed_on: OptimizerStates
+    shared_optimizer_state: OptimizerStates
 
 
-def in_order(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+def all_on_first_rank(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
     """All visits for the first rank: each begins with what the one before has left."""
     return [list(visits), *([] for _ in range(ranks - 1))]
 
@@ -466,7 +470,7 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
 
 
-def added(parts: Iterable[tuple[str, Sums]]) -> Sums:
+def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
     """Sums and weights of several visits, added in their order.
 
     Args:
@@ -489,7 +493,7 @@ def added(parts: Iterable[tuple[str, Sums]]) -> Sums:
     return total
 
 
-def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
+def find_nonfinite(outcomes: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
     """What is not finite, by visit: a loss, a tensor that was uploaded, or its weight. All are looked at together."""
     parts = {visit: _numbers(outcome) for visit, outcome in outcomes.items()}
     flags = {visit: get_total_norm([value for _, value in own], inf).isfinite() for visit, own in parts.items() if own}
@@ -506,7 +510,7 @@ def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
     return found
 
 
-def _numbers(outcome: Outcome) -> list[tuple[str, Tensor]]:
+def _numbers(outcome: VisitResult) -> list[tuple[str, Tensor]]:
     """The loss and the uploaded tensors of a visit that may be infinite, with what an error message calls them.
 
     A statistic may have the name of a tensor.

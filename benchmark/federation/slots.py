@@ -20,12 +20,12 @@ from benchmark.federation.fit import Fit, parameters_of
 from benchmark.federation.recording import Recording, record
 from benchmark.federation.reference import (
     ClientState,
-    Leave,
     LocalSite,
-    Outcome,
+    OnVisitEnd,
     ReferenceEngine,
+    RunContext,
     Sent,
-    Surroundings,
+    VisitResult,
 )
 from datamodules.common.errors import ConfigError
 from datamodules.common.memory import available_bytes
@@ -49,7 +49,7 @@ class SlotsEngine(ReferenceEngine):
 
     Args:
         method: the live module, which is also the first slot.
-        around: what all visits share.
+        context: what all visits share.
         slots: copies of the method, at least 1. ``auto``: on a GPU as many as have room, at most ``AUTO``, by what the
             largest client of the first round takes in the first one; on a CPU, where they bring nothing, one.
         replay: whether steps are recorded and replayed; Lightning callbacks switch it off, since they see every step.
@@ -59,9 +59,9 @@ class SlotsEngine(ReferenceEngine):
     """
 
     def __init__(
-        self, method: FedMethod, around: Surroundings, slots: int | Literal["auto"], replay: bool = True
+        self, method: FedMethod, context: RunContext, slots: int | Literal["auto"], replay: bool = True
     ) -> None:
-        self.device = around.data.device
+        self.device = context.data.device
         grows, number = slots == "auto" and self.device.type != "cpu", 1 if slots == "auto" else slots
         if number < 1:
             raise ConfigError(f"slots={slots}: at least one client trains at a time")
@@ -70,15 +70,15 @@ class SlotsEngine(ReferenceEngine):
         draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(number - 1)]
         self.spare = copy.deepcopy(method) if grows else None  # of which further slots are made
-        super().__init__(method, around)
-        self.replay = replay and not around.callbacks
+        super().__init__(method, context)
+        self.replay = replay and not context.callbacks
         self.slots = [Slot(self, self.replay)]
         self.add_slots(copies)
 
     def add_slots(self, copies: Sequence[FedMethod]) -> None:
         """Let clients train in these copies of the method, too."""
         for one in copies:
-            engine = ReferenceEngine(one, self.around)
+            engine = ReferenceEngine(one, self.context)
             engine.initial, engine.shared = self.initial, self.shared  # nobody changes them: once is enough
             self.slots.append(Slot(engine, self.replay))
 
@@ -87,26 +87,26 @@ class SlotsEngine(ReferenceEngine):
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
         kept: MutableMapping[int, ClientState],
-        leave: Leave = lambda visit, outcome: outcome,
-    ) -> dict[tuple[int, int], Outcome]:
+        on_visit_end: OnVisitEnd = lambda visit, outcome: outcome,
+    ) -> dict[tuple[int, int], VisitResult]:
         """As in the reference engine; the second visit of a client begins after the first has ended.
 
         Where visits hand on the state of an optimiser, there is one at a time.
         """
-        results: dict[tuple[int, int], Outcome] = {}
+        results: dict[tuple[int, int], VisitResult] = {}
         sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
-        for together in [[visit] for visit in visits] if self.hands_on else self.turns(visits):
+        for together in [[visit] for visit in visits] if self.sequential else self.turns(visits):
             taken = self.seats(together)
             for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host is the stream's, and waits for no other client
                     state = kept.get(visit.client)
-                slot.arrive(visit, sent[visit.client, visit.repeat], state)
+                slot.begin_visit(visit, sent[visit.client, visit.repeat], state)
             walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
             for slot, visit in taken.items():
-                outcome, kept[visit.client] = slot.depart()
-                results[visit.client, visit.repeat] = leave(visit, outcome)
+                outcome, kept[visit.client] = slot.end_visit()
+                results[visit.client, visit.repeat] = on_visit_end(visit, outcome)
                 del outcome
         return results
 
@@ -121,7 +121,7 @@ class SlotsEngine(ReferenceEngine):
             after = available_bytes(self.device)
             own = num_bytes(spare.registered())
             more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
-            more = min(more, self.around.data.num_clients - 1)
+            more = min(more, self.context.data.num_clients - 1)
             self.add_slots([spare, *(copy.deepcopy(spare) for _ in range(more - 1))][:more])
         yield from in_turns(rest, len(self.slots))
 
@@ -158,7 +158,7 @@ class Slot:
 
     def __init__(self, engine: ReferenceEngine, replay: bool) -> None:
         self.engine, self.replay = engine, replay
-        self.device = engine.around.data.device
+        self.device = engine.context.data.device
         self.accelerator: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self.stream = self.accelerator.Stream(self.device) if self.accelerator else None
         self.pool = self.accelerator.graph_pool_handle() if self.accelerator else None  # recordings run one at a time
@@ -173,35 +173,35 @@ class Slot:
         self.forms, self.sizes = set[Any](), set[int]()  # of batches, and of clients' data
         self.taken = Counter[str]()
 
-    def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
+    def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
         """The copy becomes the client and prepares its work."""
         if self.stream is not None:
             self.stream.wait_stream(self.accelerator.current_stream(self.device))
-        with self.on_stream(), self.engine.random(visit):
+        with self.on_stream(), self.engine.seeded(visit):
             self.sent = sent
-            self.site, self.work = self.engine.arrive(visit, sent, state)
+            self.site, self.work = self.engine.begin_visit(visit, sent, state)
 
     def train(self) -> Iterator[None]:
         """Take all steps of the visit, and pause after each."""
         site: LocalSite = self.site
         work: LocalWork = self.work
-        with self.on_stream(), self.engine.presence(site):
+        with self.on_stream(), self.engine.error_context(site):
             fit = site.prepare_fit(len(work))
             step = self.step(fit) if self.settle(fit) else fit.step
             walk = fit.run(len(work), lambda number: site.batches(work, number), step)
         while True:
-            with self.on_stream(), self.engine.presence(site):
+            with self.on_stream(), self.engine.error_context(site):
                 if next(walk, "done") == "done":
                     break
             yield
-        with self.on_stream(), self.engine.presence(site):
+        with self.on_stream(), self.engine.error_context(site):
             site.keep(fit)
             site.optimizer_states = copied(site.optimizer_states)
 
-    def depart(self) -> tuple[Outcome, ClientState]:
+    def end_visit(self) -> tuple[VisitResult, ClientState]:
         """What the trained client leaves behind."""
-        with self.on_stream(), self.engine.random(self.site.visit):
-            left = self.engine.depart(self.site, self.sent)
+        with self.on_stream(), self.engine.seeded(self.site.visit):
+            left = self.engine.end_visit(self.site, self.sent)
         if self.stream is not None:
             self.accelerator.current_stream(self.device).wait_stream(self.stream)
         return left

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.checkpoint import OnDisk
-from benchmark.federation.collectives import put_together, taken_apart
+from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.reference import ClientState
 
 HOST = torch.device("cpu")
@@ -73,7 +73,7 @@ class Store(MutableMapping[int, ClientState]):
         if client in self:
             del self[client]
         held, devices = _moved(state)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in taken_apart(held)[1])
+        size = sum(tensor.numel() * tensor.element_size() for tensor in split_tensors(held)[1])
         self._here[client] = _Held(held, devices, size)
         self.bytes += size
         while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:
@@ -122,7 +122,7 @@ class Store(MutableMapping[int, ClientState]):
 
 def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) -> tuple[ClientState, list[torch.device]]:
     """The state on the host, pinned where it comes from a GPU, or on ``devices``, and where its tensors were before."""
-    skeleton, tensors = taken_apart(state)
+    skeleton, tensors = split_tensors(state)
     before = [tensor.device for tensor in tensors]
     if all(one == HOST for one in [*before, *(devices or ())]):
         return state, before
@@ -130,7 +130,7 @@ def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) ->
         there = [_on_host(tensor) for tensor in tensors]
     else:
         there = [tensor.to(device, non_blocking=True) for tensor, device in zip(tensors, devices, strict=True)]
-    moved: ClientState = put_together(skeleton, there)
+    moved: ClientState = join_tensors(skeleton, there)
     return moved, before
 
 

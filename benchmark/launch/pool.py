@@ -21,7 +21,7 @@ from benchmark.runs.environment import asked_threads, bearable, check_processes,
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, Stopped, told
+from datamodules.common.errors import BenchError, Stopped, message_of
 
 FIT = "benchmark.run.fit"
 LOG = "output.log"
@@ -29,7 +29,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: ``complete``, ``failed``, or ``busy`` (another process works on it)."""
 
     run: Run
@@ -37,7 +37,7 @@ class Outcome:
     message: str = ""
 
 
-def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
+def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[RunOutcome]:
     """Run everything, ``jobs`` at once; a run that fails does not stop the others.
 
     Args:
@@ -96,7 +96,7 @@ def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
         with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
             if state(run.folder) in ("missing", "stale"):
                 RunFolder(run.folder).fail(error, run)
-        return "failed", one_line(told(error))
+        return "failed", one_line(message_of(error))
     return "complete", ""
 
 
@@ -108,15 +108,15 @@ def default_jobs(runtime: Runtime) -> tuple[int, int]:
     return gpus or bearable(cores()), gpus
 
 
-def _here(runs: Sequence[Run], display: Display, fit: str) -> list[Outcome]:
+def _here(runs: Sequence[Run], display: Display, fit: str) -> list[RunOutcome]:
     function = imported(fit)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     for run in runs:
         display.start(run)
         with display.ticking():
             status, message = attempt(run, function)
         display.finish(run, status, message)
-        outcomes.append(Outcome(run, status, message))
+        outcomes.append(RunOutcome(run, status, message))
     return outcomes
 
 
@@ -149,9 +149,9 @@ class _Worker:
         return status, message
 
 
-def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
+def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[RunOutcome]:
     queue = list(runs)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     workers = [_Worker(number, gpus, fit) for number in range(jobs)]
     try:
         while len(outcomes) < len(runs):
@@ -167,7 +167,7 @@ def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: s
                 run, (status, message) = worker.run, worker.result()
                 assert run is not None
                 worker.run = None
-                outcomes.append(Outcome(run, status, message))
+                outcomes.append(RunOutcome(run, status, message))
                 display.finish(run, status, message)
             display.tick()
     except Stopped as asked:

@@ -30,7 +30,7 @@ from benchmark.runs.data_provenance import facts
 from benchmark.runs.environment import code_version
 from benchmark.runs.folder import RunFolder, method_source
 from benchmark.runs.loggers import Mirror, mirror_run
-from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, words
+from datamodules.common.errors import BenchError, ConfigError, DataError, RunError, Stopped, safe_str
 from datamodules.common.memory import available_bytes
 from datamodules.partition.partition import stored_hash
 
@@ -217,7 +217,7 @@ def _odd(error: BaseException) -> str:
     """What is said of an error that nobody catches with ``except Exception``, and that asks for no stop."""
     if isinstance(error, SystemExit):
         return f"the method or the data set ended the program (exit code {error.code!r})"
-    return f"the method or the data set raised {type(error).__name__}: {words(error)}"
+    return f"the method or the data set raised {type(error).__name__}: {safe_str(error)}"
 
 
 def _told(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:

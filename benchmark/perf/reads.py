@@ -25,8 +25,8 @@ NOTE = (
 def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
     """Host reads in the steps of a visit, and the number of its steps."""
     engine, found = made.engine, 0
-    with engine.random(visit):
-        site, work = engine.arrive(visit, engine.sent(visit, made.server), made.clients.get(visit.client))
+    with engine.seeded(visit):
+        site, work = engine.begin_visit(visit, engine.sent(visit, made.server), made.clients.get(visit.client))
         fit = site.prepare_fit()
 
         def step(batch: Batch, number: int) -> None:
@@ -40,7 +40,7 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
 
         for _ in fit.run(len(work), lambda number: site.batches(work, number), step):
             pass
-    engine.end()
+    engine.detach()
     return found, fit.steps
 
 

@@ -47,12 +47,12 @@ def host_seconds(method: str) -> tuple[float, int, int]:
 
     def taken(visit: Visit, count: int) -> float:
         with alike(count):
-            slot.arrive(visit, sent, None)
+            slot.begin_visit(visit, sent, None)
             began = time.process_time()
             for _ in slot.train():
                 pass
             spent = time.process_time() - began
-            slot.depart()
+            slot.end_visit()
             return spent
 
     taken(visit, FEW)  # records the step

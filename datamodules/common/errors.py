@@ -37,7 +37,7 @@ class Stopped(BaseException):
         return f"stopped by {self.signal.name}"
 
 
-def words(error: BaseException) -> str:
+def safe_str(error: BaseException) -> str:
     """The message of an error, also of one that fails to make it."""
     try:
         return str(error)
@@ -45,6 +45,6 @@ def words(error: BaseException) -> str:
         return "(its message cannot be read)"
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an error says; before one that is not of these stands its type, without which its words may mean little."""
-    return words(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {words(error)}"
+    return safe_str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {safe_str(error)}"

@@ -199,7 +199,7 @@ def test_labelled_losses(kind: type[FedIRM]) -> None:
     """Plain cross-entropy of one view; in the ablation smoothed cross-entropies of two views added."""
     run = federation(method=kind)
     visit = run.visits(0)[0]
-    site = LocalSite(run.method, run.engine.around, run.data.client(0), visit, [])
+    site = LocalSite(run.method, run.engine.context, run.data.client(0), visit, [])
     method = run.method
     method.visit = visit
     batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]
@@ -222,7 +222,7 @@ def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
     visits = run.visits(0)
     upload = run.engine.client(visits[0], run.engine.sent(visits[0], run.server), None)[0].upload
     assert upload is not None
-    site = LocalSite(run.method, run.engine.around, run.data.client(0), visits[0], [])
+    site = LocalSite(run.method, run.engine.context, run.data.client(0), visits[0], [])
     batches = epoch(
         {"labelled": run.method.streams(site.data)["labelled"]}, run.data, lambda p: site.generator(f"{p}/1")
     )

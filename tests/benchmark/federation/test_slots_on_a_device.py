@@ -36,7 +36,7 @@ WAITS = {
     "benchmark/federation/holdings.py Holdings.require_own": "once per visit",
     "benchmark/federation/loop.py Federation.evaluate": "once per evaluated round",
     "benchmark/federation/loop.py read_means": "once per evaluated round",
-    "benchmark/federation/loop.py unfinished": "once per round and server's step",
+    "benchmark/federation/loop.py find_nonfinite": "once per round and server's step",
     "benchmark/federation/store.py _on_host": "once per client and round",
     "datamodules/base.py FSSLDataModule._place": "before the first round",
     "datamodules/base.py FSSLDataModule.class_counts": "once, before the first evaluation",
