@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from methods.base import Batch, FedMethod, Tally
 from methods.models.backbone import Backbone, LinearHead
 

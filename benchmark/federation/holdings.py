@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.federation.fit import describe
+from benchmark.federation.hooks import describe
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 

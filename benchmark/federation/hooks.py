@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.federation.fit import describe
 from datamodules.common.errors import RunError
 from datamodules.views.batches import LocalWork, Pass
 from methods.base import FedMethod, Upload, Visit
@@ -82,6 +81,37 @@ def one_pass(made: Any) -> Pass:
     if not isinstance(made, Pass):
         raise RunError(f"a function in local_work returned {describe(made)}; return a Pass")
     return made
+
+
+def step_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned, as a dict with a scalar ``loss``; empty for ``None``, which teaches nothing.
+
+    Raises:
+        RunError: it is something else.
+    """
+    if made is None:
+        return {}
+    outputs = dict(made) if isinstance(made, Mapping) else {"loss": made}
+    loss = outputs.get("loss")
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise RunError(
+            f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
+            "dict with a scalar 'loss', or None"
+        )
+    return outputs
+
+
+def manual_step_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned with manual optimisation, as a dict: a tensor is the ``loss``.
+
+    Raises:
+        RunError: it is something else than a tensor, a dict or ``None``.
+    """
+    if not (made is None or isinstance(made, Tensor | Mapping)):
+        raise RunError(
+            f"training_step returned {describe(made)}; with manual optimisation it returns a tensor, a dict, or None"
+        )
+    return {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
 
 
 def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
@@ -187,6 +217,11 @@ def in_place(method: FedMethod) -> None:
             "or registered late): what it holds would be lost. Register all of them in __init__, and change them in "
             "place (self.x += 1, copy_, load_tensors)"
         )
+
+
+def describe(value: object) -> str:
+    """A value for an error message: its type, and the shape of a tensor."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _require_data(value: Any, says: str, wanted: str = "a tensor") -> None:

@@ -20,7 +20,7 @@ from benchmark.federation.checkpoint import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
-from benchmark.federation.fit import OptimizerStates
+from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine

@@ -11,8 +11,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from benchmark.federation import hooks
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.scaling import LossScaler
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
@@ -214,7 +215,7 @@ class ReferenceEngine:
             return num_bytes(self.method.tensors("personal"))
         with self.hook_context("configure_optimizers", 0):
             optimizers = Fit(self.method, []).optimizers
-        self.method._trainer = None
+        self.method.trainer = None
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -319,7 +320,7 @@ class ReferenceEngine:
 
     def detach(self) -> Sums:
         """The visit is over; what it logged."""
-        self.method._tally, self.method._trainer = None, None
+        self.method._tally = self.method.trainer = None
         return self.tally.taken() | self.hidden.taken()
 
     def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:

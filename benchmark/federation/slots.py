@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from benchmark.federation.fit import Fit, parameters_of
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import parameters_of
 from benchmark.federation.recording import Recording, record
 from benchmark.federation.reference import (
     ClientState,
@@ -278,13 +279,13 @@ class Slot:
 
         def unit(batch: Batch) -> None:
             outputs = fit.compute(batch, fit.batch_idx)
-            fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
+            fit.trainer.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
             nonlocal settled, epoch
             same = True
-            if restless or epoch != fit.current_epoch:
-                settled, epoch = look(), fit.current_epoch
+            if restless or epoch != fit.trainer.current_epoch:
+                settled, epoch = look(), fit.trainer.current_epoch
             key = settled, form(batch)
             recorded = self.recorded.get(key)
             if recorded is not None:
@@ -342,7 +343,7 @@ class RecordedStep:
     """
 
     def __init__(self, step: Any, batch: Batch, slot: Slot, fit: Fit) -> None:
-        engine, taken = slot.engine, fit.global_step
+        engine, taken = slot.engine, fit.trainer.global_step
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
         self.places = [value for fields in self.inputs.values() for value in fields.values()]
         tallies = (engine.tally, engine.hidden)
@@ -352,7 +353,7 @@ class RecordedStep:
         self.recording: Recording = record(
             lambda: step(self.inputs), slot.device, [engine.generator], slot.stream, slot.pool
         )
-        self.optimizer_steps = fit.global_step - taken
+        self.optimizer_steps = fit.trainer.global_step - taken
         self.logged = [dict(tally.touched) for tally in tallies]
         for tally, names in zip(tallies, before, strict=True):
             tally.touched.update(names)
@@ -363,7 +364,7 @@ class RecordedStep:
         self.recording.replay()
         for tally, names in zip((engine.tally, engine.hidden), self.logged, strict=True):
             tally.touched.update(names)
-        fit.global_step += self.optimizer_steps
+        fit.trainer.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
 
@@ -388,8 +389,8 @@ def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
 
 def changes_between_steps(fit: Fit) -> bool:
     """Whether code that runs between the steps of an epoch may change how a step is taken: a hook, or a schedule."""
-    own = type(fit.lightning_module)
-    return bool(fit.lr_scheduler_configs) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
+    own = type(fit.method)
+    return bool(fit.schedules) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
@@ -405,7 +406,7 @@ def recordable(optimizer: Optimizer) -> bool:
 
 def numbers(fit: Fit) -> tuple[Any, ...]:
     """What a step that is recorded may not change: settings and rates of optimisers, places of schedules."""
-    optimizers, schedules = fit.optimizers, fit.lr_scheduler_configs
+    optimizers, schedules = fit.optimizers, fit.schedules
     rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     places = [getattr(one.scheduler, "last_epoch", None) for one in schedules]
     return [settings(optimizer) for optimizer in optimizers], rates, places

@@ -35,7 +35,7 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
                 outputs = fit.compute(batch, number)
             fit.advance_schedules("step")
             with count_host_reads() as further:
-                fit.call("on_train_batch_end", outputs, batch, number)
+                fit.trainer.call("on_train_batch_end", outputs, batch, number)
             found += counted.total() + further.total()
 
         for _ in fit.run(len(work), lambda number: site.batches(work, number), step):

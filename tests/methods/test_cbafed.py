@@ -201,7 +201,7 @@ def test_labelled_client_connection_over_eleven_epochs() -> None:
         method.visit = visit
         method.load_tensors(constant(method, 0.0))
         fit = SimpleNamespace(current_epoch=0)
-        method._trainer = fit
+        method.trainer = fit
         method.on_train_start()
         for fit.current_epoch in range(11):
             method.load_tensors(constant(method, float(method.model.bias.detach()) + 1))

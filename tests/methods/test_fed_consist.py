@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.recording import count_host_reads
 from federations import few_data, make_federation, run_rows
 from golden_files import load

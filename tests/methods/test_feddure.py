@@ -77,7 +77,6 @@ def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
     method._tally = Tally()
     method.joint_steps = first
     fit = Fit(method, [])
-    method._trainer = fit
     for number, batch in enumerate(batches):
         method.on_train_batch_start(batch, number)
         fit.step(batch, number)
