@@ -52,7 +52,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit = Fit(method, states, epochs=given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass

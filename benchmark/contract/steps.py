@@ -143,12 +143,12 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
     """Recording a step, as if it were another step of the visit: a replay serves them all."""
 
     def recorded(self: RecordedStep, step: Any, batch: Batch, slot: Any, fit: Fit) -> None:
-        counters = {name: getattr(fit, name) for name in ("batch_idx", "current_epoch", "global_step")}
-        for name, count in counters.items():
-            setattr(fit, name, count + ELSEWHERE)
+        counters = ((fit, "batch_idx"), (fit.trainer, "current_epoch"), (fit.trainer, "global_step"))
+        for owner, name in counters:
+            setattr(owner, name, getattr(owner, name) + ELSEWHERE)
         init(self, step, batch, slot, fit)
-        for name in counters:
-            setattr(fit, name, getattr(fit, name) - ELSEWHERE)
+        for owner, name in counters:
+            setattr(owner, name, getattr(owner, name) - ELSEWHERE)
 
     return recorded
 

@@ -75,6 +75,23 @@ def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     return [theirs for _, theirs in everyone]
 
 
+def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
+    """What ``work`` returns in the first process; ``None`` in the others, where it does not run.
+
+    Raises:
+        RunError: the first process cannot go on; every process raises its error, so that none waits for it.
+    """
+    found, error = None, None
+    if fabric.is_global_zero:
+        try:
+            found = work()
+        except RunError as refusal:
+            error = refusal
+    if (refused := fabric.broadcast(error)) is not None:
+        raise refused
+    return found
+
+
 def wait_for_all(fabric: Fabric) -> None:
     """Wait until every process is here, over gloo where there is such a group: a barrier takes a GPU's group, NCCL."""
     if fabric.world_size > 1:

@@ -39,7 +39,7 @@ class Fit:
         ranks: int = 1,
         epochs: int = 0,
     ) -> None:
-        self.method, self.scaler = method, method.loss_scaler
+        self.method, self.scaler = method, method._engine.loss_scaler
         self.trainer = VisitTrainer(method, callbacks, loggers, rank, ranks, epochs)
         method.trainer = self.trainer  # type: ignore[assignment]
         self.optimizers, self.schedules = configured(method)
@@ -52,12 +52,12 @@ class Fit:
     def run(
         self, epochs: int, batches: Callable[[int], Iterable[Batch]], step: Callable[[Batch, int], Any] | None = None
     ) -> Iterator[None]:
-        """Take all steps, and pause after each.
+        """Take all steps; yields after each.
 
         Args:
             epochs: number of local epochs.
-            batches: gives the batches of an epoch when its turn comes.
-            step: takes the step on a batch and calls ``on_train_batch_end``; default: ``self.step``.
+            batches: makes the batches of an epoch, by its number.
+            step: takes one step and calls ``on_train_batch_end``; default: ``self.step``.
         """
         method, trainer, call = self.method, self.trainer, self.trainer.call
         trainer.max_epochs, step = epochs, step or self.step
@@ -85,13 +85,13 @@ class Fit:
         call("on_train_end")
 
     def step(self, batch: Batch, number: int) -> None:
-        """One step on one batch, up to ``on_train_batch_end``."""
+        """One step on one batch, with ``on_train_batch_end``."""
         outputs = self.compute(batch, number)
         self.advance_schedules("step")
         self.trainer.call("on_train_batch_end", outputs, batch, number)
 
     def compute(self, batch: Batch, number: int) -> dict[str, Any]:
-        """``training_step`` and, with automatic optimisation, the step of the optimiser; what the hooks get of it."""
+        """``training_step`` and, with automatic optimisation, the optimiser step; returns the outputs for hooks."""
         if self.method.automatic_optimization:
             outputs = self.automatic_step(batch, number)
         else:
@@ -106,16 +106,16 @@ class Fit:
             return self.method.training_step(batch, number)
 
     def automatic_step(self, batch: Batch, number: int) -> dict[str, Any]:
-        """A step with automatic optimisation; what ``training_step`` returned, its loss detached.
+        """A step with automatic optimisation; returns what ``training_step`` returned, with the loss detached.
 
         Raises:
-            RunError: there are several optimisers, or ``training_step`` returned something else than a loss.
+            RunError: there is not exactly one optimiser, or ``training_step`` did not return a loss.
         """
         method, trainer = self.method, self.trainer
         if len(self.optimizers) != 1:
             raise RunError(
-                f"{len(self.optimizers)} optimisers: automatic optimisation has one; set "
-                "self.automatic_optimization = False and take the step in training_step"
+                f"{len(self.optimizers)} optimisers, but automatic optimisation takes exactly one; set "
+                "self.automatic_optimization = False and take the steps in training_step"
             )
         outputs: dict[str, Any] = {}
 
@@ -131,11 +131,11 @@ class Fit:
         method.optimizer_step(trainer.current_epoch, number, trainer.strategy._lightning_optimizers[0], closure)
         outputs = detached(outputs)
         if outputs:
-            method.note_loss(outputs["loss"])
+            method._engine.log("loss", outputs["loss"])
         return outputs
 
     def advance_schedules(self, interval: str) -> None:
-        """Move the schedulers of an interval that ends; with manual optimisation the method does that itself.
+        """Step the schedulers at the end of an interval; with manual optimisation the method does so itself.
 
         As in Lightning, ``frequency`` counts the batches of the epoch, not those of the visit.
         """
@@ -147,7 +147,7 @@ class Fit:
 
 
 def detached(outputs: dict[str, Any]) -> dict[str, Any]:
-    """Outputs of a step whose loss has no graph."""
+    """The outputs of a step, with the loss detached from its graph."""
     loss = outputs.get("loss")
     return {**outputs, "loss": loss.detach()} if isinstance(loss, Tensor) else outputs
 

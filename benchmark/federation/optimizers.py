@@ -19,7 +19,7 @@ OptimizerStates = list[list[dict[str, Any]]]
 
 @dataclass
 class Schedule:
-    """A learning-rate scheduler, and when it moves: after every ``frequency``-th ``step`` or ``epoch``."""
+    """A learning-rate scheduler, and when it is stepped: after every ``frequency``-th ``step`` or ``epoch``."""
 
     scheduler: Any
     interval: str = "epoch"
@@ -30,7 +30,7 @@ def configured(method: FedMethod) -> tuple[list[Optimizer], list[Schedule]]:
     """The optimisers and schedulers that ``configure_optimizers`` describes, in any of Lightning's forms.
 
     Raises:
-        RunError: it is none of them.
+        RunError: it is something else.
     """
     made = method.configure_optimizers()
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, (list, tuple)) for part in made):
@@ -68,7 +68,7 @@ def _schedule(made: Any) -> Schedule:
 
 
 def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> None:
-    """Give optimisers copies of stored states; an optimiser whose stored states are empty starts anew.
+    """Give optimisers copies of stored states; an optimiser without stored state starts afresh.
 
     Raises:
         RunError: the states are those of other optimisers.
@@ -76,8 +76,8 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
     stored_sizes = [len(own) for own in states]
     if states and stored_sizes != [len(parameters_of(optimizer)) for optimizer in optimizers]:
         raise RunError(
-            "configure_optimizers makes other optimisers than at the last visit, whose state is kept: return the same "
-            "ones, or let optimizer_scopes say 'local'"
+            "configure_optimizers returned other optimisers than at the last visit, whose state was kept; return the "
+            "same ones, or let optimizer_scopes say 'local'"
         )
     for optimizer, stored in zip(optimizers, states, strict=bool(states)):
         for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
@@ -86,7 +86,11 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
 
 
 def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
-    """What of the optimisers' states is kept for the client's next visit, or for anyone's, by ``optimizer_scopes``."""
+    """The optimiser state that ``optimizer_scopes`` keeps for the client's next visit or, if shared, for anyone's.
+
+    Raises:
+        RunError: ``optimizer_scopes`` does not fit the optimisers.
+    """
     scopes = list(method.optimizer_scopes())
     if wrong := [scope for scope in scopes if scope not in ("shared", "personal", "local")]:
         raise RunError(f"optimizer_scopes names {wrong[0]!r}; an optimiser's state is shared, personal or local")
@@ -106,7 +110,7 @@ def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> Optimizer
 
 
 def round_rates(optimizers: Sequence[Optimizer]) -> None:
-    """On a GPU, round rates to single precision: a recorded step holds them so, and all engines take the same steps."""
+    """On a GPU, round learning rates to float32, as recorded steps hold them: all engines then take the same steps."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], float) and reads_single(group["params"]):
@@ -114,7 +118,7 @@ def round_rates(optimizers: Sequence[Optimizer]) -> None:
 
 
 def reads_single(parameters: Sequence[Tensor]) -> bool:
-    """Whether fused kernels read their rate as a float32 where these parameters are."""
+    """Whether fused kernels read the rate as float32 on the device of these parameters."""
     return bool(parameters) and parameters[0].device.type != "cpu"
 
 
@@ -124,7 +128,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Whether a step of the optimiser would move anything."""
+    """Whether any parameter of the optimiser has a gradient."""
     return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 

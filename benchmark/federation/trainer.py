@@ -88,7 +88,7 @@ class VisitStrategy(_PartOfLightning):
             optimizer.step(**kwargs)
         else:
             self.scaler.step(optimizer, **kwargs)
-            method.note_overflow(self.scaler.overflow(optimizer))
+            method._engine.log("overflow", self.scaler.overflow(optimizer))
         trainer.global_step += 1
         return made
 
@@ -130,8 +130,8 @@ class VisitTrainer(_PartOfLightning):
         self.global_rank, self.world_size = rank, ranks
         self.current_epoch = self.global_step = 0
         self.max_epochs = epochs
-        self.strategy = VisitStrategy(method, method.loss_scaler)
-        self.precision_plugin = VisitPrecision(method.loss_scaler)
+        self.strategy = VisitStrategy(method, method._engine.loss_scaler)
+        self.precision_plugin = VisitPrecision(method._engine.loss_scaler)
 
     def set_optimizers(self, optimizers: Sequence[Optimizer], schedules: Sequence[Schedule]) -> None:
         """Offer the visit's optimisers, and their wrapped forms through ``LightningModule.optimizers``."""

@@ -50,7 +50,7 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
         method.visit = Visit(round=10 + number, labelled=False)
         method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
         method.train()
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit = Fit(method, states)
         batches = [
             {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}

@@ -254,7 +254,7 @@ def exact_runs(fabric):
     for method in (FedAvg, FedConsist):
         data = few_data(5, 5 if method is FedAvg else 2)
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="exact")
-        with patch.object(loop, "AT_A_TIME", 2):
+        with patch.object(loop, "CLIENTS_PER_MESSAGE", 2):
             rows = run_rows(run)
         states = {k: [t.double().sum().item() for t in split_tensors(run.clients[k])[1]] for k in sorted(run.clients)}
         assert all(len(own) >= len(list(run.method.model.parameters())) for own in states.values())  # momenta

@@ -247,7 +247,7 @@ class AnotherOptimiser(Plain):
 
 
 def test_kept_states_belong_to_the_optimisers_that_left_them():
-    with pytest.raises(RunError, match=r"AnotherOptimiser, client 0 .*round 1.*makes other optimisers"):
+    with pytest.raises(RunError, match=r"AnotherOptimiser, client 0 .*round 1.*returned other optimisers"):
         federation(AnotherOptimiser, clients=2).run()
 
 

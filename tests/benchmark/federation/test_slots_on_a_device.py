@@ -20,7 +20,7 @@ from benchmark.contract.emulated import Emulation, device, emulated, fabric
 from benchmark.contract.federations import ScaledSingle, class_of, half_trained
 from benchmark.contract.reference import different, different_rows
 from benchmark.contract.runs import OVERFLOW
-from benchmark.federation import fit, slots
+from benchmark.federation import optimizers, slots
 from benchmark.federation.recording import CudaGraph, record
 from benchmark.registry import KINDS, known_names
 from datamodules.common.errors import RunError
@@ -229,8 +229,8 @@ class Fast(LocalSSL):
 @pytest.mark.parametrize("rounded", [True, False])
 def test_rates_are_rounded_alike(rounded: bool) -> None:
     """A recorded step reads its rate in single precision; where other steps do not, another model comes out."""
-    reads_single = fit.reads_single if rounded else lambda parameters: False
-    with patch.object(fit, "reads_single", reads_single):
+    reads_single = optimizers.reads_single if rounded else lambda parameters: False
+    with patch.object(optimizers, "reads_single", reads_single):
         _, eager, _, _ = on_the_device(Fast, replay=False)
         _, server, _, _ = on_the_device(Fast, replay=True)
     assert bool(different(server, eager)) != rounded

@@ -134,7 +134,7 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant")
     batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
-    method._tally, fit = Tally(), Fit(method, [])
+    method._engine.tally, fit = Tally(), Fit(method, [])
     fit.compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
