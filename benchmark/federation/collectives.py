@@ -1,4 +1,4 @@
-"""What processes tell each other: tensors as flat bytes, and only their names and shapes as pickles."""
+"""Messages between processes: tensors travel as flat bytes, only their names and shapes are pickled."""
 
 import traceback
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Found = TypeVar("Found")
 
 
 class TensorSpec:
-    """Stands for the ``number``-th tensor of a message.
+    """Stands for a tensor in a message.
 
     Args:
         number: position among the message's tensors.
-        shape: shape of the tensor.
-        dtype: its type.
-        stride: how it lies in memory, which has no gaps. Kernels may sum in another order where it lies otherwise.
+        shape: of the tensor.
+        dtype: of the tensor.
+        stride: its layout in memory, without gaps. It is kept, since the order in which kernels sum may depend on it.
     """
 
     def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> None:
@@ -31,11 +31,11 @@ class TensorSpec:
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
-    """What every process holds, in rank order, with its tensors on this process's device.
+    """The values of all processes, in rank order, with their tensors on this process's device.
 
     Args:
         fabric: launched.
-        mine: dicts, lists, tuples and dataclasses of tensors and plain values.
+        mine: this process's value: dicts, lists, tuples and dataclasses of tensors and plain values.
     """
     if fabric.world_size == 1:
         return [mine]
@@ -51,11 +51,11 @@ def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
 
 
 def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
-    """What ``work`` finds in every process, in rank order, as ``all_gather``.
+    """What ``work`` returns in every process, in rank order, as ``all_gather``; no process waits for one that fails.
 
     Raises:
-        Exception: of ``work`` in this process.
-        RunError: it fails in another one, whose message this has, with its traceback as a note; nobody waits for it.
+        Exception: ``work`` fails in this process.
+        RunError: ``work`` fails in another process; has that error's message, and its traceback as a note.
     """
     if fabric.world_size == 1:
         return [work()]
@@ -76,10 +76,10 @@ def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
 
 
 def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
-    """What ``work`` returns in the first process; ``None`` in the others, where it does not run.
+    """Run ``work`` in the first process alone and return its result there; the others return ``None``.
 
     Raises:
-        RunError: the first process cannot go on; every process raises its error, so that none waits for it.
+        RunError: ``work`` has raised it; all processes raise the same error, so that none waits for the first.
     """
     found, error = None, None
     if fabric.is_global_zero:
@@ -93,13 +93,13 @@ def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
 
 
 def wait_for_all(fabric: Fabric) -> None:
-    """Wait until every process is here, over gloo where there is such a group: a barrier takes a GPU's group, NCCL."""
+    """Wait for all processes, over gloo where there is such a group: a barrier would use NCCL on GPUs."""
     if fabric.world_size > 1:
         dist.all_gather_object([None] * dist.get_world_size(), None)
 
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
-    """What the first process holds, with its tensors on this process's device."""
+    """The first process's value, in every process, with its tensors on this process's device."""
     if fabric.world_size == 1:
         return mine
     first = fabric.global_rank == 0
@@ -112,7 +112,7 @@ def from_first(fabric: Fabric, mine: Found) -> Found:
 
 
 def _broadcast(fabric: Fabric, wanted: list[TensorSpec], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
-    """The tensors of process ``source``, on the other processes from one flat message; these give ``None``."""
+    """Send the tensors of process ``source`` in one flat message; the others pass ``None`` and receive them."""
     sizes = [_num_bytes(spec) for spec in wanted]
     if not sum(sizes):
         return [_laid_out(torch.empty(0, dtype=spec.dtype, device=fabric.device), spec) for spec in wanted]
@@ -132,14 +132,14 @@ def _laid_out(flat: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that lies without gaps in memory, in the order of its axes where it has gaps now."""
+    """The tensor itself if its memory has no gaps, otherwise a contiguous copy."""
     kept = tensor.detach()
     dense = torch.empty_like(kept, memory_format=torch.preserve_format, device="meta").stride() == kept.stride()
     return kept if dense else kept.contiguous()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor in the order in which they lie in memory."""
+    """The bytes of a tensor, in memory order."""
     kept = _without_gaps(tensor)
     return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
 
@@ -149,13 +149,13 @@ def _num_bytes(spec: TensorSpec) -> int:
 
 
 def split_tensors(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A message without its tensors, which a ``TensorSpec`` stands for, and the tensors in order."""
+    """A message with a ``TensorSpec`` in place of each tensor, and the tensors, in order."""
     tensors: list[Tensor] = []
     return _apart(tensors, tree), tensors
 
 
 def _apart(tensors: list[Tensor], value: Any) -> Any:
-    """The value with places for its tensors, which join the others. A closure that calls itself would hold them."""
+    """The value with specs for its tensors, which are appended. (A closure that calls itself would keep them alive.)"""
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorSpec(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
@@ -163,14 +163,14 @@ def _apart(tensors: list[Tensor], value: Any) -> Any:
 
 
 def join_tensors(skeleton: Any, tensors: list[Tensor]) -> Any:
-    """The message again."""
+    """The message that ``split_tensors`` split."""
     if isinstance(skeleton, TensorSpec):
         return tensors[skeleton.number]
     return _rebuilt(skeleton, partial(join_tensors, tensors=tensors))
 
 
 def tensor_specs(skeleton: Any) -> list[TensorSpec]:
-    """The places of a message without its tensors, in order."""
+    """The specs in a message without its tensors, in order."""
     found: list[TensorSpec] = []
 
     def walk(value: Any) -> Any:
@@ -183,7 +183,7 @@ def tensor_specs(skeleton: Any) -> list[TensorSpec]:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The message with its tensors on ``device``."""
+    """A message with its tensors moved to ``device``."""
 
     def walk(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else _rebuilt(value, walk)
@@ -192,7 +192,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def _rebuilt(value: Any, walk: Any) -> Any:
-    """A container with ``walk`` applied to what it holds; anything else as it is."""
+    """A container with ``walk`` applied to its items; any other value as it is."""
     if isinstance(value, dict):
         return {key: walk(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
