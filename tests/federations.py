@@ -69,4 +69,4 @@ def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
 
 def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[VisitResult, ClientState]:
     """One visit by the federation's engine: what came of it, and what the client keeps."""
-    return federation.engine.client(visit, federation.engine.sent(visit, federation.server), state)
+    return federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), state)

@@ -70,9 +70,9 @@ def check_a_visit_is_a_fit(method: Method) -> None:
     visits = some_visits(federation)
     steps = 0
     for visit in visits:
-        sent, kept = engine.sent(visit, federation.server), federation.clients.get(visit.client)
+        sent, kept = engine.send(visit, federation.server), federation.clients.get(visit.client)
         handed_on = engine.shared_optimizer_state
-        _, state = engine.client(visit, sent, kept)
+        _, state = engine.run_visit(visit, sent, kept)
         left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
         with engine.seeded(visit), warnings.catch_warnings():

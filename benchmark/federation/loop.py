@@ -288,7 +288,7 @@ class Federation:
 
         stops = self.nonfinite == "stop"
         new: dict[int, ClientState] = {}  # not yet stored: a visit may turn out not to count
-        results = self.engine.visits(
+        results = self.engine.run_visits(
             mine, self.server, self.clients if stops else ChainMap(new, self.clients), on_visit_end
         )
         if self.joint is None:
@@ -348,7 +348,7 @@ class Federation:
         """
         if first:
             self.become_server()
-        state, logged, steps = self.engine.server(number, self.server_state, first)
+        state, logged, steps = self.engine.run_server(number, self.server_state, first)
         self.steps += steps
         for visit, found in find_nonfinite({Visit(number, SERVER): VisitResult(None, logged, 0, steps)}).items():
             raise RunError(f"{location(self.method, visit)}: {found}")

@@ -225,7 +225,7 @@ class ReferenceEngine:
         kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
-    def visits(
+    def run_visits(
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
@@ -247,14 +247,14 @@ class ReferenceEngine:
             RunError: whatever the method raises, with the method, client and round.
         """
         results: dict[tuple[int, int], VisitResult] = {}
-        sent = [self.sent(visit, server) for visit in visits]  # while the module is still the server
+        sent = [self.send(visit, server) for visit in visits]  # while the module is still the server
         for visit, tensors in zip(visits, sent, strict=True):
-            result, kept[visit.client] = self.client(visit, tensors, kept.get(visit.client))
+            result, kept[visit.client] = self.run_visit(visit, tensors, kept.get(visit.client))
             results[visit.client, visit.repeat] = on_visit_end(visit, result)
             del result
         return results
 
-    def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
+    def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
         """Run one visit; returns its result and what the client keeps."""
         with self.seeded(visit):
             site, work = self.begin_visit(visit, sent, state)
@@ -262,7 +262,7 @@ class ReferenceEngine:
                 site.fit(work)
             return self.end_visit(site, sent)
 
-    def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
+    def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends to the visited client."""
         with self.hook_context(f"broadcast to client {visit.client}", visit.round):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
@@ -323,7 +323,7 @@ class ReferenceEngine:
         self.method._engine.tally = self.method.trainer = None
         return self.tally.taken() | self.hidden.taken()
 
-    def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
+    def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
         """Run ``server_step``, before the first round (``first``) or after an aggregation.
 
         Returns:

@@ -84,7 +84,7 @@ class SlotsEngine(ReferenceEngine):
             engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
             self.slots.append(Slot(engine, self.replay))
 
-    def visits(
+    def run_visits(
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
@@ -97,10 +97,10 @@ class SlotsEngine(ReferenceEngine):
         """
         results: dict[tuple[int, int], VisitResult] = {}
         sent = {
-            (visit.client, visit.repeat): self.sent(visit, server) for visit in visits
+            (visit.client, visit.repeat): self.send(visit, server) for visit in visits
         }  # while the module is still the server
-        for together in [[visit] for visit in visits] if self.sequential else self.turns(visits):
-            taken = self.seats(together)
+        for together in [[visit] for visit in visits] if self.sequential else self.groups(visits):
+            taken = self.assign_slots(together)
             for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host waits for no other slot
                     state = kept.get(visit.client)
@@ -114,12 +114,12 @@ class SlotsEngine(ReferenceEngine):
                 del result
         return results
 
-    def turns(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
+    def groups(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
         """Groups of visits that run together. With ``auto``, the first visit shows how many slots fit."""
         rest = list(visits)
         if rest and (spare := self.spare) is not None:
             self.spare, before = None, available_bytes(self.device)
-            (largest,) = first = next(in_turns(rest, 1))
+            (largest,) = first = next(grouped(rest, 1))
             yield first
             rest.remove(largest)
             after = available_bytes(self.device)
@@ -127,9 +127,9 @@ class SlotsEngine(ReferenceEngine):
             more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
             more = min(more, self.context.data.num_clients - 1)
             self.add_slots([spare, *(copy.deepcopy(spare) for _ in range(more - 1))][:more])
-        yield from in_turns(rest, len(self.slots))
+        yield from grouped(rest, len(self.slots))
 
-    def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
+    def assign_slots(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
         """A slot for each visit.
 
         Preferred is one that has trained a client of the same size, since it has recorded such steps; then the one that
@@ -194,7 +194,7 @@ class Slot:
         work: LocalWork = self.work
         with self.on_stream(), self.engine.error_context(site):
             fit = site.prepare_fit(len(work))
-            step = self.step(fit) if self.settle(fit) else fit.step
+            step = self.step(fit) if self.use_own_state(fit) else fit.step
             walk = fit.run(len(work), lambda number: site.batches(work, number), step)
         while True:
             with self.on_stream(), self.engine.error_context(site):
@@ -213,7 +213,7 @@ class Slot:
             self.accelerator.current_stream(self.device).wait_stream(self.stream)
         return left
 
-    def settle(self, fit: Fit) -> bool:
+    def use_own_state(self, fit: Fit) -> bool:
         """Keep the optimisers' state in the slot's tensors; returns whether their steps can be recorded."""
         if not self.replay or not all(map(recordable, fit.optimizers)):
             return False
@@ -305,7 +305,7 @@ class Slot:
             else:
                 before = numbers(fit)
                 unit(batch)
-                self.adopt(fit)
+                self.adopt_state(fit)
                 same = self.met[key] > 0 or numbers(fit) == before
                 self.taken["eager"] += 1
                 self.forms.add(key[1])
@@ -325,7 +325,7 @@ class Slot:
         del self.recorded[rarest]
         return True
 
-    def adopt(self, fit: Fit) -> None:
+    def adopt_state(self, fit: Fit) -> None:
         """Make the state tensors that an optimiser has created the slot's own."""
         for optimizer in fit.optimizers:
             for parameter in parameters_of(optimizer):
@@ -385,7 +385,7 @@ def more_slots(free: int, each: int) -> int:
     return min(AUTO - 1, int(SHARE * free / max(each, 1)))
 
 
-def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
+def grouped(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
     """Groups of up to ``slots`` visits of different clients, largest first; a client's visits stay in order."""
     for repeat in sorted({visit.repeat for visit in visits}):
         alike = sorted((v for v in visits if v.repeat == repeat), key=lambda v: (-v.size, v.client))

@@ -21,8 +21,8 @@ def placed(run: Run) -> Run:
 
     On the CPU, small networks are fastest with one single-threaded process per core, up to one per participant.
     Networks of a million parameters or more are as fast with threads (`docs/performance.md`), which hold clients'
-    states only once. For a run of a few seconds, starting processes does not pay. On GPUs a run has one process; several
-    runs at a time use the other GPUs. Under SLURM the processes are the tasks that it has started.
+    states only once. For a run of a few seconds, starting processes does not pay. On GPUs a run has one process;
+    several runs at a time use the other GPUs. Under SLURM the processes are the tasks that it has started.
 
     The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
     new run has as many as there are idle cores.

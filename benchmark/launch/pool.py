@@ -59,10 +59,10 @@ def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: st
     with display:
         placed = pinned(runs, jobs, gpus)
         if jobs <= 1 and not gpus:
-            return _here(placed, display, fit)
+            return _run_here(placed, display, fit)
         workers = min(max(1, jobs), len(runs))
         check_processes("--jobs", workers)
-        return _workers(placed, workers, gpus, display, fit)
+        return _run_in_workers(placed, workers, gpus, display, fit)
 
 
 def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
@@ -108,7 +108,7 @@ def default_jobs(runtime: Runtime) -> tuple[int, int]:
     return gpus or bearable(cores()), gpus
 
 
-def _here(runs: Sequence[Run], display: Display, fit: str) -> list[RunOutcome]:
+def _run_here(runs: Sequence[Run], display: Display, fit: str) -> list[RunOutcome]:
     function = imported(fit)
     outcomes: list[RunOutcome] = []
     for run in runs:
@@ -126,7 +126,7 @@ class _Worker:
     def __init__(self, number: int, gpus: int, fit: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}")
+        self.process = context.Process(target=_worker_main, args=(theirs, number, gpus, fit), name=f"worker {number}")
         self.process.start()
         theirs.close()
         self.run: Run | None = None
@@ -149,7 +149,7 @@ class _Worker:
         return status, message
 
 
-def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[RunOutcome]:
+def _run_in_workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[RunOutcome]:
     queue = list(runs)
     outcomes: list[RunOutcome] = []
     workers = [_Worker(number, gpus, fit) for number in range(jobs)]
@@ -182,7 +182,7 @@ def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: s
     return outcomes
 
 
-def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
+def _worker_main(pipe: Connection, number: int, gpus: int, fit: str) -> None:
     """Entry point of a worker: works until the pipe closes or it is stopped, and saves first; ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()

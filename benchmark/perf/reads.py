@@ -26,7 +26,7 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
     """Host reads in the steps of a visit, and the number of its steps."""
     engine, found = made.engine, 0
     with engine.seeded(visit):
-        site, work = engine.begin_visit(visit, engine.sent(visit, made.server), made.clients.get(visit.client))
+        site, work = engine.begin_visit(visit, engine.send(visit, made.server), made.clients.get(visit.client))
         fit = site.prepare_fit()
 
         def step(batch: Batch, number: int) -> None:
@@ -55,7 +55,7 @@ def row(method: str, device: str = "cpu") -> list[Any]:
         found, taken = in_steps(made, visit)
         steps, in_all_steps = steps + taken, in_all_steps + found
         with count_host_reads() as counted:
-            made.engine.client(visit, made.engine.sent(visit, made.server), made.clients.get(visit.client))
+            made.engine.run_visit(visit, made.engine.send(visit, made.server), made.clients.get(visit.client))
         kinds += counted
     with count_host_reads() as whole:
         made.run_round(1)

@@ -291,7 +291,7 @@ def pseudo_set(method: CBAFed, site: Any) -> Stream:
 
 def visited(made: Federation, visit: Visit) -> VisitResult:
     """What comes of a client's visit that has kept nothing."""
-    return made.engine.client(visit, made.engine.sent(visit, made.server), None)[0]
+    return made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0]
 
 
 def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:

@@ -93,7 +93,7 @@ def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> 
     federation.run_round(0)
     visit = federation.visits(1)[-1]
     assert not visit.labelled
-    upload = federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)[0].upload
+    upload = federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)[0].upload
     assert upload is not None
     assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
 
@@ -134,7 +134,7 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.run_round(0)
     federation.run_round(1)
     visit = replace(federation.visits(2)[0], first=False)
-    federation.engine.begin_visit(visit, federation.engine.sent(visit, federation.server), federation.clients[0])
+    federation.engine.begin_visit(visit, federation.engine.send(visit, federation.server), federation.clients[0])
     federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])

@@ -110,7 +110,7 @@ def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
 
     model = made.method.model
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    upload = made.engine.client(visit, made.engine.sent(visit, made.server), None)[0].upload
+    upload = made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].upload
     model.load_state_dict(start)
     loops.bare_supervised(model, views, site.labels, torch.zeros(3), torch.ones(3))
     for name, value in model.state_dict().items():
