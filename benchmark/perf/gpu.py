@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmark.perf import agreement, engines, goals, profiles, reads, visits
+from benchmark.perf import agreement, engines, goals, graphs, profiles, reads, visits
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import Goal
 from benchmark.perf.measure import FAILED, Section, attempt, probe
@@ -45,6 +45,7 @@ class Plan:
         goal_slots: the same, for the goals.
         profile_slots: the same, for the profiles: so many visits, too.
         times: visits beside their steps that are timed at once.
+        replays: replays of a recording that are timed at once.
     """
 
     plain: Sequence[str]
@@ -66,6 +67,7 @@ class Plan:
     goal_slots: Sequence[int] = (16, 4)
     profile_slots: int = 4
     times: int = 20
+    replays: int = graphs.REPLAYS
 
     @property
     def methods(self) -> Sequence[str]:
@@ -87,6 +89,7 @@ def trial(plan: Plan) -> Plan:
         goal_slots=(2,),
         profile_slots=2,
         times=1,
+        replays=1,
     )
 
 
@@ -206,6 +209,15 @@ def time_visits(part: Part) -> Iterator[Section]:
             yield table.add(part.rows([network], visits.rows, *arguments))
 
 
+def time_graphs(part: Part) -> Iterator[Section]:
+    """One step per recording against many, by network and precision."""
+    plan = part.plan
+    table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
+    for precision, (network, batch) in product(plan.precisions, plan.cases):
+        label = [network, batch, precision]
+        yield table.add(part.rows(label, graphs.row, *label, plan.device, plan.replays))
+
+
 def time_goals(part: Part) -> Iterator[Section]:
     """The speed-up over the eager reference, then rows of the papers' tables against their limits."""
     plan = part.plan
@@ -285,7 +297,8 @@ PARTS: dict[str, tuple[Callable[[Part], Iterator[Section]], float]] = {
     "reads": (check_reads, 0.07),
     "engines": (time_engines, 0.28),
     "visits": (time_visits, 0.04),
-    "goals": (time_goals, 0.26),
+    "graphs": (time_graphs, 0.04),
+    "goals": (time_goals, 0.22),
     "profiles": (profile, 0.08),
 }
 """By name: what is done, and its share of the time; what a part leaves over goes to the later ones."""
