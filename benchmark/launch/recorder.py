@@ -80,7 +80,7 @@ class Recorder(Bystander):
             self.files.saved(self.state["round"])
             self.state = None
 
-    def save_and_stop(self) -> None:
+    def save_before_stop(self) -> None:
         """Save what can be saved before the run stops; an error in saving is reported and not raised."""
         try:
             self.save()
@@ -116,7 +116,7 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]
         try:
             yield recorder
         except (KeyboardInterrupt, Stopped):
-            recorder.save_and_stop()
+            recorder.save_before_stop()
             raise
 
 
