@@ -24,7 +24,7 @@ from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, introduce, is_importable, one_line, path_of
+from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.run import fit as fit_on_disk
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.metrics import classification_metrics
@@ -272,7 +272,7 @@ def _on_disk(run: Run) -> Result:
 
 
 def _named(given: str | type) -> str:
-    return given if isinstance(given, str) else introduce(given)
+    return given if isinstance(given, str) else register_local(given)
 
 
 @contextmanager

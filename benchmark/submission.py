@@ -34,7 +34,7 @@ from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, told
+from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, message_of
 
 SUITE, ABOUT = "suite.yaml", "submission.yaml"
 VERIFICATION = "verification"
@@ -163,7 +163,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         try:
             check(method)
         except Exception as error:  # of other people's code
-            found[name] = one_line(told(error))
+            found[name] = one_line(message_of(error))
         else:
             found[name] = PASSED
     return found

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from methods.base import Batch, FedMethod, Tally
 from methods.models.backbone import Backbone, LinearHead
 
@@ -51,7 +52,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit = Fit(method, states, epochs=given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass

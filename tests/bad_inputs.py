@@ -268,13 +268,13 @@ HOOKS = {
     "bad_methods.UploadNaN": "the uploaded model.conv1.weight is not finite",
     "bad_methods.AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias' has the shape [",
     "bad_methods.RemembersNone": "RemembersNone.remember, round 0: remember returned a NoneType; return tensors",
-    "bad_methods.RemembersKey": "remember gives something for 'server', which is no id of a client; ids run",
+    "bad_methods.RemembersKey": "remember gives something for 'server', which is not a client id; ids run",
     "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
     "bad_methods.PredictsLogits": "class probabilities run from ",
     "bad_methods.Exits": "the method ended the program (exit code 0); a hook returns, or raises an error",
     "bad_methods.Cancelled": "Cancelled, client 0 (83 images), round 0: CancelledError: by nobody",
     "bad_methods.Scopes": "Scopes.optimizer_scopes, round 0: LookupError: no scope",
-    "bad_methods.BoundAnew": "the registered tensor 'count' is not that of the start any more (self.x = ..., ",
+    "bad_methods.BoundAnew": "the registered tensor 'count' is no longer the one registered in __init__ (self.x = ",
     "bad_methods.OthersImages": "the stream 'labelled' has the training image ",
 }
 

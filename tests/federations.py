@@ -15,7 +15,7 @@ from benchmark.contract.federations import (
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import ClientState, LocalSite, Outcome
+from benchmark.federation.reference import ClientState, LocalSite, VisitResult
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
 from methods.base import Visit
@@ -64,9 +64,9 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
     """Return the site of a client's visit; default: client 0 in round 0."""
     data = federation.data.client(visit.client if visit else 0)
-    return LocalSite(federation.method, federation.engine.around, data, visit or Visit(size=data.size), [])
+    return LocalSite(federation.method, federation.engine.context, data, visit or Visit(size=data.size), [])
 
 
-def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[Outcome, ClientState]:
+def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[VisitResult, ClientState]:
     """One visit by the federation's engine: what came of it, and what the client keeps."""
-    return federation.engine.client(visit, federation.engine.sent(visit, federation.server), state)
+    return federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), state)

@@ -26,7 +26,7 @@ from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
-    from benchmark.launch.pool import Outcome
+    from benchmark.launch.pool import RunOutcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
     from benchmark.runs.records import Record
@@ -146,7 +146,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         return 0
     for precision in dict.fromkeys(run.config.precision for run in missing):
         warn_of_slow_precision(precision, runtime.accelerator)
-    outcomes: list[pool.Outcome] = []
+    outcomes: list[pool.RunOutcome] = []
     if missing:
         display = Display(len(missing))
         try:
@@ -239,7 +239,7 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
     print(f"{path}{others}")
 
 
-def _complain(bad: "Sequence[Outcome]") -> None:
+def _complain(bad: "Sequence[RunOutcome]") -> None:
     for outcome in bad:
         where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
         print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)

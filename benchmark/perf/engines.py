@@ -53,7 +53,7 @@ def visits(
     planned = made.visits(0)
 
     def run() -> None:
-        made.engine.visits(planned, made.server, {})
+        made.engine.run_visits(planned, made.server, {})
         synchronize(device)
 
     return run

@@ -26,7 +26,7 @@ def visit(number: int, method: str, labelled: bool = False) -> Callable[[], Any]
     data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
     made = federation(method, data, warmup_rounds=0)
     chosen = next(v for v in made.visits(0) if v.labelled == labelled)
-    return lambda: made.engine.client(chosen, made.engine.sent(chosen, made.server), None)[0].bytes_down
+    return lambda: made.engine.run_visit(chosen, made.engine.send(chosen, made.server), None)[0].bytes_down
 
 
 def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:

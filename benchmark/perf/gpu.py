@@ -288,7 +288,7 @@ def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[li
         first = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
         chosen = made.visits(first)[:slots]
         for _ in range(2):
-            made.engine.visits(chosen, made.server, {})
+            made.engine.run_visits(chosen, made.server, {})
         return [[goal.name, *row] for row in profiles.kernels(made, chosen, device)]
 
 

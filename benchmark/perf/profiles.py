@@ -20,9 +20,9 @@ TOP, CLIENTS, LONG = 8, 8, 70
 def shares(made: Federation) -> list[tuple[str, float]]:
     """Operators by their share of a round's visits, in percent; the rest is Python and small operators."""
     visits = made.visits(0)
-    made.engine.visits(visits, made.server, {})
+    made.engine.run_visits(visits, made.server, {})
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        made.engine.visits(visits, made.server, {})
+        made.engine.run_visits(visits, made.server, {})
     events = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in events)
     return [(e.key, 100.0 * e.self_cpu_time_total / total) for e in events[:TOP]]
@@ -60,7 +60,7 @@ def kernels(made: Federation, visits: Sequence[Visit], device: str) -> list[list
     synchronize(device)
     with profile(activities=[activity]) as found:
         start = time.perf_counter()
-        made.engine.visits(visits, made.server, {})
+        made.engine.run_visits(visits, made.server, {})
         synchronize(device)
         wall = 1e6 * (time.perf_counter() - start)
     taken, calls, spans = Counter[str](), Counter[str](), []

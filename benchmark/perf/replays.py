@@ -33,7 +33,7 @@ def host_seconds(method: str) -> tuple[float, int, int]:
     if not made.visits(1):
         return 0.0, 0, len(list(made.method.modules()))
     visit = max(made.visits(1), key=lambda visit: visit.size)
-    sent, few = made.engine.sent(visit, made.server), list[Batch]()
+    sent, few = made.engine.send(visit, made.server), list[Batch]()
     whole = LocalSite.batches
 
     def alike(count: int) -> Any:
@@ -47,12 +47,12 @@ def host_seconds(method: str) -> tuple[float, int, int]:
 
     def taken(visit: Visit, count: int) -> float:
         with alike(count):
-            slot.arrive(visit, sent, None)
+            slot.begin_visit(visit, sent, None)
             began = time.process_time()
             for _ in slot.train():
                 pass
             spent = time.process_time() - began
-            slot.depart()
+            slot.end_visit()
             return spent
 
     taken(visit, FEW)  # records the step

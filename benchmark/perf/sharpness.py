@@ -177,12 +177,12 @@ def engine_pieces(number: int, method: str, precision: str) -> Unit:
 
     def epochs(count: int) -> None:
         made.method.hparams["local_epochs"] = count
-        made.engine.client(visit, made.engine.sent(visit, made.server), None)
+        made.engine.run_visit(visit, made.engine.send(visit, made.server), None)
 
     pieces: dict[str, Unit] = {
         FIRST: partial(epochs, 1),
         FURTHER: partial(epochs, 2),
-        "server": lambda: made.engine.server(0, None, first=False) and None,
+        "server": lambda: made.engine.run_server(0, None, first=False) and None,
         "norm statistics": lambda: made.method.refresh_norm(data),
         "test": lambda: made.evaluate() and None,
     }

@@ -93,7 +93,7 @@ def rows(
 
 def repeated(made: Federation, planned: Sequence[Any], times: int, device: str) -> Unit:
     """The same visit several times."""
-    return often(lambda: made.engine.visits(planned, made.server, {}), times, device)
+    return often(lambda: made.engine.run_visits(planned, made.server, {}), times, device)
 
 
 def often(work: Unit, times: int, device: str) -> Unit:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.common.errors import ConfigError, DataError, told
+from datamodules.common.errors import ConfigError, DataError, message_of
 from datamodules.io import sources
 from datamodules.io.sources import Arrays, Images
 
@@ -110,7 +110,9 @@ def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
             known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
             found = {name: data[name] if name in known else np.empty(0) for name in data.files}
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
-        raise DataError(f"{file} cannot be read as .npz: {told(error)}. Write it anew with numpy.savez") from error
+        raise DataError(
+            f"{file} cannot be read as .npz: {message_of(error)}. Write it anew with numpy.savez"
+        ) from error
     return found
 
 
@@ -275,7 +277,7 @@ def _image(file: Path, side: int | None, grey: bool) -> Images:
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file} cannot be read as an image: {told(error)}. Replace or remove it")
+    return DataError(f"{file} cannot be read as an image: {message_of(error)}. Replace or remove it")
 
 
 def _size(images: Images) -> str:

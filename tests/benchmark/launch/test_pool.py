@@ -320,9 +320,9 @@ if __name__ == "__main__":
         with stoppable():
             runs = [SimpleNamespace(folder=Path(name)) for name in sys.argv[1:]]
             if len(runs) > 1:
-                pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
+                pool._run_in_workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
             else:
-                pool._here(runs * 2, MagicMock(), "stoppable.fit")
+                pool._run_here(runs * 2, MagicMock(), "stoppable.fit")
     except Stopped:
         sys.exit(STOPPED)
 """

@@ -19,7 +19,7 @@ from benchmark import run
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
-from benchmark.launch.worker import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT, Recorder
 from benchmark.run import fit
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record, read_rows, without_clock
@@ -216,14 +216,14 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, m
 def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, reference, monkeypatch, capsys):
     """The run ends as it was asked to, says what is lost, and goes on from its checkpoint."""
     config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
-    whole, save = Federation.run_round, worker.Recorder.save
+    whole, save = Federation.run_round, Recorder.save
 
     def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def stopped(self, number):
         if number == 3:
-            patch.setattr(worker.Recorder, "save", full)
+            patch.setattr(Recorder, "save", full)
             raise Stopped(signal.SIGTERM)
         return whole(self, number)
 
@@ -232,7 +232,7 @@ def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, re
         with pytest.raises(Stopped):
             fit(config)
     assert "the last rounds could not be saved: [Errno 28] No space left on device" in capsys.readouterr().err
-    assert worker.Recorder.save is save
+    assert Recorder.save is save
     assert_same_run(fit(config), reference)
 
 
@@ -314,9 +314,9 @@ def test_a_method_that_raises_anything_has_failed(tmp_path, monkeypatch, error):
 
 EXITS = """
 import os, threading
-from benchmark.launch.worker import exits_seen
+from benchmark.launch.exits import os_exit_raises
 
-with exits_seen():
+with os_exit_raises():
     if not (child := os.fork()):
         os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmark.federation import checkpoint
-from benchmark.launch.worker import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, run_lock
 from benchmark.runs.states import CHECKPOINTS, state
