@@ -61,9 +61,9 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
         a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
-        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, a failed
-        run of the row or of its control, or other seeds than the suite's as long as these are not complete. At other
-        scales the published value stands beside ours for orientation only.
+        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, no printed
+        effect, a failed run of the row or of its control, or other seeds than the suite's as long as these are not
+        complete. At other scales the published value stands beside ours for orientation only.
     """
     return [_render(suite, plan, published, table) for table in suite.tables]
 
@@ -439,11 +439,11 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
                 f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
                 "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
                 "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
-                "neither. There is no verdict where that half-width is above half the printed difference, or with",
-                "fewer than three seeds. A row without an effect has a level or is off level.",
+                "neither. There is no verdict where one of the two intervals is wider, from end to end, than half the",
+                f"printed difference, with fewer than three seeds, or for {table.control} itself.",
             ]
         else:
-            text += ["The table has no control: a row has a level or is off level, with three seeds at least."]
+            text += ["The table has no control, so that no effect is printed and there are no verdicts."]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

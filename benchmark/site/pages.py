@@ -62,7 +62,7 @@ SPENT = {
     "seconds": "seconds",
     "client_state_bytes": "bytes of client state, at most",
 }
-VERDICTS = ("reproduced", "level only", "effect only", "not reproduced", "level", "off level")
+VERDICTS = ("reproduced", "level only", "effect only", "not reproduced")
 
 Page = dict[str, Any]
 
