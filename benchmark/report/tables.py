@@ -144,7 +144,7 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
         config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
         blocks.append([_line(suite, plan, published, table, row, metric, groups, config) for metric in table.metrics])
     if suite.ranked:
-        blocks.sort(key=lambda block: -math.inf if block[0].ours is None else block[0].ours, reverse=True)
+        blocks.sort(key=lambda block: _place(plan, block[0]))
     lines = tuple(line for block in blocks for line in block)
     return Rendered(
         name=f"{suite.paper}-{plan.scale}-{table.number}",
@@ -160,6 +160,11 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
         unpublished=table.unpublished,
         sections=tuple(_sections(lines, varying(lines, columns), plan)),
     )
+
+
+def _place(plan: Plan, line: Line) -> tuple[int, float]:
+    """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
+    return sum(plan.found[key].state == "failed" for key in line.runs), math.inf if line.ours is None else -line.ours
 
 
 def _line(
@@ -424,7 +429,8 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
     text = [OURS]
     if suite.ranked:
         text += [
-            "The best row on the first data set stands first. Whether two rows differ is on the leaderboard's page."
+            "The best row on the first data set stands first, rows with failed runs last.",
+            "Whether two rows differ is on the leaderboard's page.",
         ]
     if table.bounds:
         text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]

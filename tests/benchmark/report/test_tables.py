@@ -458,8 +458,12 @@ def test_ranked_tables_without_published_values():
     for shown in (list(page.frame["method"]), [keys[0] for keys, _ in page.layout.rows]):
         assert [name for name in dict.fromkeys(shown) if name in at] == ["low", "high"]
     assert "published" not in page.frame and "ublished" not in page.markdown
-    assert "The best row on the first data set stands first." in page.markdown
+    assert "The best row on the first data set stands first, rows with failed runs last." in page.markdown
     assert "Bounds, which" not in page.markdown
+    low = next(key for key, run in plan.runs.items() if run.cells[0].endswith("low"))
+    plan.found = {**runs, low: RunState("failed", None)}  # its other seeds are still above the other row's
+    failed = render(suite, plan, suite.published())[0]
+    assert [name for name in dict.fromkeys(failed.frame["method"]) if name in at] == ["high", "low"]
     suite.spec["tables"][4]["bounds"] = ["high"]
     bounded = Suite(suite.spec)
     plan = bounded.plan("quick")
