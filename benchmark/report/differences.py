@@ -23,7 +23,8 @@ class Panel:
         title: of the setting.
         reference: label of the row that the others are compared with.
         lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
-            (points), ``bound``, and ``clear``, whether the row may be called better or worse than the reference.
+            (points), ``bound``, ``clear``, whether the row may be called better or worse than the reference, and
+            ``failed`` (runs).
     """
 
     title: str
@@ -35,7 +36,7 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
     """Draw a panel per setting, a line per row, and a point with its interval per data set.
 
     Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
-    tested. Rows stand in the order of their mean difference over the data sets.
+    tested. Rows stand in the order of their mean difference over the data sets, below them those with failed runs.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]
@@ -57,7 +58,8 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
 def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
     """Draw one setting; a data set has the same colour in all settings."""
     lines = panel.lines[panel.lines["method"] != panel.reference]
-    order = lines.groupby("method")["difference"].mean().sort_values().index
+    rows = lines.groupby("method").agg({"failed": "sum", "difference": "mean"})
+    order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index
     bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
     shown = [name for name in datasets if name in set(lines["dataset"])]
     for place, dataset in enumerate(shown):

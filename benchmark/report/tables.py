@@ -61,9 +61,9 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
         a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
-        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, a failed
-        run of the row or of its control, or other seeds than the suite's as long as these are not complete. At other
-        scales the published value stands beside ours for orientation only.
+        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, no printed
+        effect, a failed run of the row or of its control, or other seeds than the suite's as long as these are not
+        complete. At other scales the published value stands beside ours for orientation only.
     """
     return [_render(suite, plan, published, table) for table in suite.tables]
 
@@ -144,7 +144,7 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
         config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row takes its neighbours'
         blocks.append([_line(suite, plan, published, table, row, metric, groups, config) for metric in table.metrics])
     if suite.ranked:
-        blocks.sort(key=lambda block: -math.inf if block[0].ours is None else block[0].ours, reverse=True)
+        blocks.sort(key=lambda block: _place(plan, block[0]))
     lines = tuple(line for block in blocks for line in block)
     return Rendered(
         name=f"{suite.paper}-{plan.scale}-{table.number}",
@@ -160,6 +160,11 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
         unpublished=table.unpublished,
         sections=tuple(_sections(lines, varying(lines, columns), plan)),
     )
+
+
+def _place(plan: Plan, line: Line) -> tuple[int, float]:
+    """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
+    return sum(plan.found[key].state == "failed" for key in line.runs), math.inf if line.ours is None else -line.ours
 
 
 def _line(
@@ -425,7 +430,8 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
     text = [OURS]
     if suite.ranked:
         text += [
-            "The best row on the first data set stands first. Whether two rows differ is on the leaderboard's page."
+            "The best row on the first data set stands first, rows with failed runs last.",
+            "Whether two rows differ is on the leaderboard's page.",
         ]
     if table.bounds:
         text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
@@ -440,11 +446,11 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
                 f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
                 "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
                 "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
-                "neither. There is no verdict where that half-width is above half the printed difference, or with",
-                "fewer than three seeds. A row without an effect has a level or is off level.",
+                "neither. There is no verdict where one of the two intervals is wider, from end to end, than half the",
+                f"printed difference, with fewer than three seeds, or for {table.control} itself.",
             ]
         else:
-            text += ["The table has no control: a row has a level or is off level, with three seeds at least."]
+            text += ["The table has no control, so that no effect is printed and there are no verdicts."]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

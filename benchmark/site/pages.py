@@ -62,7 +62,7 @@ SPENT = {
     "seconds": "seconds",
     "client_state_bytes": "bytes of client state, at most",
 }
-VERDICTS = ("reproduced", "level only", "effect only", "not reproduced", "level", "off level")
+VERDICTS = ("reproduced", "level only", "effect only", "not reproduced")
 
 Page = dict[str, Any]
 
@@ -171,7 +171,7 @@ def _board(view: View, charts: Charts) -> Page:
     """Leaderboard of a ranked suite at a scale."""
     parts = []
     for one in view.settings:
-        lines = one.lines.sort_values("mean", ascending=False)
+        lines = one.lines.loc[list(one.order)]
         lines.index = pd.Index([_marked(str(method), line) for method, line in lines.iterrows()], name="method")
         whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
         title = f"{one.table.title}: {one.dataset}, points above {one.reference}"
@@ -205,9 +205,9 @@ def _marked(method: str, line: pd.Series) -> str:
 
 
 def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
-    """Name, difference, half-width of the interval that decides and what is known of it, the best mean first."""
+    """Name, difference, half-width of the interval that decides and what is known of it, in the page's order."""
     points = []
-    for method, line in one.lines.sort_values("mean", ascending=False).iterrows():
+    for method, line in one.lines.loc[list(one.order)].iterrows():
         if method != one.reference and not pd.isna(line["difference"]):
             half = _given(line["simultaneous_ci95"]) or _given(line["difference_ci95"])
             state = "told apart" if leaderboard.told_apart(one, str(method)) else "not told apart"
@@ -216,7 +216,7 @@ def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, st
 
 
 def _in_brief(one: leaderboard.Setting) -> list[Page]:
-    """What a first look needs of every row, the best mean first; Δ is marked as on the board's page."""
+    """What a first look needs of every row, in the page's order; Δ is marked as on the board's page."""
     return [
         {
             "method": _marked(str(method), line),
@@ -224,7 +224,7 @@ def _in_brief(one: leaderboard.Setting) -> list[Page]:
             "reference": method == one.reference,
             **{name: _given(line[name]) for name in BRIEF},
         }
-        for method, line in one.lines.sort_values("mean", ascending=False).iterrows()
+        for method, line in one.lines.loc[list(one.order)].iterrows()
     ]
 
 
