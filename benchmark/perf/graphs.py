@@ -1,4 +1,4 @@
-"""Whether a recording of many steps would be faster than one replay per step: the number that decides about it."""
+"""Speed of one CUDA graph of many steps against one replay per step."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ NOTE = (
 
 
 def step_of(network: str, batch: int, precision: str, device: torch.device) -> Callable[[], Tensor]:
-    """A supervised step on one random batch, 3 x 32 x 32 pixels; it returns the loss."""
+    """Return a supervised step on one random batch of 3 x 32 x 32 pixels, which returns the loss."""
     torch.manual_seed(0)
     model = models.build(network, 10).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
@@ -55,7 +55,7 @@ def step_of(network: str, batch: int, precision: str, device: torch.device) -> C
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[Any]:
-    """A stream of its own, which recordings need; the CPU has none."""
+    """Use a separate stream, as recordings require; does nothing on the CPU."""
     if device.type == "cpu":
         yield None
         return
@@ -67,9 +67,9 @@ def side_stream(device: torch.device) -> Iterator[Any]:
 
 
 def milliseconds(work: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Per step, the best of several, until the device is done."""
+    """Time per step until the device has finished, the best of several."""
     best = float("inf")
-    for _ in range(REPEATS + 1):  # the first is a warm-up, and may only be faster by chance
+    for _ in range(REPEATS + 1):  # the first is a warm-up
         synchronize(device.type)
         began = time.perf_counter()
         work()
@@ -79,7 +79,7 @@ def milliseconds(work: Callable[[], None], steps: int, device: torch.device) -> 
 
 
 def row(network: str, batch: int, precision: str, device: str = "cuda", replays: int = REPLAYS) -> list[Any]:
-    """A line of the table: eager steps, one step per recording, and ``MANY``."""
+    """Measure a line of the table: eager steps, one step per recording, and ``MANY``."""
     place = torch.device(device)
     with arithmetic(precision) as known, side_stream(place) as stream:
         step = step_of(network, batch, known, place)
@@ -88,7 +88,7 @@ def row(network: str, batch: int, precision: str, device: str = "cuda", replays:
             for _ in range(MANY):
                 step()
 
-        many()  # an optimiser's first step makes its state
+        many()  # an optimiser's first step creates its state
         eager = milliseconds(many, MANY, place)
         one = record(step, place, stream=stream)
 

@@ -112,7 +112,7 @@ def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
 
     model = made.method.model
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    upload = made.engine.client(visit, made.engine.sent(visit, made.server), None)[0].upload
+    upload = made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].upload
     model.load_state_dict(start)
     loops.bare_supervised(model, views, site.labels, torch.zeros(3), torch.ones(3))
     for name, value in model.state_dict().items():
@@ -136,7 +136,7 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant")
     batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
-    method._tally, method._trainer = Tally(), (fit := Fit(method, []))
+    method._engine.tally, fit = Tally(), Fit(method, [])
     fit.compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
