@@ -162,7 +162,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
         try:
             check(method)
-        except Exception as error:  # of other people's code
+        except Exception as error:  # from external code
             found[name] = one_line(message_of(error))
         else:
             found[name] = PASSED
