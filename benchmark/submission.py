@@ -490,8 +490,8 @@ class Verified:
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
     """Run a seed of a submission again, and note in its folder that it is verified if the numbers hold.
 
-    On a machine that rounds alike they must be equal in all rounds; elsewhere every reading must lie within the 95 %
-    prediction interval of the row's seeds.
+    On a machine that rounds alike they must be equal in all rounds; elsewhere every reading must lie within its
+    prediction interval of the row's seeds, which together have 95 %.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.
