@@ -179,6 +179,11 @@ def data_for(method: FedMethod) -> FewerDigits:
     return data
 
 
+def contract_data(method: str | type) -> FewerDigits:
+    """The digits that the checks run a method on."""
+    return data_for(make_method(method, **brief(method)))
+
+
 def options_for(method: FedMethod) -> dict[str, Any]:
     """Options of the data in the scenario that a method was made for, with what it says itself."""
     named = {"pipeline": method.pipeline} if method.pipeline else {}
@@ -190,8 +195,7 @@ def contract_federation(method: str | type, data: FSSLDataModule | None = None, 
     last two averaged.
     """
     given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
-    data = data or data_for(make_method(method, **brief(method)))
-    return make_federation(method, data, weights=half_trained(), **given)
+    return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
 
 
 def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:

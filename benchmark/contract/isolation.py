@@ -134,7 +134,7 @@ def check_registered_tensors_are_its_own(method: Method) -> None:
 def check_hooks_change_nothing_they_are_given(method: Method) -> None:
     """No hook changes in place what it only may read: the server's tensors, a client's images and labels."""
     federation, broken = contract_federation(method), set[str]()
-    sites = federation.data._clients
+    sites = federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # else made anew for every hook, and what another hook did to it would be gone
 
@@ -162,11 +162,15 @@ def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
     found |= {f"the initial {name}": value for name, value in federation.engine.initial.items()}
     for client, own in federation.memory.items():
         found |= {f"the server's memory of client {client}, {name}": value for name, value in own.items()}
-    for number, site in enumerate([*data._clients, data.server]):
+    for number, site in enumerate([*data.clients, data.server]):
         where = "the server" if number == data.num_clients else f"client {number}"
         found |= {f"the {part} of {where}": getattr(site, part) for part in ("labelled", "labels", "unlabelled")}
     if hook not in STEP_HOOKS:
-        found |= {"the training images": data._train, "all labels": data._labels, "the test labels": data.test_labels}
+        found |= {
+            "the training images": data.train_images,
+            "all labels": data.train_labels,
+            "the test labels": data.test_labels,
+        }
     return found
 
 

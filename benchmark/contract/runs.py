@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmark.contract.federations import FewerDigits, brief, class_of, contract_federation, data_for, make_method
+from benchmark.contract.federations import brief, class_of, contract_data, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
     culprits,
@@ -25,7 +25,7 @@ from benchmark.contract.reference import (
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, ReferenceEngine
-from datamodules.base import SiteData
+from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Visit
@@ -71,7 +71,7 @@ def check_pseudo_labels_flow(method: Method) -> None:
     )
     if not reported and "unlabelled" not in make_method(method, **brief(method)).views:
         return
-    other = contract_federation(method, data=with_other_unlabelled_images(method))
+    other = contract_federation(method, data=with_other_unlabelled_images(contract_data(method)))
     rounds_until(other, 2)
     assert different(other.server, run.servers[2]), (
         f"{name} declares unlabelled images or reports pseudo-labels, but with other images in their place the model "
@@ -79,20 +79,39 @@ def check_pseudo_labels_flow(method: Method) -> None:
     )
 
 
-def with_other_unlabelled_images(method: Method) -> FewerDigits:
-    """The method's data with noise for all images without a label."""
-    data = data_for(make_method(method, **brief(method)))
-    hidden, generator = unlabelled(data), torch.Generator().manual_seed(0)
-    noise = torch.randint(256, data._train.shape, generator=generator, dtype=data._train.dtype)
-    data._train = torch.where(hidden.view(-1, *[1] * (noise.ndim - 1)), noise, data._train)
-    data._place()
+def with_other_unlabelled_images(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with noise for all training images without a label."""
+    images, hidden = data.train_images, unlabelled(data)
+    data.overwrite(train_images=torch.where(hidden.view(-1, *[1] * (images.ndim - 1)), noise(images), images))
     return data
 
 
-def unlabelled(data: FewerDigits) -> Tensor:
+def with_other_hidden_labels(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with a wrong label for every training image without one."""
+    labels, hidden, classes = data.train_labels, unlabelled(data), data.num_classes
+    by = torch.arange(len(labels)) % (classes - 1) + 1
+    data.overwrite(train_labels=torch.where(hidden, (labels + by) % classes, labels))
+    return data
+
+
+def with_other_test_images(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with noise for test images and wrong test labels."""
+    data.overwrite(test_images=noise(data.test_images), test_labels=(data.test_labels + 1) % data.num_classes)
+    return data
+
+
+def noise(images: Tensor) -> Tensor:
+    """Noise in the form of these images or feature vectors."""
+    generator = torch.Generator().manual_seed(0)
+    if images.is_floating_point():
+        return torch.randn(images.shape, generator=generator, dtype=images.dtype)
+    return torch.randint(256, images.shape, generator=generator, dtype=images.dtype)
+
+
+def unlabelled(data: FSSLDataModule) -> Tensor:
     """Which training images no site holds with a label, bool ``[n]``."""
-    hidden = torch.ones(len(data._labels), dtype=torch.bool)
-    for site in [*data._clients, data.server]:
+    hidden = torch.ones(data.num_images, dtype=torch.bool)
+    for site in [*data.clients, data.server]:
         hidden[site.labelled] = False
     return hidden
 
@@ -179,13 +198,9 @@ def check_order_of_visits_is_irrelevant(method: Method) -> None:
 
 def check_hidden_labels_are_not_read(method: Method) -> None:
     """Training is the same when every hidden label is wrong."""
-    poisoned = data_for(make_method(method, **brief(method)))
-    hidden = unlabelled(poisoned)
-    assert bool(hidden.any())
-    classes = poisoned.num_classes
-    by = torch.arange(len(hidden)) % (classes - 1) + 1
-    poisoned._labels[hidden] = (poisoned._labels[hidden] + by[hidden]) % classes
-    federation, run = contract_federation(method, data=poisoned), reference(method)
+    data = contract_data(method)
+    assert bool(unlabelled(data).any())
+    federation, run = contract_federation(method, data=with_other_hidden_labels(data)), reference(method)
     rows = different_rows(
         rounds_until(federation, 2), run.rows[:2], but=["pseudo/", "acc_clients", "acc_worst_clients"]
     )
@@ -199,12 +214,8 @@ def check_hidden_labels_are_not_read(method: Method) -> None:
 
 def check_test_images_are_not_used(method: Method) -> None:
     """With noise for test images and wrong test labels, the same model is trained; only its scores differ."""
-    poisoned = data_for(make_method(method, **brief(method)))
-    generator = torch.Generator().manual_seed(0)
-    poisoned._test = torch.randint(256, poisoned._test.shape, generator=generator, dtype=poisoned._test.dtype)
-    poisoned.test_labels = (poisoned.test_labels + 1) % poisoned.num_classes
-    poisoned._place()
-    federation, run = contract_federation(method, data=poisoned), reference(method)
+    federation = contract_federation(method, data=with_other_test_images(contract_data(method)))
+    run = reference(method)
     rows = rounds_until(federation, 2)
     assert all(row["acc"] != other["acc"] for row, other in zip(rows, run.rows[:2], strict=True))
     require_equal(
@@ -219,7 +230,7 @@ def check_names_of_clients_do_not_matter(method: Method) -> None:
     """The same clients under other ids, with their own draws, give the same model up to the order of summation."""
     server = in_double(cast(Any, method))[2]
     federation = contract_federation(method, precision="64-true")
-    sites = federation.data._clients
+    sites = federation.data.clients
     for client, site in enumerate([sites[TURNED.index(client)] for client in range(len(sites))]):
         sites[client] = site
     federation.roster = TurnedRoster(len(sites), tuple(k for k, site in enumerate(sites) if len(site.labelled)), seed=0)
@@ -370,7 +381,7 @@ def check_bytes_are_counted(method: Method) -> None:
 def check_clients_with_one_image_or_none(method: Method) -> None:
     """A client with a single image, and one with nothing at all, do not break a round."""
     federation = contract_federation(method)
-    sites = federation.data._clients
+    sites = federation.data.clients
     site = sites[-1]
     keep = 1 if len(site.unlabelled) else 0
     sites[-1] = SiteData(site.labelled[: 1 - keep], site.labels[: 1 - keep], site.unlabelled[:keep])

@@ -162,7 +162,7 @@ def _noise(clients: int) -> Noise:
 
 
 def _image_bytes(data: Noise) -> int:
-    layouts = {tensor.data_ptr(): tensor for tensor in (data._train, data._test, data._test_prepared)}
+    layouts = {tensor.data_ptr(): tensor for tensor in (data.train_images, data.test_images, data._test_prepared)}
     return sum(tensor.numel() for tensor in (*layouts.values(), *data._prepared.values()))
 
 
