@@ -199,12 +199,17 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
 
+    @property
+    def hparams(self) -> Any:
+        """The constructor's arguments, by attribute or by name."""
+        return super().hparams
+
     def _views(self) -> pipelines.Views:
         """The pipeline's views with the data set's size and constants, or those given in their place."""
         h = self.hparams
-        constants = tuple(h["mean"] or self.mean), tuple(h["std"] or self.std)
-        look = pipelines.Look(self.image_size, h["zoom"] or self._zoom(), h["flip"], *constants, border=h["border"])
-        return pipelines.views(h["pipeline"], look)
+        constants = tuple(h.mean or self.mean), tuple(h.std or self.std)
+        look = pipelines.Look(self.image_size, h.zoom or self._zoom(), h.flip, *constants, border=h.border)
+        return pipelines.views(h.pipeline, look)
 
     def _measure(self, arrays: Arrays) -> None:
         """Take what the class does not say from the training images, and note it for the record.
@@ -216,7 +221,7 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
-        self.image_size = self.hparams["side"] or max(height, width)
+        self.image_size = self.hparams.side or max(height, width)
         self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {
@@ -277,25 +282,25 @@ class FSSLDataModule(L.LightningDataModule):
         arrays = self._arrays_read()
         name, h = type(self).__name__, self.hparams
         needed = layout_bytes(arrays, self.views)
-        if h["border"]:
-            check_border(arrays, h["border"], self.image_size, needed)
+        if h.border:
+            check_border(arrays, h.border, self.image_size, needed)
         asked = {option: h[option] for option in ("side", "zoom") if h[option]}
         check_memory(name, asked, needed, available_bytes(self.device), self.processes)
-        if h["channels"] == 1:
+        if h.channels == 1:
             check_grey(name, arrays)
-        if self.hparams["split"] == "random80":
+        if h.split == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         for name in STORED:
             setattr(self, name, torch.from_numpy(getattr(arrays, name)))
-        options, labels = self.hparams, arrays.train_labels
-        seed = stream_seed(self.partition_seed, options["partition_stream"])
-        tested = balanced_holdout(options, labels, seed)
-        self._validation = validation_images(options, len(labels), seed, tested)
-        self.partition = draw_without(options, labels, np.union1d(self._validation, tested), seed)
+        labels = arrays.train_labels
+        seed = stream_seed(self.partition_seed, h.partition_stream)
+        tested = balanced_holdout(h, labels, seed)
+        self._validation = validation_images(h, len(labels), seed, tested)
+        self.partition = draw_without(h, labels, np.union1d(self._validation, tested), seed)
         self.partition.validate(len(labels))
-        if options["labelled_holdout"]:
-            held = labelled_holdout(self.partition, options["labelled_holdout"], seed)
+        if h.labelled_holdout:
+            held = labelled_holdout(self.partition, h.labelled_holdout, seed)
             self.partition = self.partition.without_labelled(held)
             tested = held
         if len(tested):
@@ -417,7 +422,7 @@ class FSSLDataModule(L.LightningDataModule):
         """
         if view not in self.views:
             raise ConfigError(
-                f"the pipeline {self.hparams['pipeline']!r} has no view {view!r}, only {', '.join(self.views)}; "
+                f"the pipeline {self.hparams.pipeline!r} has no view {view!r}, only {', '.join(self.views)}; "
                 "choose another data.pipeline"
             )
         self._require_setup()
@@ -438,9 +443,9 @@ class FSSLDataModule(L.LightningDataModule):
     def _test_view(self) -> View | FeatureView:
         """How test images are seen: as training images in the view of that name, but for constants of their own."""
         view, h = self.views["test"], self.hparams
-        if isinstance(view, FeatureView) or not (h["test_mean"] or h["test_std"]):
+        if isinstance(view, FeatureView) or not (h.test_mean or h.test_std):
             return view
-        return replace(view, mean=tuple(h["test_mean"] or view.mean), std=tuple(h["test_std"] or view.std))
+        return replace(view, mean=tuple(h.test_mean or view.mean), std=tuple(h.test_std or view.std))
 
     def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))
@@ -495,10 +500,10 @@ class FSSLDataModule(L.LightningDataModule):
 
     def _central(self, number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else self.device
-        return random_streams.generator(self.hparams["run_seed"], purpose, number, device=device)
+        return random_streams.generator(self.hparams.run_seed, purpose, number, device=device)
 
     def _seen(self, images: Tensor) -> Tensor:
-        seen = images[:, : self.hparams["channels"]] if images.ndim == 4 else images
+        seen = images[:, : self.hparams.channels] if images.ndim == 4 else images
         return seen.to(self.dtype)
 
     def _place(self) -> None:
@@ -509,13 +514,13 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared.clear()
 
         def site(index: Tensor, rest: Tensor) -> SiteData:
-            revealed = self.train_labels[rest] if self.hparams["hidden_labels"] == "revealed" else None
+            revealed = self.train_labels[rest] if self.hparams.hidden_labels == "revealed" else None
             return SiteData(index, self.train_labels[index], rest, revealed)
 
         part = self.partition
-        unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])
-        labelled = P.labelled_sets(part, self.train_labels.cpu(), self.hparams["labelled_repeats"])
-        if self.hparams["hidden_labels"] == "pooled":
+        unlabelled = P.unlabelled_sets(part, self.hparams.union_mode)
+        labelled = P.labelled_sets(part, self.train_labels.cpu(), self.hparams.labelled_repeats)
+        if self.hparams.hidden_labels == "pooled":
             labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
             unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
         self.clients = Sites(labelled, unlabelled, site, device)

@@ -463,7 +463,7 @@ class Breaks(Plain):
         super().__init__(model, **base)
 
     def fail(self, hook):
-        if self.hparams["hook"] == hook and self.visit.round == 1:
+        if self.hparams.hook == hook and self.visit.round == 1:
             raise ZeroDivisionError("broken on purpose")
 
     def local_work(self, client):
@@ -476,7 +476,7 @@ class Breaks(Plain):
     def training_step(self, batch, batch_idx):
         self.fail("training_step")
         loss = super().training_step(batch, batch_idx)
-        bad = self.hparams["hook"] == "loss" and self.visit.round == 1
+        bad = self.hparams.hook == "loss" and self.visit.round == 1
         return loss * torch.inf if bad else loss
 
     def make_upload(self, client):
