@@ -107,7 +107,7 @@ def test_quick_runs_every_row_that_its_network_can_have(feddb: Suite, quick: Pla
     """
     copy = "methods.ablations.fedmatch.SemiFLsCopy"
     for run in quick.runs.values():
-        network = "small_cnn" if run.config.method.class_path == copy else "mlp"
+        network = "lenet" if run.config.method.class_path == copy else "mlp"
         assert (run.config.data.name, run.config.model) == ("digits", network)
     assert not [row.name for row in feddb.rows if row.pending]
     gone = {row.method for row in feddb.rows if id(row) not in quick.of_row}

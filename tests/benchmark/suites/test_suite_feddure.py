@@ -120,7 +120,7 @@ def test_rows_that_are_one_run(suite: Suite) -> None:
     for pair in same:
         ids = [plan.of_row[id(find(suite, t, "cifar10", m, "iid_dir"))][0] for t, m in pair]
         assert ids[0] == ids[1]
-    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4 + 8
+    assert len({plan.of_row[id(r)][0] for r in suite.rows}) == 107 + 9 + 4 + 9 + 2
 
 
 def test_fedmatch_has_a_recipe_of_its_own(suite: Suite) -> None:
