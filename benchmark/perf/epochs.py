@@ -8,7 +8,8 @@ import torch
 
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe, threads
+from benchmark.perf.measure import Section, Unit, interleaved, probe, threads
+from benchmark.perf.worker import Processes
 from benchmark.runs.environment import cores
 from methods import models
 
