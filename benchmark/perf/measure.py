@@ -1,4 +1,4 @@
-"""How things are timed here: in turn, after a warm-up, medians, beside a probe of the machine."""
+"""Timing: interleaved, after a warm-up, medians, with a probe of the machine."""
 
 import re
 import statistics
@@ -19,8 +19,8 @@ FAILED = "failed: "
 HEAD = "## "
 INTRODUCTION = """# Speed
 
-Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both measure everything anew. A section names
-its machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
+Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both repeat all measurements. A section names
+its machine, its code version, and the speed of a matrix product before and after it (equal on a quiet machine).
 
 """
 
@@ -30,10 +30,10 @@ class Section:
     """A table of measurements.
 
     Args:
-        title: what was measured.
-        headers: names of the columns.
+        title: title of the table.
+        headers: column names.
         rows: cells; floats are shown with three significant digits.
-        note: what one must know to read it.
+        note: explanation.
         probe: GFLOP/s of ``probe`` before and after.
     """
 
@@ -44,7 +44,7 @@ class Section:
     probe: tuple[float, float]
 
     def text(self, markdown: bool = False) -> str:
-        """The table with its note and the probe, as plain text or Markdown."""
+        """Format the table with its note and the probe, as plain text or Markdown."""
         cells = [[_shown(cell) for cell in row] for row in self.rows]
         table = aligned([list(self.headers), *cells])
         speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
@@ -53,7 +53,7 @@ class Section:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown whose columns stand below each other; the first row has their names."""
+    """Format an aligned Markdown table; the first row has the column names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
@@ -61,13 +61,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """What is measured, and on what."""
+    """Describe the code version and the machine."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
 
 
 def merged(page: str, sections: Sequence[Section]) -> str:
-    """``page`` with these sections in the place of those of the same title, new ones at its end; the others stay."""
+    """Replace the sections of ``page`` with the same titles, and append new ones."""
     parts = {part.partition("\n")[0]: part for part in re.split(f"(?m)^{HEAD}", page)[1:]}
     for section in sections:
         parts[section.title] = section.text(markdown=True).removeprefix(HEAD)
@@ -75,7 +75,7 @@ def merged(page: str, sections: Sequence[Section]) -> str:
 
 
 def probe() -> float:
-    """GFLOP/s of a 1536 x 1536 matrix product with the present number of threads: how quiet the machine is."""
+    """GFLOP/s of a 1536 x 1536 matrix product with the current number of threads, a measure of other load."""
     a = torch.randn(1536, 1536)
     a @ a
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def probe() -> float:
 
 
 def attempt(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns; if it fails, ``FAILED`` and the error, for a cell."""
+    """Return the result of ``work``, or if it fails a cell with ``FAILED`` and the error."""
     try:
         return work()
     except Exception as error:
@@ -93,7 +93,7 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Type and first line of an error, cut where a table would become too wide."""
+    """Type and first line of an error, truncated to fit a table."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
@@ -119,7 +119,7 @@ def interleaved(units: Mapping[str, Unit], repeats: int = REPEATS) -> dict[str, 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with this many threads."""
+    """Set the number of threads while the context is open."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

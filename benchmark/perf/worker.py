@@ -16,7 +16,7 @@ START_S = 180.0
 
 
 class TaskFailed(Exception):
-    """A task was not done; says why in one line."""
+    """A task was not done; the message gives the reason in one line."""
 
 
 class Process:
@@ -87,15 +87,15 @@ class Worker:
         self.process: Process | None = None
 
     def __call__(self, allowed: float, task: Callable[..., Any], *args: Any) -> Any:
-        """What the task returns.
+        """Run a task and return its result.
 
         Args:
-            allowed: seconds after which it is stopped.
-            task: importable by name.
+            allowed: time limit in seconds.
+            task: function, importable by name.
             args: its arguments.
 
         Raises:
-            TaskFailed: it raised an error, took too long, or ended the process.
+            TaskFailed: it raised an error, exceeded the limit, or ended the process.
         """
         if self.process is None or self.process.closed:
             self.process = Process()
@@ -154,7 +154,7 @@ class Processes:
 
 
 def here(allowed: float, task: Callable[..., Any], *args: Any) -> Any:
-    """Does a task in this process, without a limit: for trials.
+    """Run a task in this process without a limit (for trials).
 
     Raises:
         TaskFailed: it raised an error.
@@ -197,7 +197,7 @@ def _run_unit(*args: Any) -> Any:
 
 
 def tidied() -> bool:
-    """Give the GPU's memory back; whether the GPU still answers."""
+    """Free the GPU's memory, and return whether the GPU still responds."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     gc.collect()
