@@ -23,7 +23,7 @@ def data_provenance(data: FSSLDataModule) -> Mapping[str, Any]:
         known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
         known["class_counts"] = class_counts(data)
     known["test_images"] = len(data.test_labels)
-    if data.hparams["labelled_min_per_class"]:
+    if data.hparams.labelled_min_per_class:
         known["partition_redraws"] = data.partition.redraws
     return {**known, **data.provenance}
 

@@ -424,7 +424,7 @@ def published():
 
 
 def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
-    printed = [table for table in rscfed.tables if table.number not in ("controls", "presets")]
+    printed = [table for table in rscfed.tables if table.number not in ("controls", "presets", "same_client")]
     keys = [row.key(metric) for table in printed for row in table.rows for metric in table.metrics]
     assert len(keys) == 156 and set(keys) == set(rscfed.published())
 
@@ -504,7 +504,7 @@ def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
 
 
 def test_rscfed_s_conflicts_of_paper_and_code_have_control_rows(rscfed, plans):
-    """Each differs from its method's row in what the label says, and an ablation takes its method's options."""
+    """Each differs from its row without it in what the label says, and an ablation takes its method's options."""
     for scale in SCALES:
         runs = {row.method: plans[scale].run(row, 1337).config for row in rscfed.rows if row.table == "presets"}
         both = {"lambda_u": 1.0, "ema_ramp": False}
@@ -520,6 +520,17 @@ def test_rscfed_s_conflicts_of_paper_and_code_have_control_rows(rscfed, plans):
             assert runs[label].method.init_args == base.method.init_args | changed
             assert (runs[label].method.class_path == base.method.class_path) is bool(changed)
             assert (runs[label].model_args, runs[label].data) == (base.model_args, base.data)
+        runs |= {
+            f"{row.method} of 25": plans[scale].run(row, 1337).config
+            for row in rscfed.rows
+            if row.table == "same_client"
+        }
+        for label, plain, changed in (
+            ("rscfed_random80", "rscfed", {"split": "random80"}),
+            ("rscfed_same_client of 25", "rscfed of 25", {"labelled_from": 10}),
+        ):
+            assert runs[label].data.init_args == runs[plain].data.init_args | changed
+            assert runs[label].method == runs[plain].method
 
 
 def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
