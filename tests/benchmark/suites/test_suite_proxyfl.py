@@ -204,10 +204,12 @@ def test_a_preset_changes_what_it_says(proxyfl: Suite, scale: str) -> None:
     quick = scale == "quick"  # normalises all images alike
     assert changed("one normalisation") == ({} if quick else {"test_mean": None, "test_std": None}, {})
     assert changed("Dirichlet over clients") == ({"partition": "dirichlet"}, {})
+    assert changed("Dirichlet, weights as released") == ({"partition": "dirichlet"}, {})
     assert changed("momentum of each visit") == ({}, {"share_momentum": False, "reset_momentum": True})
     assert changed("as printed") == ({}, {"lr": 0.001} if quick else {})
-    run = config(proxyfl, "presets", "CIFAR10-5000", "as printed", scale)
-    assert run.method.class_path == "methods.ablations.proxyfl.AsPrinted"
+    for label, name in (("as printed", "AsPrinted"), ("Dirichlet, weights as released", "ReleasedWeights")):
+        run = config(proxyfl, "presets", "CIFAR10-5000", label, scale)
+        assert run.method.class_path == f"methods.ablations.proxyfl.{name}"
 
 
 def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
