@@ -91,6 +91,13 @@ def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
         proxyfl.row("1/CIFAR10-5000/FedLoke/alpha=1", "paper")
 
 
+def test_tables_say_which_rows_are_ports(proxyfl: Suite) -> None:
+    for table in proxyfl.tables:
+        ports = PORTS & {row.method for row in table.rows}
+        assert ("ports to this protocol" in table.title) == bool(ports)
+        assert all(name in table.title for name in ports)
+
+
 @pytest.mark.parametrize("name", ROUNDS)
 @pytest.mark.parametrize("table", ["1", "6"])
 def test_paper_scale_is_the_protocol(proxyfl: Suite, table: str, name: str) -> None:
@@ -238,6 +245,7 @@ def test_quick_runs_every_row_on_digits(proxyfl: Suite) -> None:
     assert {run.config.rounds for run in plan.runs.values()} == {20}
     assert all(plan.run(row, 0) for row in proxyfl.rows if not row.pending)
     of_table = {plan.run(row, 0).id for row in proxyfl.rows if row.table == "1" and not row.pending}
+    assert plan.seeds == (0, 1, 2)
     assert len(of_table) == 13 * 3  # the data sets are one here, but for ProxyFL's GPT on CIFAR-100
 
 
