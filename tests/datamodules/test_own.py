@@ -152,7 +152,7 @@ def test_bad_arrays_are_refused(name, here, digits):
 
 
 def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
-    with pytest.raises(DataError, match=r"data\.file=x\.npz is not there: looked for .*data/x\.npz and .*x\.npz"):
+    with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
     (here / "x.npz").write_text("no archive")
     with pytest.raises(DataError, match=r"^x\.npz cannot be read as \.npz"):
@@ -235,10 +235,10 @@ BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep, r"deep\.png has .*more than 8 bits"),
-    (empty, r"train/three has no image"),
+    (empty, r"train/three has no images"),
     (other, r"class 'eins' is in test but not in train"),
     (untrained, "has test but no train"),
-    (flat, "has 0 folders of classes"),
+    (flat, "has 0 class folders"),
 ]
 
 
@@ -252,7 +252,7 @@ def test_bad_folders_are_refused(spoil, message, pictures):
 
 
 def test_no_folder(here):
-    with pytest.raises(DataError, match=r"data\.root=nowhere is not there"):
+    with pytest.raises(DataError, match=r"data\.root=nowhere does not exist"):
         ready(Folder, root="nowhere")
     (here / "file").touch()
     with pytest.raises(DataError, match=r"data\.root=file is not a folder"):
