@@ -27,8 +27,8 @@ class FlexMatch(JointSteps):
     | hyperparameter | paper (ProxyFL) | released code | here |
     |---|---|---|---|
     | ``threshold`` | 0.95 | not released; 0.95 (FlexMatch's) | 0.95 |
-    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as the code |
-    | beta while all s are equal | not given | stays (FlexMatch's) | as the code |
+    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as released |
+    | beta while all s are equal | not given | stays (FlexMatch's) | as released |
     | s and beta between visits | not given | not released | stay with the client |
     | ``lambda_u`` | 1 | not released | 1 |
     | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as released |
