@@ -2,11 +2,11 @@
 
 ::
 
-        suite.yaml          the leaderboard's suite, extended by the method's label and row
-        submission.yaml     scale, and the results of the contract tests
-        my_method.py        the method's source, unless it is part of this repository
-        tuned/  tuning/     the chosen options, and Optuna's journal of all trials
-        runs/               record.json, metrics.jsonl and config.yaml of every seed
+    suite.yaml          the leaderboard's suite, extended by the method's label and row
+    submission.yaml     scale, and the results of the contract tests
+    my_method.py        the method's source, unless it is part of this repository
+    tuned/  tuning/     the chosen options, and Optuna's journal of all trials
+    runs/               record.json, metrics.jsonl and config.yaml of every seed
 """
 
 import inspect
@@ -28,8 +28,8 @@ from benchmark.registry import KINDS, imported, one_line
 from benchmark.report.compare import compare
 from benchmark.run import fit
 from benchmark.runs.archive import FILES
+from benchmark.runs.code_identity import method_source
 from benchmark.runs.environment import hardware
-from benchmark.runs.folder import method_source
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
@@ -131,7 +131,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     row = own_row(suite)
     if out.exists():
         raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
-    tuned, journal = suite.tuned_file(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
+    tuned, journal = suite.tuned.path(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
     for file in (tuned, journal):
         if not file.exists():
             raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and creates it")
@@ -162,7 +162,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
         try:
             check(method)
-        except Exception as error:  # of other people's code
+        except Exception as error:  # from external code
             found[name] = one_line(message_of(error))
         else:
             found[name] = PASSED
@@ -348,9 +348,9 @@ def _partitions(one: Submission, results: Path) -> Point:
 def _tuned(one: Submission) -> Point:
     """Check that the choice follows from the journal, and that no more was tried than allowed."""
     journal = one.folder / tuning.FOLDER / f"{one.suite.paper}-{one.scale}.journal"
-    given, problems = one.suite.own_tuned(one.scale).get(one.row.full_name), []
-    where = f"tuned/{one.suite.tuned_file(one.scale).name}"
-    if extra := [name for name in one.suite.own_tuned(one.scale) if name != one.row.full_name]:
+    given, problems = one.suite.tuned.own(one.scale).get(one.row.full_name), []
+    where = f"tuned/{one.suite.tuned.path(one.scale).name}"
+    if extra := [name for name in one.suite.tuned.own(one.scale) if name != one.row.full_name]:
         problems.append(f"{where} also has {', '.join(extra)}; a submission is of one row")
     try:
         made, missing, tried = tuning.retraced(one.suite, one.scale, one.row, journal)
@@ -489,8 +489,8 @@ class Verified:
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
     """Rerun a seed of a submission, and mark it as verified in its folder if the results agree.
 
-    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within the 95
-    % prediction interval of the row's seeds.
+    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within its
+    prediction interval of the row's seeds, which together have 95 %.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.
@@ -527,13 +527,8 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
         "hardware": hardware(ours["environment"]),
     }
     if counts:
-        path = one.suite.verified_file(one.scale)
-        path.parent.mkdir(exist_ok=True)
-        write_atomic(path, HEAD + dump_yaml({**one.suite.verified(one.scale), one.row.full_name: entry}))
+        one.suite.verified.add(one.scale, {one.row.full_name: entry})
     return Verified(found.lines, counts, reason, entry)
-
-
-HEAD = "# Made by `python -m benchmark submit --verify`: rows of which a maintainer has run a seed again.\n"
 
 
 def _sources(run: Run) -> dict[str, Path]:

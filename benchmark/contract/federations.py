@@ -12,9 +12,10 @@ from lightning import Fabric
 from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
+from benchmark.arguments import parameters
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, find_class, parameters
+from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
 from datamodules.io import sources

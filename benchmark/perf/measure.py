@@ -14,7 +14,8 @@ import torch
 
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
-from benchmark.runs.environment import code_version, cores, cpu_model
+from benchmark.runs.code_identity import code_version
+from benchmark.runs.environment import cores, cpu_model
 
 Unit = Callable[..., Any]
 REPEATS = 3

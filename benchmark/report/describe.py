@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from benchmark.registry import ClassSpec, build
+from benchmark.arguments import build
+from benchmark.registry import ClassSpec
 from benchmark.report.plots import writable
 from datamodules.common.errors import ConfigError
 

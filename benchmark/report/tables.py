@@ -59,11 +59,11 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
         published: printed values by ``Row.key``.
 
     Returns:
-        One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
-        a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
-        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, no printed
-        effect, a failed run of the row or of its control, or other seeds than the suite's as long as these are not
-        complete. At other scales the published value stands beside ours for orientation only.
+        One ``Rendered`` per table. Each line has a ``status``: what is missing (``1 of 3; failed (1)``), whether a
+        value is published and, at the paper's scale, the verdict on the complete seeds (``judge``). If they do not
+        allow a verdict, ``note`` says why: too few seeds, too wide an interval, no printed effect, a failed run of the
+        row or of its control, or seeds other than the suite's while these are not complete. At other scales the
+        published value is shown for orientation only.
     """
     return [_render(suite, plan, published, table) for table in suite.tables]
 
@@ -362,7 +362,7 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
 def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:
     """Facts about the runs of a table, by name; a text without a name has the empty one."""
     without = suite.left_out(plan.scale)
-    rows = [row for row in table.rows if id(row) in plan.of_row]
+    rows = [row for row in table.rows if row.full_name in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
     records = [record for key in planned if (record := plan.found[key].record) is not None]
     configs = [run.config for run in planned.values()]

@@ -266,7 +266,7 @@ def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
     assert "verified: equal in all rounds" in capsys.readouterr().out
     suite = load("mine/suite.yaml")
-    found = suite.verified("quick")["one/A/Mine"]
+    found = suite.verified.entries("quick")["one/A/Mine"]
     assert (found["seed"], found["equal"]) == (1, True) and found["submitted"] == found["again"]
     with submission.importable(Path("mine")):
         suite = load("mine/suite.yaml")
@@ -285,5 +285,5 @@ def test_other_numbers_are_not_verified(place, capsys):
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
-    assert "not verified: another result" in capsys.readouterr().out
+    assert "not verified: a different result" in capsys.readouterr().out
     assert not Path("mine/verified").exists()

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from benchmark.arguments import build
 from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
-from benchmark.registry import build
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
@@ -117,8 +117,8 @@ def test_a_later_layer_wins_over_all_before_it(tmp_path):
         }
         toy = Suite(made, folder=tmp_path)
         row = toy.tables[0].rows[0]
-        toy.tuned_file("quick").parent.mkdir(exist_ok=True)
-        toy.tuned_file("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
+        toy.tuned.path("quick").parent.mkdir(exist_ok=True)
+        toy.tuned.path("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
         trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
         assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, list(LAYERS)[last - 1]
 
@@ -574,7 +574,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     for row in papers.rows:
-        if id(row) in plan.of_row:
+        if row.full_name in plan.of_row:
             ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
             if not row.dataset.startswith("AGNews"):
                 mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
