@@ -204,7 +204,7 @@ PARTITIONS = {
     "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
     "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
-    "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: take 10 or 20",
+    "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: choose 10 or 20",
     "--data.scenario all_clients": "labels at all clients need one of data.num_labels",
     "--data.scenario all_clients --data.label_fraction 1.5": "labelled fraction of a client must be in (0, 1], got 1.5",
     "--data.scenario all_clients --data.label_fraction 0": "labelled fraction of a client must be in (0, 1], got 0.0",
