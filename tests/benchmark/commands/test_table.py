@@ -6,11 +6,10 @@ import re
 import subprocess
 import sys
 
-from benchmark import run
+from benchmark import ROOT, run
 from benchmark.cli import main
 from benchmark.launch import placement
 from benchmark.runs import loggers, states
-from benchmark.runs.environment import ROOT
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import digest, read_record, read_rows
 from toy_suite import FACTS, HEAVY, SUITE, table
@@ -275,7 +274,8 @@ def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
 def test_runs_of_other_code_are_told(here, fitted, capsys, monkeypatch):
     assert table() == 0
     monkeypatch.setattr(
-        "benchmark.runs.folder.method_source", lambda run: "other" if run.config.method.name == "fedavg" else None
+        "benchmark.runs.code_identity.method_source",
+        lambda run: "other" if run.config.method.name == "fedavg" else None,
     )
     assert table("--tables", "1") == 0
     assert table("--tables", "1") == 0, "by its stamp"

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmark import ROOT
 from benchmark.config import Run
 from benchmark.runs import records
-from benchmark.runs.environment import ROOT
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import last_row, read_record, readings, validate
 from benchmark.runs.states import state
