@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmark.registry import KINDS, find_class, own_names, parameters
+from benchmark.arguments import parameters
+from benchmark.registry import KINDS, find_class, own_names
 from benchmark.suites import suite
 
 TUNED = {
