@@ -202,7 +202,9 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     cls = find_class(spec.class_path, KINDS[slot])
     skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
     for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
-        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
+        network = slot == "method" and "model" not in inspect.signature(cls).parameters
+        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
     args = typed_args(cls, spec.init_args, slot, skip, plain=False)
     try:
         return cls(**args, **supplied)
@@ -308,11 +310,12 @@ def explained(error: object, parser: Any, where: str = "") -> str:
     """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
     message = one_line(error)
     found = re.search(r'Parser key "(\w+)".* value: (.*?)$', message)
-    hint = next((_hint(action) for action in parser._actions if found and action.dest == found[1]), None)
-    if found is None or hint is None:
+    action = next((action for action in parser._actions if found and action.dest == found[1]), None)
+    if found is None or action is None or _hint(action) is None:
         return message
     given = "null" if found[2] == "None" else found[2]
-    return f"--{_prefix(where)}{found[1]} {given}: expected {written(hint)}"
+    dashes = "--" if action.option_strings else ""  # none before what is told by its place
+    return f"{dashes}{_prefix(where)}{found[1]} {given}: expected {written(_hint(action))}"
 
 
 def _prefix(where: str) -> str:

@@ -23,7 +23,7 @@ from benchmark.launch.progress import Display
 from benchmark.runs.records import READING, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Suite, scales_with
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
@@ -109,7 +109,10 @@ def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
 def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
     spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
     if spec is None:
-        raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so nothing is tuned there")
+        raise ConfigError(
+            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so nothing is tuned there; what has one: "
+            f"{scales_with(FOLDER)}"
+        )
     return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **spec}
 
 
@@ -168,12 +171,12 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
             f"suite {suite.paper} lies in the installed package ({suite.folder}), and what is tuned is written beside "
             f"the suite: write one of your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
         )
-    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
-    journal.parent.mkdir(parents=True, exist_ok=True)
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
-    studies = _studies(journal, list(involved.values()))
     first = trials(suite, scale, list(involved.values()), runtime)
+    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    studies = _studies(journal, list(involved.values()))
     planned = [trial for trial in first if trial.row in rows]
     _run_missing(planned, studies, runtime, jobs)
     steps = {name: further(suite, scale, _known(first, row, studies), runtime) for name, row in involved.items()}

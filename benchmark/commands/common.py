@@ -5,12 +5,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.config import Run, Runtime
-from benchmark.registry import KINDS, described, find_class, known_names
+from benchmark.config import Run, RunConfig, Runtime
+from benchmark.registry import KINDS, described, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
 from datamodules.common.errors import ConfigError
 
@@ -118,9 +119,15 @@ def refuse(dotted: Mapping[str, Any], command: str) -> None:
 
 
 def require(slot: str, values: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names no class for a slot, with the names there are."""
+    """Refuse a configuration that names no class for a slot: with a name that nobody knows, which may be the slot's
+    misspelt, or else with the names of classes there are.
+    """
     spec = values.get(slot)
     if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
+        known = [field.name for field in fields(RunConfig)]
+        for name in values:
+            if name not in known:
+                raise unknown("configuration argument", name, known)
         raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
 
 

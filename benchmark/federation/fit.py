@@ -213,7 +213,7 @@ class Fit:
             self.call("on_before_zero_grad", self.optimizers[0])
             method.optimizer_zero_grad(epoch, number, self.optimizers[0])
             if loss is not None:
-                self.backward(loss)
+                self.backward(_differentiable(loss))
             return loss
 
         method.optimizer_step(epoch, number, self._lightning_optimizers[0], closure)
@@ -298,6 +298,20 @@ def read_outputs(made: Any) -> dict[str, Any]:
             "dict with a scalar 'loss', or None"
         )
     return outputs
+
+
+def _differentiable(loss: Tensor) -> Tensor:
+    """A loss with a graph.
+
+    Raises:
+        RunError: it has none, and PyTorch would name no line of the method.
+    """
+    if not loss.requires_grad:
+        raise RunError(
+            "training_step returned a loss that does not require grad: is it detached, or computed under "
+            "torch.no_grad()? Return None for a step that has nothing to teach"
+        )
+    return loss
 
 
 def read_manual_outputs(made: Any) -> dict[str, Any]:

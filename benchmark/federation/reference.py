@@ -17,6 +17,7 @@ from benchmark.federation.scaling import LossScaler
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError, Stopped, words
+from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
@@ -371,7 +372,7 @@ class ReferenceEngine:
                 raise
             except BaseException as error:
                 where = f"{type(self.method).__name__}.{hook}, round {round}"
-                raise RunError(f"{where}: {cause(error)}") from error
+                raise RunError(f"{where}: {cause(error, self.method)}") from error
 
     @contextmanager
     def random(self, visit: Visit) -> Iterator[None]:
@@ -389,7 +390,7 @@ class ReferenceEngine:
             raise
         except BaseException as error:
             self.end()
-            raise RunError(f"{place(self.method, site.visit)}: {cause(error)}") from error
+            raise RunError(f"{place(self.method, site.visit)}: {cause(error, self.method)}") from error
 
     def torch_seed(self, visit: Visit) -> int:
         """Seed of what a visit draws without naming a stream."""
@@ -424,11 +425,15 @@ def place(method: FedMethod, visit: Visit) -> str:
     return f"{type(method).__name__}, {who}, round {visit.round}"
 
 
-def cause(error: BaseException) -> str:
-    """What an error inside a hook says: those of ours as they are, others with their kind."""
+def cause(error: BaseException, method: FedMethod) -> str:
+    """What an error inside a hook says: those of ours as they are, others with their kind and the user's line."""
     if isinstance(error, SystemExit):
         return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
-    return words(error) if isinstance(error, RunError) else f"{type(error).__name__}: {words(error)}"
+    if isinstance(error, RunError):
+        return words(error)
+    classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]
+    line = users_place(error, {cls.__module__ for cls in classes})
+    return f"{type(error).__name__}: {words(error)}" + (f" ({line})" if line else "")
 
 
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:

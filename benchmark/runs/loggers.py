@@ -52,17 +52,27 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
     return made
 
 
-def callbacks(given: str | None) -> list[Callback]:
-    """Instances of the Lightning callbacks that ``--callbacks`` names by dotted paths.
+def callback_classes(given: str | None) -> dict[str, type[Callback]]:
+    """The Lightning callbacks that ``--callbacks`` names by dotted paths.
 
     Raises:
-        ConfigError: one cannot be imported, is no Lightning callback, or cannot be made without arguments.
+        ConfigError: one cannot be imported, or is no Lightning callback.
     """
-    made = []
-    for path in names(given):
-        cls = plugin(path, f"--callbacks {path}")
+    found = {path: plugin(path, f"--callbacks {path}") for path in names(given)}
+    for path, cls in found.items():
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(f"--callbacks {path}: this is no subclass of lightning.pytorch.Callback")
+    return found
+
+
+def callbacks(given: str | None) -> list[Callback]:
+    """Instances of them.
+
+    Raises:
+        ConfigError: as ``callback_classes`` does, or one cannot be made without arguments.
+    """
+    made = []
+    for path, cls in callback_classes(given).items():
         try:
             made.append(cls())
         except Exception as error:
