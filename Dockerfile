@@ -1,16 +1,16 @@
-# A CPU image with the two commands of the README:
+# A CPU image for the README's first commands:
 #
 #     docker build -t fssl-bench .
 #     docker run --rm -it fssl-bench                       # make bench-table1 TABLES=1
 #     docker run --rm -it fssl-bench make test
 #
-# For GPUs, leave the first pip line out: PyPI's wheels of PyTorch for Linux bring CUDA along.
+# For GPUs, omit the first pip line: PyPI's Linux wheels of PyTorch include CUDA.
 FROM python:3.12-slim
 
 RUN apt-get update && apt-get install --no-install-recommends --yes git make && rm -rf /var/lib/apt/lists/*
 WORKDIR /fssl-bench
 
-# Both from one index: torchvision of another one is built for another torch, and fails to import.
+# Take both from one index: a torchvision built for another torch fails to import.
 COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
 RUN python -m venv .venv \
     && .venv/bin/pip install --no-cache-dir -c constraints.txt torch torchvision \

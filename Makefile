@@ -1,4 +1,4 @@
-# Needs Python >= 3.11, pip and make. Every target sets up .venv first if it is missing or out of date, but perf-gpu:
+# Needs Python >= 3.11, pip and make. Every target first creates or updates .venv if necessary, except perf-gpu, because
 # machines with a GPU may have neither pip nor a network.
 
 PYTHON ?= python3
@@ -22,7 +22,7 @@ CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## set up .venv with everything for development (PYTHON=python3.12 chooses the interpreter)
+install: $(STAMP) ## create .venv with everything for development (PYTHON=python3.12 chooses the interpreter)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || { $(PYTHON) -c $(CHECK) && $(PYTHON) -m venv .venv; }
@@ -39,32 +39,32 @@ lint: $(STAMP) ## check style and formatting
 types: $(STAMP) ## check types
 	$(BIN)/mypy
 
-format: $(STAMP) ## mend style and formatting in place
+format: $(STAMP) ## fix style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing of ALL tables of a paper, or of TABLES=1 alone; print and write them (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
+bench-table1: $(STAMP) ## run what is missing in ALL tables of a paper, or only in TABLES=1; print and write them (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(ARGS)
 
-site: $(STAMP) ## make pages from all records in results/runs: site/index.html opens in a browser (ARGS="--papers rscfed")
+site: $(STAMP) ## build pages from all records in results/runs; open site/index.html in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)
 
-docs: $(STAMP) ## make the documentation, its notebooks run: build/docs/index.html opens in a browser (ARGS="-D nb_execution_mode=off" runs none)
+docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
-perf: $(STAMP) ## measure the speed of this machine (a quiet quarter of an hour), write docs/performance.md
+perf: $(STAMP) ## measure the speed of this machine (needs a quiet machine for 15 minutes), write docs/performance.md
 	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions engines:fedavg visits:fedavg \
 		agreement reads replays augmentation memory start:fedavg profiles:fed_consist:fl2 --write docs/performance.md
 
-perf-gpu: ## check, time and profile everything on a GPU, with .venv or PYTHON as it is, write docs/performance.md (ARGS="--parts agreement"; docs/gpu.md)
+perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, write docs/performance.md (ARGS="--parts agreement"; docs/gpu.md)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:fedavg --write docs/performance.md \
 		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
 			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \
 		--goal rscfed 1/CIFAR-100/rscfed 993 300 \
 		--goal feddure 1/cifar10/FedDure 200 120 $(ARGS)
 
-clean: ## remove caches and build products; .venv, data and results stay
+clean: ## remove caches and build products; keep .venv, data and results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

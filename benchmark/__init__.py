@@ -7,12 +7,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _import_neighbours() -> None:
-    """Import ``methods`` and ``datamodules`` from the folder that this package lies in.
+    """Import ``methods`` and ``datamodules`` from the folder of this package.
 
-    Their names are common. A folder of the same name, in the working directory for instance, must not take their place.
+    Their names are common, and a folder of the same name, e.g. in the working directory, must not replace them.
 
     Raises:
-        ImportError: one of another folder has been imported already.
+        ImportError: another package of that name has been imported already.
     """
     sys.path.insert(0, str(ROOT))
     try:

@@ -8,10 +8,10 @@ from benchmark import ROOT
 
 
 def run() -> int:
-    """Run the command that the process was started with; returns its exit code.
+    """Run the command given on the command line; returns its exit code.
 
-    The working directory is searched for modules of one's own, and last: nothing that lies in it hides a package. It
-    stays where it is only in a checkout of this repository. Processes that a run starts take over the order.
+    The working directory is searched last for users' modules, so that nothing in it hides a package. Its place is only
+    kept in a checkout of this repository. Processes started by a run inherit the order.
     """
     here = os.getcwd()
     if Path(here).resolve() != ROOT:

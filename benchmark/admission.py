@@ -1,6 +1,6 @@
 """Admission of a leaderboard's settings: a setting is ranked only if its bounds and its premise hold (RULES.md).
 
-Only bounds run for it, with seeds of their own and the rates of their papers. No method is looked at.
+It runs only bounds, with separate seeds and the rates of their papers. Methods are not considered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,27 +25,27 @@ from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "admission"
 GAP = 15.0
-"""Points that all labels must be worth above the reference."""
+"""Minimum gain of all labels over the reference, in points."""
 RISE = 1.0
-"""Points below which reference and bound must stay from three quarters of the rounds on."""
+"""Maximum rise of reference and bound over the last quarter of the rounds, in points."""
 PREMISE = 3.0
-"""Points that unlabelled data must be worth where one place has everything."""
+"""Minimum gain from unlabelled data in centralised training, in points."""
 
 Runs = dict[str, list[Run]]
-"""The runs of a setting: of its reference, its bound and the two central rows, by their labels; one per seed."""
+"""The runs of a setting's reference, bound and two central rows by label; one per seed."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting that asks for admission.
+    """A setting to be admitted.
 
     Args:
         name: ``table/dataset``.
         reference: label of the reference.
-        bound: label of the bound that knows all labels.
-        supervised: label of the central row that trains on the labelled data alone.
-        semi_supervised: label of the central row that uses the unlabelled data, too.
-        runs: what is run for it.
+        bound: label of the bound that uses all labels.
+        supervised: label of the central row that trains on labelled data only.
+        semi_supervised: label of the central row that also uses the unlabelled data.
+        runs: runs needed for admission.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Candidate:
 
 
 def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
-    """The settings of a scale: its tables that have a reference, on each of their data sets.
+    """Return the settings of a scale: its tables with a reference, on each of their data sets.
 
-    The scale's entry ``admission`` names the ``seeds`` and, under ``central``, two ``labels`` (supervised and
-    semi-supervised), the options that put all data in one place, and what of these differs by table. The first of a
-    table's bounds is the one that knows all labels.
+    The scale's entry ``admission`` gives the ``seeds`` and, under ``central``, two ``labels`` (supervised and
+    semi-supervised), the options that put all data in one place, and their differences by table. The first of a table's
+    bounds is the one that uses all labels.
 
     Raises:
         ConfigError: the scale has no such entry, or a table with a reference has no bound.
@@ -69,7 +69,7 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     spec = suite.scale(scale).get(FOLDER)
     if spec is None:
         raise ConfigError(
-            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so no setting asks for it there; what has one: "
+            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to admit; these have one: "
             f"{scales_with(FOLDER)}"
         )
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
@@ -110,16 +110,16 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     """Run what is missing, judge every setting, and write the verdicts beside the suite.
 
     Returns:
-        what was written, by ``table/dataset``: see ``judged``.
+        The verdicts by ``table/dataset``; see ``judged``.
 
     Raises:
-        ConfigError: the suite is part of an installed package; or as ``candidates`` does.
-        RunError: a run has failed or did not end; nothing is written.
+        ConfigError: the suite is part of an installed package; or see ``candidates``.
+        RunError: a run failed or did not end; nothing is written.
     """
     if suite.is_installed:
         raise ConfigError(
-            f"suite {suite.paper} lies in the installed package ({suite.folder}), and verdicts are written beside the "
-            f"suite: write one of your own with `extends: {suite.paper}` and admit that (docs/leaderboard.md)"
+            f"suite {suite.paper} is part of an installed package ({suite.folder}), but verdicts are written beside "
+            f"the suite: write your own with `extends: {suite.paper}` and admit that (docs/leaderboard.md)"
         )
     asked = candidates(suite, scale, runtime)
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
@@ -130,7 +130,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
     without = [run for run in missing if state(run.folder) != "complete"]
     if without:
         named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
-        raise RunError(f"{len(without)} runs without a result: {named}. Mend what failed and call admit again")
+        raise RunError(f"{len(without)} runs without a result: {named}. Fix what failed and run admit again")
     made = {one.name: judged(one, suite.report) for one in asked}
     path = suite.admitted_file(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,11 +142,11 @@ HEAD = "# Made by `python -m benchmark admit`: which settings are ranked, and th
 
 
 def judged(one: Candidate, report: str) -> dict[str, Any]:
-    """The figures of a setting whose runs are complete, in points, and whether it is admitted.
+    """Compute the figures of a setting with complete runs, in points, and whether it is admitted.
 
     Args:
         one: the setting.
-        report: the reading that its suite compares.
+        report: the reading compared by its suite.
 
     Returns:
         ``admitted``; ``accuracy`` of the four rows, means over the seeds; ``gap`` (bound minus reference), ``premise``
@@ -177,7 +177,7 @@ def judged(one: Candidate, report: str) -> dict[str, Any]:
 
 
 def _difference(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, float | None]:
-    """Mean over the seeds of a difference paired by seed, and its standard error, ``None`` with one seed."""
+    """Mean and standard error of a difference paired by seed; the latter is ``None`` with one seed."""
     differences = [a - b for a, b in zip(upper, lower, strict=True)]
     error = round(stdev(differences) / sqrt(len(differences)), 2) if len(differences) > 1 else None
     return fmean(differences), error

@@ -1,4 +1,4 @@
-"""Federations from Python: in a notebook, in a script, or in another package.
+"""Python interface, for notebooks, scripts and other packages.
 
 from benchmark.api import fit
 
@@ -24,7 +24,7 @@ from benchmark.federation.assembly import assemble, make, make_data
 from benchmark.federation.exported import WEIGHTS, read_exported, read_weights
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, introduce, is_importable, one_line, path_of
+from benchmark.registry import KINDS, is_importable, one_line, path_of, register_local
 from benchmark.run import fit as fit_on_disk
 from benchmark.runs.loggers import callbacks
 from benchmark.runs.metrics import classification_metrics
@@ -38,15 +38,15 @@ IN_MEMORY = frozenset({"accelerator", "threads", "engine", "slots", "replay", "c
 
 
 class Result:
-    """What became of a run.
+    """The result of a run.
 
     Args:
-        run: what was run.
+        run: the run.
         rows: its evaluated rounds.
-        method: the trained method, if it is at hand.
-        path: folder of its record, if it has one.
-        weights: those of its last global model, if they were read already.
-        averaged: the reading of its averaged model, if it has one.
+        method: the trained method, if available.
+        path: folder of its record, if any.
+        weights: weights of its last global model, if already loaded.
+        averaged: the reading of its averaged model, if any.
     """
 
     def __init__(
@@ -70,13 +70,15 @@ class Result:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One row per evaluated round: metrics in percent, means of losses, bytes sent so far, ``timing.seconds``."""
+        """One row per evaluated round: metrics in percent, mean losses, bytes sent so far, ``timing.seconds``."""
         return pd.json_normalize([dict(row) for row in self.rows])
 
     @property
     def readings(self) -> pd.DataFrame:
-        """Metrics of the ``final`` round, of the ``best`` one by test accuracy, ``last_k_mean``, and ``averaged`` where
-        the run has ``average_last``, one row each.
+        """One row per reading.
+
+        Metrics of the ``final`` round, of the ``best`` round by test accuracy, ``last_k_mean``, and ``averaged`` if the
+        run has ``average_last``.
         """
         if not self.rows:
             return pd.DataFrame()
@@ -89,20 +91,20 @@ class Result:
         """The method with the global model of the last round; ``method.model`` is the network.
 
         Raises:
-            RunError: the run's folder has no weights, or the file is damaged.
+            RunError: the run's folder has no weights, or their file is damaged.
         """
         weights = read_weights((self.path or Path()) / WEIGHTS) if self._weights is None else self._weights
-        with torch.random.fork_rng(devices=[]):  # the caller's draws go on as if nothing had been made
+        with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
             made, _ = make(self.run, torch.device("cpu"))
         method: FedMethod = made
         method.load_tensors(weights)
         return method.eval()
 
     def test(self) -> dict[str, float]:
-        """Metrics of ``method`` on the test images, computed anew: those of ``final``, in percent; reads the data set.
+        """Compute the metrics of ``method`` on the test images again, in percent; reads the data set.
 
         Raises:
-            RunError: as ``method``.
+            RunError: see ``method``.
             DataError: the data are missing.
         """
         data = make_data(self.run)
@@ -126,34 +128,34 @@ def fit(
     results_dir: str | Path | None = None,
     **options: Any,
 ) -> Result:
-    """Run a federation and return what became of it.
+    """Run a federation and return its result.
 
-    Without ``results_dir`` it runs in this process and writes nothing. The classes may then come from anywhere, a
-    notebook's cell for instance. With it, this is the command ``fit``: the run has a folder with its record, is
-    continued after an interruption, and is not run again once it is complete.
+    Without ``results_dir`` it runs in this process and writes nothing, and the classes may come from anywhere, e.g. a
+    notebook cell. With it, this is the command ``fit``: the run has a folder with its record, is resumed after an
+    interruption, and is not repeated once it is complete.
 
     Args:
         method: name, dotted path or class of the method.
         data: name, dotted path or class of the data set.
-        method_args: arguments of the method, without those that the run hands over (the network, numbers of classes
-            and clients).
+        method_args: arguments of the method, except those passed by the framework (the network, numbers of classes and
+            clients).
         data_args: arguments of the data set: clients, labels, partition, pipeline.
         results_dir: folder that holds ``runs/``.
         **options: other fields of ``RunConfig`` (``model``, ``model_args``, ``rounds``, ``seed``, ``roster``,
             ``eval_every``, ``precision``, ...) and of ``Runtime`` (``accelerator``, ``threads``, ``data_dir``, ...).
-            ``devices`` is 1 unless it is given: notebooks cannot start processes.
+            ``devices`` defaults to 1, since notebooks cannot start processes.
 
     Raises:
         ConfigError: the configuration cannot be run.
-        DataError: the data or the partition cannot be made.
-        RunError: the run cannot go on.
+        DataError: the data cannot be read, or the partition cannot be created.
+        RunError: the run cannot continue.
     """
     if "runtime" in options:
-        raise ConfigError("runtime: give its options by themselves, such as engine='slots'")
+        raise ConfigError("runtime: pass its options as separate arguments, such as engine='slots'")
     runtime = {f.name: options.pop(f.name) for f in fields(Runtime) if f.name in options}
     if results_dir is None:
         for name in sorted(set(runtime) - IN_MEMORY):
-            raise ConfigError(f"{name} is for runs that keep a record: give results_dir, too, or leave it out")
+            raise ConfigError(f"{name} is for runs with a record: also give results_dir, or leave it out")
     else:
         runtime = {"devices": 1, **runtime, "results_dir": str(results_dir)}
     values = {
@@ -167,15 +169,15 @@ def fit(
 
 
 def load_run(path: str | Path, data_dir: str = "data") -> Result:
-    """A run from its folder, complete or not, or from the file that ``fit --export`` wrote of it.
+    """Load a run from its folder, complete or not, or from a file written by ``fit --export``.
 
     Args:
         path: the folder, or the file.
-        data_dir: where its data are, should its ``method`` be asked for.
+        data_dir: directory of its data, used by ``method`` and ``test``.
 
     Raises:
         RunError: there is no record, or it is damaged.
-        ConfigError: the code does not know its configuration any more.
+        ConfigError: the current code does not know its configuration.
     """
     if Path(path).is_file():
         held = read_exported(Path(path))
@@ -187,12 +189,12 @@ def load_run(path: str | Path, data_dir: str = "data") -> Result:
 
 
 def _recorded(record: Mapping[str, Any], data_dir: str) -> Run:
-    """The run of a record, whose configuration was resolved when it was made; its classes need not be at hand."""
+    """Return the run of a record from its resolved configuration; its classes need not be available."""
     return Run(record["run_id"], from_dict({**record["config"], "runtime": {"data_dir": data_dir}}))
 
 
 def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
-    """All records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
+    """Load all records below a folder: one row per run, nested keys joined by dots (``final.acc``, ``config.seed``).
 
     ``path`` is the run's folder, ``status`` says whether it is complete.
 
@@ -204,15 +206,15 @@ def load_runs(results_dir: str | Path = "results") -> pd.DataFrame:
 
 
 def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> pd.DataFrame:
-    """The evaluated rounds of all complete runs behind a suite's rows: one line per row, seed and round.
+    """Load the evaluated rounds of all complete runs of a suite's rows: one line per row, seed and round.
 
-    Before the columns of ``metrics.jsonl`` stand ``table``, ``dataset``, ``row`` (the method as the table calls it, and
-    the columns that tell rows of one name apart) and ``seed``.
+    The columns of ``metrics.jsonl`` are preceded by ``table``, ``dataset``, ``row`` (the method's name in the table,
+    and the columns that distinguish rows of the same name) and ``seed``.
 
     Args:
         paper: name of a suite, or the path of its YAML file.
-        scale: one of the suite's.
-        results_dir: the folder above ``runs``.
+        scale: scale of the suite.
+        results_dir: folder that holds ``runs/``.
 
     Raises:
         ConfigError: there is no such suite or scale.
@@ -232,7 +234,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
 
 
 class _Rows:
-    """Keeps the evaluated rounds."""
+    """Callback that collects the evaluated rounds."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -263,19 +265,19 @@ def _on_disk(run: Run) -> Result:
         cls = run.class_of(slot)
         if not is_importable(cls):
             raise ConfigError(
-                f"{kind.what} '{path_of(cls)}' cannot be imported by anybody else, so that a record of it would mean "
-                "nothing: put the class into a module, or leave results_dir out"
+                f"{kind.what} '{path_of(cls)}' cannot be imported by others, so a record of it would be meaningless: "
+                "put the class into a module, or leave results_dir out"
             )
     return load_run(fit_on_disk(run), run.config.runtime.data_dir)
 
 
 def _named(given: str | type) -> str:
-    return given if isinstance(given, str) else introduce(given)
+    return given if isinstance(given, str) else register_local(given)
 
 
 @contextmanager
 def _threads(number: int | str) -> Iterator[None]:
-    """Run with so many threads of torch; ``auto`` leaves them as they are."""
+    """Set the number of torch threads while the context is open; ``auto`` leaves it unchanged."""
     before = torch.get_num_threads()
     if isinstance(number, int):
         torch.set_num_threads(number)

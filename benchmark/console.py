@@ -1,21 +1,21 @@
-"""Where commands print tables and progress, and how they word times and amounts."""
+"""Console output of commands, and formatting of times and sizes."""
 
 import rich.console
 
 
 class Console(rich.console.Console):
-    """Rich's console, except that a pipe that nobody reads is the error ``BrokenPipeError``, as it is for ``print``.
+    """Rich's console, but with a ``BrokenPipeError`` on a closed pipe, as with ``print``.
 
-    Rich itself would end the program with code 1 and no word.
+    Rich itself would exit silently with code 1.
     """
 
     def on_broken_pipe(self) -> None:
-        """Raise what Rich has caught; ``benchmark.cli`` handles it for every command."""
+        """Re-raise the error caught by Rich; ``benchmark.cli`` handles it for every command."""
         raise
 
 
 def duration(seconds: float) -> str:
-    """A time for people: ``45 s``, ``12 min``, ``3.5 h`` or ``2.1 days``."""
+    """Format a time for readers: ``45 s``, ``12 min``, ``3.5 h`` or ``2.1 days``."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """An amount of memory for people: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
+    """Format an amount of memory for readers: ``12 kB``, ``3.4 MB`` or ``0.6 GB``."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     unit, many = next((one for one in units if num_bytes >= 0.1 * one[1]), units[-1])
     value = num_bytes / many

@@ -16,26 +16,26 @@ from datamodules.common.errors import ConfigError
 from datamodules.common.files import write_atomic
 
 MOST_VALUES = 100_000
-"""Values that the aliases of a YAML file may stand for; our own suites have at most 1600."""
+"""Maximum number of values of a YAML file with aliases expanded; our suites have at most 1600."""
 
 
 def regular(path: str | Path, flags: int) -> int:
-    """Open a regular file, for ``os.open`` and as ``open(..., opener=regular)``; nothing else is waited for.
+    """Open a regular file without blocking on other kinds, like ``os.open`` or as ``open(..., opener=regular)``.
 
     Args:
         path: the file.
-        flags: as those of ``os.open``.
+        flags: as for ``os.open``.
 
     Returns:
-        its descriptor.
+        The file descriptor.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file, such as a pipe, which would wait for its other end.
+        OSError: it cannot be opened, or is not a regular file (a pipe would block).
     """
     try:
         handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
             raise _irregular(path) from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -45,13 +45,13 @@ def regular(path: str | Path, flags: int) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a regular file; see ``regular``."""
+    """Read the bytes of a regular file; see ``regular``."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """The text of a regular file in UTF-8; see ``regular``."""
+    """Read the text of a regular file in UTF-8; see ``regular``."""
     return read_bytes(path).decode(errors=errors)
 
 
@@ -60,7 +60,7 @@ def _irregular(path: str | Path) -> OSError:
 
 
 def finite(value: Any) -> Any:
-    """Plain data with non-finite floats as ``None`` (JSON has no NaN)."""
+    """Replace non-finite floats in plain data by ``None`` (JSON has no NaN)."""
     if isinstance(value, Mapping):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -69,16 +69,17 @@ def finite(value: Any) -> Any:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """YAML of plain data, in the given key order."""
+    """Dump plain data as YAML, in the given key order."""
     return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def load_yaml(text: str, where: str) -> dict[str, Any]:
-    """A YAML mapping, read as YAML 1.2 does (``5e-4`` is a number, ``off`` is a word).
+    """Load a YAML mapping according to YAML 1.2 (``5e-4`` is a number, ``off`` is a word).
 
     Raises:
-        ConfigError: not valid YAML, not a mapping, a value that contains itself, or more than ``MOST_VALUES`` written
-            by means of aliases; names ``where`` it was read.
+        ConfigError: not valid YAML, not a mapping, a value that contains itself, or more than ``MOST_VALUES`` values
+        with
+            aliases expanded; the message starts with ``where``.
     """
     loader = _Loader(text)
     try:
@@ -98,14 +99,14 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Read the mapping in a YAML file.
 
     Args:
         path: the file.
-        before: what stands before its path where it cannot be read, such as ``suite``.
+        before: prefix of its path in error messages, such as ``suite``.
 
     Raises:
-        ConfigError: it cannot be read, or as ``load_yaml`` does.
+        ConfigError: it cannot be read, or see ``load_yaml``.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -115,12 +116,12 @@ def read_yaml(path: Path, before: str = "") -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """One value as it would be read in a YAML file."""
+    """Parse one value as in a YAML file."""
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
 
 
 def problem(error: ValidationError) -> str:
-    """The first thing that is wrong with plain data: its place, and what is wrong there."""
+    """Describe the first validation error: its location and message."""
     first = error.errors(include_url=False, include_input=False)[0]
     place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
@@ -129,14 +130,14 @@ def problem(error: ValidationError) -> str:
 
 
 def _count(node: Any, counts: dict[int, int]) -> int:
-    """Values in a node and below it, each alias counted as what it stands for.
+    """Count the values in a node and below it, with aliases expanded.
 
     Args:
-        node: as YAML composes it, before anything is made of it: an alias is the node that it names, once more.
-        counts: of the nodes that were met, by ``id``; 0 for those that are being counted.
+        node: node as composed by YAML, before construction: an alias is the same node as its anchor.
+        counts: counts of the visited nodes by ``id``; 0 for those in progress.
 
     Raises:
-        ConstructorError: a node is below itself, or aliases make too many values.
+        ConstructorError: a node contains itself, or aliases expand to too many values.
     """
     if id(node) in counts:
         if counts[id(node)] == 0:
@@ -147,26 +148,26 @@ def _count(node: Any, counts: dict[int, int]) -> int:
     if isinstance(node, yaml.MappingNode):
         below = [one for pair in below for one in pair]
     count = counts[id(node)] = 1 + sum(_count(one, counts) for one in below)
-    if count > max(MOST_VALUES, len(counts)):  # a long file without aliases is only long
+    if count > max(MOST_VALUES, len(counts)):  # a long file without aliases is fine
         problem = f"its aliases stand for {count:,} values; at most {MOST_VALUES:,} are read"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return count
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc,unused-ignore]
-    """YAML 1.2's idea of numbers and truth values; a mapping has a key once.
+    """Loads numbers and booleans as in YAML 1.2, and refuses duplicate keys.
 
-    In C where PyYAML comes with it, which is ten times as fast.
+    Uses PyYAML's C loader if available, which is ten times as fast.
     """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping, whose keys are looked at first."""
+        """Construct a mapping after checking its keys."""
         seen: set[Any] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
                 continue
             if key.value in seen:
-                problem = f"the key '{key.value}' is there twice"
+                problem = f"the key '{key.value}' occurs twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep))
@@ -185,7 +186,7 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+    """Quotes every string that YAML 1.1 or 1.2 would not read as a string."""
 
 
 for _first, _rules in _Loader.yaml_implicit_resolvers.items():
@@ -194,7 +195,7 @@ for _first, _rules in _Loader.yaml_implicit_resolvers.items():
 
 
 def write_changed(texts: Mapping[Path, str]) -> list[Path]:
-    """Write the files whose text is another one now; returns these."""
+    """Write the files whose text has changed, and return them."""
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -175,7 +175,7 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def introduce(cls: type) -> str:
+def register_local(cls: type) -> str:
     """The dotted path of a class; this process finds the class under it even if it cannot be imported.
 
     That is how the classes of a notebook cell or of a function get a name. The latest of a name counts.

@@ -24,8 +24,9 @@ from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.placement import placed
 from benchmark.launch.queues import enough_queues
+from benchmark.launch.resume import is_complete
 from benchmark.launch.signals import STOPPED, children, stop, stoppable
-from benchmark.launch.worker import is_complete, work
+from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
@@ -82,7 +83,7 @@ def _fit_within_fabric_run(run: Run) -> Path:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes, kind = fabric.world_size // local, fabric.device.type
         run = run.replace(runtime=replace(config.runtime, accelerator=kind, devices=local, num_nodes=nodes))
-        work(fabric, pickle.dumps(placed(run)))
+        worker_main(fabric, pickle.dumps(placed(run)))
     return run.folder
 
 
@@ -102,7 +103,7 @@ def _fit(run: Run) -> Path:
     if spawned:
         _check_spawned(rt)
     fabric = _fabric(run, spawned)
-    if spawned and rt.accelerator == "cpu":  # what is missing is missed before processes start
+    if spawned and rt.accelerator == "cpu":  # fail early if data are missing
         make_data(run).prepare_data()
     _launch(fabric, run)
     if not (tasks or started) and state(path) != "complete":
@@ -158,7 +159,7 @@ def _launch(fabric: Fabric, run: Run) -> None:
     """Let all processes work; tell and record the error that one of them dies of, and pass signals on to them."""
     path, before = run.folder, children()
     try:
-        fabric.launch(work, pickle.dumps(run))  # type: ignore[arg-type]
+        fabric.launch(worker_main, pickle.dumps(run))  # type: ignore[arg-type]
     except ProcessException as exception:
         if getattr(exception, "exit_code", None) == STOPPED:
             raise Stopped(SIGTERM) from None

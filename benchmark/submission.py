@@ -1,12 +1,12 @@
-"""A submission: a folder with a row of a leaderboard, and everything that shows that the row keeps the rules.
+"""Submissions: a folder with a leaderboard row, and the evidence that it follows the rules.
 
 ::
 
-    suite.yaml          the board's suite, extended by the method's label and row
-    submission.yaml     scale, and what the contract tests have found
-    my_method.py        the method's source, where it is not of this repository
-    tuned/  tuning/     what was chosen, and Optuna's journal of all that was tried
-    runs/               record.json, metrics.jsonl and config.yaml of every seed
+        suite.yaml          the leaderboard's suite, extended by the method's label and row
+        submission.yaml     scale, and the results of the contract tests
+        my_method.py        the method's source, unless it is part of this repository
+        tuned/  tuning/     the chosen options, and Optuna's journal of all trials
+        runs/               record.json, metrics.jsonl and config.yaml of every seed
 """
 
 import inspect
@@ -34,12 +34,12 @@ from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, told
+from datamodules.common.errors import NOT_FINITE, BenchError, ConfigError, RunError, message_of
 
 SUITE, ABOUT = "suite.yaml", "submission.yaml"
 VERIFICATION = "verification"
-MOST_CONFIGURATIONS = 20  # that a row may try (RULES.md)
-SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that decide how sums round
+MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
+SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that affect rounding
 PASSED = "passed"
 
 Runs = dict[int, Run]
@@ -48,12 +48,12 @@ Runs = dict[int, Run]
 
 @dataclass(frozen=True)
 class Point:
-    """One thing that a submission has to show.
+    """One requirement of a submission.
 
     Args:
-        name: what it is about.
-        found: what was found, where nothing is wrong.
-        problems: what is wrong, each with its remedy.
+        name: topic.
+        found: summary of what was found, if there are no problems.
+        problems: problems, each with its remedy.
     """
 
     name: str
@@ -63,18 +63,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Submission:
-    """A folder that was read.
+    """A submission read from its folder.
 
     Args:
-        folder: where it lies.
-        suite: the board, extended by the row.
-        scale: of the board.
+        folder: its folder.
+        suite: the leaderboard's suite, extended by the row.
+        scale: scale of the leaderboard.
         row: the row.
-        about: what ``submission.yaml`` says.
-        runs: the row's runs as the suite has them, in the folder, by seed.
-        records: by seed, of those runs that have one.
-        damaged: what is wrong with records that cannot be read, by the name of their folder.
-        others: records of further runs that lie in the folder, by its name.
+        about: content of ``submission.yaml``.
+        runs: the row's runs according to the suite, in the folder, by seed.
+        records: records of these runs, by seed.
+        damaged: problems of unreadable records, by folder name.
+        others: records of other runs in the folder, by folder name.
     """
 
     folder: Path
@@ -89,44 +89,44 @@ class Submission:
 
     @property
     def all_records(self) -> dict[str, Record]:
-        """Every record in the folder, by the name of its run in words."""
+        """All records in the folder, by a description of the run."""
         return {f"seed {seed}": one for seed, one in sorted(self.records.items())} | dict(self.others)
 
 
 def own_row(suite: Suite) -> Row:
-    """The row by which a suite extends a leaderboard.
+    """Return the row that a suite adds to a leaderboard.
 
     Raises:
-        ConfigError: it extends none, or by another number of rows.
+        ConfigError: it does not extend a leaderboard by exactly one row.
     """
     known = suite.extended.spec["labels"] if suite.extended else suite.spec["labels"]
     rows = [row for row in suite.rows if row.method not in known]
     if len(rows) != 1:
         raise ConfigError(
-            f"{suite.where}: a submission extends a leaderboard by one row, and this has {len(rows)}; "
+            f"{suite.where}: a submission extends a leaderboard by one row, but this has {len(rows)}; "
             "`enter` writes such a suite"
         )
     return rows[0]
 
 
 def runs_of(suite: Suite, row: Row, scale: str, results: str | Path) -> Runs:
-    """A row's runs with the seeds of the scale."""
+    """Return a row's runs with the seeds of the scale."""
     first, runtime = suite.run(row, scale), Runtime(results_dir=str(results))
     return {seed: first.replace(seed=seed, runtime=runtime) for seed in suite.scale(scale)["seeds"]}
 
 
 def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str], None]) -> None:
-    """Make the folder of a submission of what ``enter`` has left. A run that is missing is left out.
+    """Create the folder of a submission from the files of ``enter``. Missing runs are left out.
 
     Args:
-        suite: that ``enter`` has written.
-        scale: of the board.
+        suite: suite written by ``enter``.
+        scale: scale of the leaderboard.
         results: folder that holds ``runs`` and ``tuning``.
-        out: the folder to make.
-        tell: is told how far the contract tests are.
+        out: the folder to create.
+        tell: called with progress messages of the contract tests.
 
     Raises:
-        ConfigError: ``own_row`` has none, ``out`` exists, or the row was not tuned.
+        ConfigError: see ``own_row``; or ``out`` exists, or the row was not tuned.
     """
     row = own_row(suite)
     if out.exists():
@@ -134,7 +134,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     tuned, journal = suite.tuned_file(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
     for file in (tuned, journal):
         if not file.exists():
-            raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and writes it")
+            raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and creates it")
     runs = list(runs_of(suite, row, scale, results).values())
     checked = {
         "method_source": method_source(runs[0]),
@@ -154,7 +154,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
 
 
 def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
-    """Run the contract tests; what came of each, ``passed`` or its error in a line. ``tell`` is told how far it is."""
+    """Run the contract tests; return ``passed`` or a one-line error for each. ``tell`` gets progress messages."""
     found = {}
     tell(checks.announced([method]))
     for number, check in enumerate(checks.CHECKS, start=1):
@@ -163,7 +163,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         try:
             check(method)
         except Exception as error:  # of other people's code
-            found[name] = one_line(told(error))
+            found[name] = one_line(message_of(error))
         else:
             found[name] = PASSED
     return found
@@ -171,7 +171,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
 
 @contextmanager
 def importable(place: Path) -> Iterator[None]:
-    """Meanwhile modules that lie in a folder are those, whatever this process has imported under their names."""
+    """Import modules from a folder while the context is open, even if others of their names are imported already."""
     tops = {one.stem for one in place.glob("*.py")} | {one.parent.name for one in place.glob("*/__init__.py")}
 
     def loaded() -> dict[str, Any]:
@@ -191,13 +191,13 @@ def importable(place: Path) -> Iterator[None]:
 
 
 def opened(place: Path) -> Submission:
-    """Read a submission, whose method must be ``importable`` meanwhile.
+    """Read a submission; its method must be ``importable``.
 
     Raises:
         ConfigError: there is no such folder, or its suite cannot be read.
     """
     if not (place / SUITE).exists():
-        raise ConfigError(f"{place}: there is no {SUITE}; `submit --paper SUITE` makes the folder of a submission")
+        raise ConfigError(f"{place}: there is no {SUITE}; `submit --paper SUITE` creates the folder of a submission")
     about, suite = read_yaml(place / ABOUT), load(str(place / SUITE))
     scale, row = str(about.get("scale")), own_row(suite)
     runs = runs_of(suite, row, scale, place)
@@ -218,13 +218,13 @@ def opened(place: Path) -> Submission:
 
 
 def check(place: Path, results: Path, tell: Callable[[str], None] | None = None) -> list[Point]:
-    """Whether a submission is what the rules ask for, point by point.
+    """Check a submission against the rules, point by point.
 
     Args:
         place: its folder. The method's file in it is imported.
-        results: folder with the records that the board is made of, to compare the partitions with.
-        tell: where it is given, the contract tests are run now, and it is told how far they are; else what the folder
-            says of them counts.
+        results: folder with the records behind the leaderboard, to compare partitions with.
+        tell: if given, the contract tests are run now, with progress messages to it; otherwise their results in the
+            folder count.
 
     Raises:
         ConfigError: see ``opened``.
@@ -245,11 +245,11 @@ def check(place: Path, results: Path, tell: Callable[[str], None] | None = None)
 
 
 def _row_alone(one: Submission) -> Point:
-    """The suite adds a row, and the row sets options of its method."""
+    """Check that the suite adds a row which only sets options of its method."""
     spec, extended, problems = read_yaml(one.folder / SUITE), one.suite.extended, []
-    assert extended is not None  # `own_row` has seen to it
+    assert extended is not None  # checked by `own_row`
     if extended.folder.resolve().is_relative_to(one.folder.resolve()):
-        problems.append(f"it extends {extended.where}, which lies in the folder itself; extend the board's own suite")
+        problems.append(f"it extends {extended.where}, which is in the folder itself; extend the board's own suite")
     tables = {str(name): dict(table or {}) for name, table in spec.get("tables", {}).items()}
     labels = spec.get("labels", {})
     own = [row for table in tables.values() for row in table.get("rows", []) if row["method"] == one.row.method]
@@ -263,10 +263,10 @@ def _row_alone(one: Submission) -> Point:
         **{name: 0 for name in (labels.get(one.row.method) or {}) if name != "method" and not _methods_own(name)},
         **{name: 0 for name in options if not _methods_own(name)},
     }
-    problems += [f"it sets {name}, which belongs to the setting; take it out of {SUITE}" for name in given]
+    problems += [f"it sets {name}, which belongs to the setting; remove it from {SUITE}" for name in given]
     table = next(table for table in one.suite.tables if table.number == one.row.table)
     if not table.reference:
-        problems.append(f"table {one.row.table} has no reference, so nothing is compared there; enter another table")
+        problems.append(f"table {one.row.table} has no reference to compare with; enter another table")
     told = ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
     return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {told}", tuple(problems))
 
@@ -276,7 +276,7 @@ def _methods_own(option: str) -> bool:
 
 
 def _complete(one: Submission) -> Point:
-    """Every seed of the scale has ended, and nothing else lies there."""
+    """Check that all seeds of the scale have ended, and that there are no other runs."""
     problems = [f"runs/{name}: {error}" for name, error in one.damaged.items()]
     if missing := [seed for seed in one.runs if seed not in one.records]:
         problems.append(f"no run with seed {_listed(missing)}; the same `enter` command runs what is missing")
@@ -284,40 +284,40 @@ def _complete(one: Submission) -> Point:
         if not (record["status"] == "complete" or NOT_FINITE in (record["error"] or "")):
             problems.append(f"seed {seed} is {record['status']}; the same `enter` command runs it again")
     failed = [seed for seed, record in one.records.items() if record["status"] != "complete"]
-    more = f", {len(failed)} of them ended in numbers that are not finite" if failed else ""
+    more = f", {len(failed)} of them ended with non-finite numbers" if failed else ""
     return Point("complete", f"all {len(one.runs)} seeds{more}", tuple(problems))
 
 
 def _as_the_suite_has_it(one: Submission) -> Point:
-    """Records are of the configurations that follow from the suite and the tuned options."""
+    """Check that records have the configurations given by the suite and the tuned options."""
     problems = []
     for name, record in one.others.items():
         config, seed = spelled(record["config"]), record["config"].get("seed")
         if seed not in one.runs:
-            problems.append(f"runs/{name}: seed {seed} is none of the suite's; take the run out")
+            problems.append(f"runs/{name}: seed {seed} is not one of the suite's; remove the run")
             continue
         problems += [f"runs/{name}, seed {seed}: {text}" for text in _apart(config, one.runs[seed].config)]
     for seed, record in one.records.items():
         problems += [f"seed {seed}: {text}" for text in _apart(spelled(record["config"]), one.runs[seed].config)]
-    return Point("configuration", "every record is of the suite's configuration", tuple(problems))
+    return Point("configuration", "all records have the suite's configuration", tuple(problems))
 
 
 def _apart(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Where a record has another configuration; options that it is too old to have do not count."""
+    """List differences between a record's configuration and the suite's; options newer than the record are ignored."""
     asked = spelled(identity(config))
     apart = [name for name in recorded if name in asked and recorded[name] != asked[name]]
-    return [f"{name} is {recorded[name]}, and {asked[name]} in the suite; run it as the suite has it" for name in apart]
+    return [f"{name} is {recorded[name]}, but {asked[name]} in the suite; run it with that value" for name in apart]
 
 
 def _reference(one: Submission) -> Row | None:
-    """The row that the setting compares with, if it has one."""
+    """Return the setting's reference row, if it has one."""
     table = next(table for table in one.suite.tables if table.number == one.row.table)
     rows = [row for row in table.rows if (row.dataset, row.method) == (one.row.dataset, table.reference)]
     return rows[0] if rows else None
 
 
 def _partitions(one: Submission, results: Path) -> Point:
-    """A seed has the partition that the reference has, by its digest."""
+    """Check that every seed has the reference's partition, by its hash."""
     row = _reference(one)
     if row is None:
         return Point("partitions", "", ("the table has no reference to compare with",))
@@ -331,7 +331,7 @@ def _partitions(one: Submission, results: Path) -> Point:
         known, record = read_record(run.folder), one.records[seed]
         if record["partition_hash"] not in (known["partition_hash"], None):
             problems.append(
-                f"seed {seed} has the partition {str(record['partition_hash'])[:12]}, and {row.name} "
+                f"seed {seed} has the partition {str(record['partition_hash'])[:12]}, but {row.name} "
                 f"{known['partition_hash'][:12]}; run it with the data and the code of this repository"
             )
         if record["data_sha256"] not in (known["data_sha256"], None):
@@ -339,14 +339,14 @@ def _partitions(one: Submission, results: Path) -> Point:
     if missing:
         problems.append(
             f"{results}/runs has no {row.name} with seed {_listed(missing)} to compare with; `table --paper {SUITE} "
-            f"--scale {one.scale} --only '{row.name}'` makes it"
+            f"--scale {one.scale} --only '{row.name}'` creates it"
         )
-    more = f"; files of data differ in seed {_listed(other_data)}, as features may" if other_data else ""
+    more = f"; data files differ in seed {_listed(other_data)}, which is normal for features" if other_data else ""
     return Point("partitions", f"those of {row.method}{more}", tuple(problems))
 
 
 def _tuned(one: Submission) -> Point:
-    """The choice is what the rule makes of the journal, and no more was tried than is allowed."""
+    """Check that the choice follows from the journal, and that no more was tried than allowed."""
     journal = one.folder / tuning.FOLDER / f"{one.suite.paper}-{one.scale}.journal"
     given, problems = one.suite.own_tuned(one.scale).get(one.row.full_name), []
     where = f"tuned/{one.suite.tuned_file(one.scale).name}"
@@ -358,35 +358,35 @@ def _tuned(one: Submission) -> Point:
         return Point("tuning", "", (*problems, str(error)))
     if missing:
         problems.append(
-            f"the journal has no trial of the rule with {'; '.join(missing)}: another rate, seed, held-out part or "
-            "number of rounds is another trial; tune with `enter`"
+            f"the journal has no trial of the rule with {'; '.join(missing)}: a different rate, seed, held-out part or "
+            "number of rounds is a different trial; tune with `enter`"
         )
     elif given != made:
         problems += [f"{where}: {text}" for text in _choices_apart(given or {}, made or {})]
     if tried > MOST_CONFIGURATIONS:
         problems.append(f"{tried} configurations were tried; the rules allow {MOST_CONFIGURATIONS}")
     chosen = ", ".join(f"{name} {value:g}" for name, value in (made or {}).get("options", {}).items())
-    return Point("tuning", f"{chosen} of {tried} configurations, as the rule chooses", tuple(problems))
+    return Point("tuning", f"{chosen} of {tried} configurations, as chosen by the rule", tuple(problems))
 
 
 def _choices_apart(given: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     names = dict.fromkeys([*made, *given])
     return [
-        f"{name} is {given.get(name, 'missing')}, and the journal gives {made.get(name, 'none')}; run `tune` again"
+        f"{name} is {given.get(name, 'missing')}, but the journal gives {made.get(name, 'none')}; run `tune` again"
         for name in names
         if given.get(name) != made.get(name)
     ]
 
 
 def _code(one: Submission, results: Path) -> Point:
-    """Every seed has one version of the code, without local changes, and one kind of machine; seeds may differ.
+    """Check that every seed has one clean version of the code and one kind of machine; seeds may differ.
 
-    Rows that were there before are of the versions of their day: where the reference has another one, this is told.
+    Older rows keep the versions they were run with: if the reference has another one, this is reported.
     """
     problems = []
     for version, where in _by(one.all_records, _version).items():
         if "-dirty" in version or "unknown" in version:
-            problems.append(f"{_listed(where)}: the code is {version}; commit what was changed, and run it again")
+            problems.append(f"{_listed(where)}: the code is {version}; commit the changes and run it again")
     by_seed: dict[int, list[Record]] = {}
     for record in one.all_records.values():
         by_seed.setdefault(record["config"]["seed"], []).append(record)
@@ -395,9 +395,9 @@ def _code(one: Submission, results: Path) -> Point:
         kinds = dict.fromkeys(map(_machine, records))
         for what, found in (("versions of the code", several), ("kinds of machines", kinds)):
             if len(found) > 1:
-                problems.append(f"seed {seed} has several {what}: {_listed(found)}; delete it, and run it with one")
+                problems.append(f"seed {seed} has several {what}: {_listed(found)}; delete it and run it with one")
     if not by_seed:
-        problems.append("no record says which code it was made by")
+        problems.append("no record has a code version")
     found_in = f"{_in_seeds(one, _version)}; {_in_seeds(one, _machine)}"
     return Point("code", found_in + _of_reference(one, results), tuple(problems))
 
@@ -411,7 +411,7 @@ def _machine(record: Record) -> str:
 
 
 def _in_seeds(one: Submission, what: Callable[[Record], str]) -> str:
-    """What the row's records have: one thing, or each with its seeds."""
+    """Summarise a property of the row's records: one value, or each value with its seeds."""
     found = _by({str(seed): record for seed, record in sorted(one.records.items())}, what)
     if len(found) < 2:
         return _listed(found)
@@ -419,7 +419,7 @@ def _in_seeds(one: Submission, what: Callable[[Record], str]) -> str:
 
 
 def _of_reference(one: Submission, results: Path) -> str:
-    """The seeds in which the setting's reference was run with other code or on another machine."""
+    """Note the seeds in which the reference was run with other code or on another machine."""
     row, other = _reference(one), []
     if row is None:
         return ""
@@ -432,14 +432,14 @@ def _of_reference(one: Submission, results: Path) -> str:
 
 
 def _method(one: Submission) -> Point:
-    """All records are of the method's source that lies there."""
+    """Check that all records were made with the submitted source of the method."""
     problems, run = [], next(iter(one.runs.values()))
     found = run.class_of("method")
     file = Path(inspect.getfile(found)).resolve()
     if not (file.is_relative_to(one.folder.resolve()) or _is_public(file)):
         problems.append(
             f"{run.config.method.class_path} is at {file}, which is neither in the folder nor an installed package; "
-            "put its source there"
+            "put its source into the folder"
         )
     now = method_source(run)
     for source, where in _by(one.all_records, lambda record: record["environment"].get("method_source")).items():
@@ -447,20 +447,19 @@ def _method(one: Submission) -> Point:
             problems.append(f"{_listed(where)}: the record has no digest of the method's source")
         elif source != now:
             problems.append(
-                f"{_listed(where)}: made by the source {source}, and {file.name} is {now}; run with the source that is "
-                "submitted"
+                f"{_listed(where)}: made with source {source}, but {file.name} is {now}; run with the submitted source"
             )
     return Point("method", f"{file.name} is {now} in all records", tuple(problems))
 
 
 def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
-    """All contract tests that there are have passed, with the source that is submitted."""
+    """Check that all existing contract tests have passed with the submitted source."""
     recorded = one.about.get("contract") or {}
     outcomes = now if now is not None else recorded.get("checks") or {}
     source, problems = method_source(next(iter(one.runs.values()))), []
     if now is None and recorded.get("method_source") != source:
         problems.append(
-            f"it was run with the source {recorded.get('method_source')}, and the method is {source}; --contract "
+            f"it was run with source {recorded.get('method_source')}, but the method is {source}; --contract "
             "runs it again"
         )
     names = [checks.title(check) for check in checks.CHECKS]
@@ -472,10 +471,10 @@ def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of running a seed again.
+    """Result of rerunning a seed.
 
     Args:
-        lines: how far the two runs are apart, as ``compare`` says it.
+        lines: differences between the two runs, as printed by ``compare``.
         counts: whether the run confirms the submitted one.
         reason: why.
         entry: what is noted beside the suite.
@@ -488,10 +487,10 @@ class Verified:
 
 
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
-    """Run a seed of a submission again, and note in its folder that it is verified if the numbers hold.
+    """Rerun a seed of a submission, and mark it as verified in its folder if the results agree.
 
-    On a machine that rounds alike they must be equal in all rounds; elsewhere every reading must lie within the 95 %
-    prediction interval of the row's seeds.
+    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within the 95
+    % prediction interval of the row's seeds.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.
@@ -512,12 +511,12 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
     if found.equal:
         counts, reason = True, "equal in all rounds"
     elif alike:
-        counts, reason = False, "another result on a machine that rounds alike, where it must be equal"
+        counts, reason = False, "a different result on a machine with the same rounding, where it must be equal"
     elif found.within is None:
-        counts, reason = False, "fewer than three seeds of the row, so that no interval says what may differ"
+        counts, reason = False, "fewer than three seeds of the row, so that there is no prediction interval"
     else:
         counts = found.within
-        reason = f"on another machine, {'within' if counts else 'outside'} what the row's seeds let expect"
+        reason = f"on another machine, {'within' if counts else 'outside'} the prediction interval of the row's seeds"
     reading = READING[one.suite.report]
     entry = {
         "seed": seed,
@@ -538,7 +537,7 @@ HEAD = "# Made by `python -m benchmark submit --verify`: rows of which a maintai
 
 
 def _sources(run: Run) -> dict[str, Path]:
-    """Files of a method's own classes that have to be handed in, by where they lie below a folder on the path."""
+    """Return the source files of a method to submit, by their path relative to their import folder."""
     base, found = imported(KINDS["method"].base), {}
     for cls in run.class_of("method").__mro__:
         if not issubclass(cls, base) or _is_public(file := Path(inspect.getfile(cls)).resolve()):
@@ -551,13 +550,13 @@ def _sources(run: Run) -> dict[str, Path]:
 
 
 def _is_public(file: Path) -> bool:
-    """Whether everybody has a file: it is a method's of this repository, or an installed package's."""
+    """Whether a file is public: part of this repository or of an installed package."""
     homes = ROOT / "methods", Path(sysconfig.get_path("purelib"))
     return any(file.is_relative_to(home.resolve()) for home in homes)
 
 
 def _by(records: Mapping[str, Record], what: Callable[[Record], Any]) -> dict[Any, list[str]]:
-    """Names of records by what they have in common."""
+    """Group names of records by a property."""
     found: dict[Any, list[str]] = {}
     for name, record in records.items():
         found.setdefault(what(record), []).append(name)

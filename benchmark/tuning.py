@@ -1,6 +1,6 @@
-"""Tune the learning rates of a suite's rows: equally few values for every row, scored on held-out images.
+"""Tune the learning rates of a suite's rows: the same small number of values per row, scored on held-out images.
 
-Optuna keeps the study. Neither a test image nor a seed that is reported takes part.
+Optuna keeps the study. No test image and no reported seed is used.
 """
 
 import math
@@ -28,7 +28,7 @@ from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
 FACTOR = "factor"
-HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # options of the data that replace the test set
+HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # data options that replace the test set
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Trial:
     """One value of a row's learning rates.
 
     Args:
-        row: which row is tuned.
-        factor: what its learning rates are multiplied by; 1 is the paper's choice.
-        options: the rates that this gives, ``{"method.lr": 0.03}``.
+        row: the tuned row.
+        factor: factor on its learning rates; 1 is the paper's choice.
+        options: the resulting rates, e.g. ``{"method.lr": 0.03}``.
         runs: the runs that score it, one per seed.
     """
 
@@ -49,32 +49,32 @@ class Trial:
 
 
 Scored = tuple[Trial, tuple[float, int]]
-"""A trial, the mean of its runs' held-out accuracies in percent, and the number of held-out images of all of them."""
+"""A trial, its runs' mean held-out accuracy in percent, and their total number of held-out images."""
 
 
 def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Trial]:
-    """The trials that every one of some rows begins with, as the entry ``tuning`` of the suite's scale describes them.
+    """Return the first trials of each row, as given by the entry ``tuning`` of the suite's scale.
 
-    That entry has ``factors``, ``rates`` (names of options that are multiplied, those of them that a method has),
-    ``share_of_rounds``, ``lengths`` (names of options in rounds, such as warm-ups, that are shortened alike and rounded
-    up), ``seeds`` (a trial is a run with each of them), and a layer of options (``set``, ``methods``, ``datasets``) on
-    top: held-out images, and a seed where there are no ``seeds``. ``beyond`` is for ``further``.
+    The entry has ``factors``, ``rates`` (names of options to multiply, if the method has them), ``share_of_rounds``,
+    ``lengths`` (names of options in rounds, such as warm-ups, which are shortened by the same share and rounded up),
+    ``seeds`` (each trial is run with each of them), and a layer of options (``set``, ``methods``, ``datasets``) on top:
+    held-out images, and a seed if there are no ``seeds``. For ``beyond`` see ``further``.
 
     Raises:
-        ConfigError: the scale has no such entry, a row has no learning rate to multiply, a seed is one that is
-            reported, or no images are held out, so that test images would score.
+        ConfigError: the scale has no such entry, a row has no learning rate to multiply, a seed is also reported, or no
+            images are held out, so that test images would be used.
     """
     factors = _spec(suite, scale)["factors"]
     return [_trial(suite, scale, row, float(factor), runtime) for row in rows for factor in factors]
 
 
 def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime) -> Trial | None:
-    """One trial more for a row whose best factor is the least or the greatest: ``beyond`` times further out.
+    """Return one more trial for a row whose best factor is the smallest or largest: ``beyond`` times further out.
 
-    Of several that are ``tied`` it is enough that one is: what lies beyond it may be better. If the least and the
-    greatest are both tied, it is beyond the better of them, and beyond the greatest if they are equally good.
+    It is enough that one of several ``tied`` factors is, since a value beyond it may be better. If the smallest and the
+    largest are both tied, it is beyond the better of them, and beyond the largest if they are equally good.
 
-    ``None`` if the best lie between others, a trial has no score yet, or the suite does not go beyond its factors.
+    ``None`` if the best factors lie between others, a trial has no score yet, or the suite has no ``beyond``.
     """
     spec = _spec(suite, scale)
     beyond = spec["beyond"]
@@ -90,7 +90,7 @@ def further(suite: Suite, scale: str, scored: Sequence[Scored], runtime: Runtime
 
 
 def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
-    """The rows of a bound's own method on its data set and in its table; none for a row that is no bound."""
+    """Return the rows of a bound's method in its table and data set; none if the row is not a bound."""
     bounds = next(table.bounds for table in suite.tables if table.number == row.table)
     if row.method not in bounds:
         return []
@@ -110,7 +110,7 @@ def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
     spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
     if spec is None:
         raise ConfigError(
-            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so nothing is tuned there; what has one: "
+            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to tune; these have one: "
             f"{scales_with(FOLDER)}"
         )
     return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **spec}
@@ -127,7 +127,7 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
     rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
     if not rates:
         raise ConfigError(
-            f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; give it one "
+            f"{suite.where}, {row.name}: none of {', '.join(spec['rates'])} has a value to start from; set one "
             f"in scale {scale}"
         )
     options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
@@ -139,37 +139,37 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
 
 
 def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: Sequence[int]) -> None:
-    """See that neither a test image nor a seed that is reported takes part.
+    """Check that no test image and no reported seed is used.
 
     Raises:
-        ConfigError: one would.
+        ConfigError: one would be.
     """
     where = f"{suite.where}, {row.name}: tuning"
     if reported := sorted({*seeds} & {*suite.scale(scale)["seeds"]}):
-        raise ConfigError(f"{where} has the seed {reported[0]}, which scale {scale} reports; give it others")
+        raise ConfigError(f"{where} has the seed {reported[0]}, which scale {scale} reports; choose others")
     if not any(config.data.init_args.get(name) for name in HOLDOUTS):
         raise ConfigError(f"{where} would be scored on test images: set {' or '.join(f'data.{n}' for n in HOLDOUTS)}")
 
 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
-    """Run what is missing of the rows' trials, choose, and write the choices beside the suite.
+    """Run the rows' missing trials, choose, and write the choices beside the suite.
 
-    Every trial is kept in Optuna's journal ``<results_dir>/tuning/<suite>-<scale>.journal``; trials that are there
-    are not run again. A bound also makes the ``further`` trials of the rows of its method, as far as these are there:
-    at a rate that one of them has and it has not tried, it would be no bound.
+    All trials are kept in Optuna's journal ``<results_dir>/tuning/<suite>-<scale>.journal``; trials in it are not run
+    again. A bound also runs the existing ``further`` trials of its method's rows: it would not be a bound if one of
+    them had a rate that it has not tried.
 
     Returns:
-        what was written, by row: the chosen ``options``, and all that was ``tried`` with its score.
+        What was written, by row: the chosen ``options``, and everything ``tried`` with its score.
 
     Raises:
-        ConfigError: the suite is part of an installed package; or as ``trials`` does.
-        RunError: a trial has failed, but not by its rate; for its row nothing is chosen, for all others it is. Or the
-            journal is damaged.
+        ConfigError: the suite is part of an installed package; or see ``trials``.
+        RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
+            Or the journal is damaged.
     """
     if suite.is_installed:
         raise ConfigError(
-            f"suite {suite.paper} lies in the installed package ({suite.folder}), and what is tuned is written beside "
-            f"the suite: write one of your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
+            f"suite {suite.paper} is part of an installed package ({suite.folder}), but choices are written beside "
+            f"the suite: write your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
         )
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
@@ -195,25 +195,26 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
     if without:
         named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
-        raise RunError(f"no score of {named}: nothing is chosen for these rows. Mend what failed and call tune again")
+        raise RunError(f"no score of {named}: nothing is chosen for these rows. Fix what failed and run tune again")
     return made
 
 
 def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[str, Any] | None, list[str], int]:
-    """What ``tune`` chooses for a row that is no bound, by its journal alone: nothing is run, and nothing written.
+    """Return ``tune``'s choice for a row that is not a bound from its journal alone, without running or writing
+    anything.
 
-    A trial is known by its run's id. So one of another grid, seed, held-out part or length counts as another trial.
+    A trial is identified by its run's id, so a different grid, seed, held-out part or length is a different trial.
 
     Returns:
-        the choice, ``None`` where a run is missing; what is missing; and how many configurations were tried, those
-        that are not of the rule included.
+        The choice, ``None`` if a run is missing; what is missing; and the number of configurations tried, including
+        those outside the rule.
 
     Raises:
-        ConfigError: as ``trials`` does.
+        ConfigError: see ``trials``.
         RunError: there is no journal, or it is damaged.
     """
     if not journal.exists():
-        raise RunError(f"{journal}: there is no such file; `tune` and `enter` write it below the results")
+        raise RunError(f"{journal}: there is no such file; `tune` and `enter` create it in the results folder")
     with TemporaryDirectory() as place:
         copy = Path(shutil.copy(journal, place))
         studies = _studies(copy, [row])
@@ -236,7 +237,7 @@ HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all
 
 
 def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
-    """The rows' studies, by name, in a journal that is made if there is none.
+    """Open the rows' studies by name, in a journal that is created if needed.
 
     Raises:
         RunError: the journal is damaged.
@@ -254,19 +255,19 @@ def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
         }
     except ValueError as error:
         raise RunError(
-            f"{journal}: the journal is damaged ({error}); delete it: the trials' own records are read again"
+            f"{journal}: the journal is damaged ({error}); delete it: the trials' records will be read again"
         ) from None
 
 
 def _leave_out_torn_line(journal: Path) -> None:
-    """Cut off what a kill has left of a line, to which the next one would be appended."""
+    """Cut off a line torn by a kill, since the next line would be appended to it."""
     whole = journal.read_bytes() if journal.exists() else b""
     if not whole.endswith(b"\n") and whole:
         os.truncate(journal, whole.rfind(b"\n") + 1)
 
 
 def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:
-    """Run the trials that their studies do not know, and tell them what came of it."""
+    """Run the trials missing in their studies, and add the results."""
     missing = [(trial, run) for trial in planned for run in _unknown(trial, studies)]
     runs = {run.id: run for _, run in missing}
     if runs:
@@ -277,13 +278,13 @@ def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], 
 
 
 def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[Run]:
-    """The runs of a trial that the study of its row has no score of."""
+    """Return the runs of a trial without a score in the study of its row."""
     known = scores(studies[trial.row.full_name])
     return [run for run in trial.runs if run.id not in known]
 
 
 def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Study]) -> list[Scored]:
-    """The trials of a row of which all runs have a score, with the mean, in the order of their factors."""
+    """Return a row's trials whose runs all have scores, with the mean, in the order of their factors."""
     known = scores(studies[row.full_name])
     own = [trial for trial in planned if trial.row is row and not _unknown(trial, studies)]
     found = [(trial, [known[run.id] for run in trial.runs]) for trial in sorted(own, key=lambda one: one.factor)]
@@ -291,7 +292,7 @@ def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Stud
 
 
 def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
-    """Held-out accuracy in percent (0 where it is not finite) and number of held-out images of a study, by run id."""
+    """Return held-out accuracy in percent (0 if not finite) and number of held-out images by run id."""
     done = (optuna.trial.TrialState.COMPLETE,)
     return {
         trial.user_attrs["run_id"]: (float(trial.value or 0.0), int(trial.user_attrs["images"]))
@@ -300,10 +301,10 @@ def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
 
 
 def choice(scored: Sequence[Scored]) -> dict[str, Any]:
-    """The trial to use: of those that are ``tied`` with the best, the one nearest to the paper's rates.
+    """Choose a trial: of those ``tied`` with the best, the one nearest to the paper's rates.
 
-    Few images make a noisy score, and noise is no reason to leave the paper. Of two that are equally near, it is the
-    better one, and the one with the lower rates if they are equally good.
+    Few images make a noisy score, and noise is no reason to depart from the paper. Of two equally near trials the
+    better one is chosen, or the one with lower rates if they are equally good.
     """
 
     def preference(one: Scored) -> tuple[float, float, float]:
@@ -322,22 +323,22 @@ def choice(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def margin(scored: Sequence[Scored]) -> float:
-    """One standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out images."""
+    """Return one standard error of the highest accuracy, in points: sqrt(p (1 - p) / n) of its n held-out images."""
     score, images = max(found for _, found in scored)
     return 100 * math.sqrt(score / 100 * (1 - score / 100) / images)
 
 
 def tied(scored: Sequence[Scored]) -> list[Scored]:
-    """The best trial, and those whose accuracy is at most one standard error (``margin``) below its."""
+    """Return the best trial, and those at most one standard error (``margin``) below it."""
     least = max(score for _, (score, _) in scored) - margin(scored)
     return [one for one in scored if one[1][0] >= least]
 
 
 def _tell(study: optuna.Study, trial: Trial, run: Run) -> None:
-    """Add one of a trial's runs to its study, with the reading that the suite reports.
+    """Add one of a trial's runs to its study, with the suite's reported reading.
 
-    A rate at which the numbers are not finite scores 0. A run that failed otherwise says nothing of its rate: like one
-    that did not end, it is left for the next call.
+    A rate with non-finite numbers scores 0. A run that failed otherwise says nothing about its rate: like an unfinished
+    run, it is left for the next call.
     """
     path = run.folder
     ended = state(path)

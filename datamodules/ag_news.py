@@ -1,4 +1,4 @@
-"""AG News: short news texts of four topics, seen by the network as feature vectors of a frozen text encoder."""
+"""AG News: short news texts of four topics, as feature vectors of a frozen text encoder."""
 
 import csv
 import hashlib
@@ -23,7 +23,7 @@ FOLDERS = ("ag_news_csv", "ag_news", ".")
 BACK_TRANSLATION = "ag_news_back_translation.npz"
 LISTED = "ag_news_texts.txt"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-KEPT = "1"  # changes when the same options give other arrays, so that what was kept is not taken for them
+KEPT = "1"  # version of the cached arrays; changes when the same options produce different arrays
 TEST_DIGEST = "13f335964e1d1061da023de993c5aae9517f09ca9fe515cc0ab412e97d900c0d"
 """``digest`` of the sorted keys of the test texts."""
 REMEDY = (
@@ -38,29 +38,28 @@ Texts = tuple[list[str], Labels, list[str], Labels]
 class AGNews(FSSLDataModule):
     """Features of some of the 120 000 training texts, and of the 7 600 test texts.
 
-    Two pipelines. With ``feature_versions`` ((FL)2, NeurIPS 2024) ``weak`` and ``test`` views are the text itself, and
-    ``strong`` is one of two distorted copies, drawn at every access. With ``feature_copies`` weak views are drawn, too:
-    the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones have three
-    tenths changed; features are standardised, each by its mean and deviation over the training texts, as images are.
-    Features are computed once and kept in the data directory. What was used
-    (``encoder``, ``strong``, texts per class) goes into the record of a run. Options for images (``flip``, ``side``,
-    ``mean``, ...) change nothing.
+    Two pipelines: with ``feature_versions`` ((FL)2, NeurIPS 2024) ``weak`` and ``test`` views are the text itself, and
+    ``strong`` is one of two distorted copies, drawn at every access. With ``feature_copies`` weak views are drawn as
+    well: the text or one of two copies with a tenth of their words changed (``text.distorted``), and strong ones have
+    three tenths changed; features are standardised like images, each with its mean and deviation over the training
+    texts. Features are computed once and cached in the data directory. A run's record says what was used (``encoder``,
+    ``strong``, texts per class). Options for images (``flip``, ``side``, ``mean``, ...) have no effect.
 
     Args:
-        encoder: ``bert`` (the paper's), ``minilm`` (see ``text.load``), or ``auto``: the first of them whose features
-            are there, else the first that can be loaded.
+        encoder: ``bert`` (the paper's), ``minilm`` (see ``text.load``), or ``auto``: the first of them with cached
+            features, otherwise the first that can be loaded.
         strong: ``back_translation``: from ``ag_news_back_translation.npz`` in the data directory, whose
             ``translations`` (str [N, 2]) are aligned with all training texts; ``words``: ``text.distorted``; ``auto``:
-            the former if the file is there.
-        texts: which training texts there are: ``all`` of the file, in its order, or the 7 000 ``listed`` in
-            ``ag_news_texts.txt``, in the order of the list: the same ones from every copy that has them.
-        texts_per_class: training texts drawn of these per class, the same ones in every run; all where there are fewer.
+            the former if the file exists.
+        texts: which training texts to use: ``all`` in the order of the file, or the 7 000 ``listed`` in
+            ``ag_news_texts.txt``, in the order of the list, which does not depend on the copy of the data set.
+        texts_per_class: training texts drawn from these per class, the same in every run; all if there are fewer.
         pipeline: ``feature_versions`` or ``feature_copies``.
         **base: see ``FSSLDataModule``.
 
     Raises:
         ConfigError: ``texts_per_class`` is below 1.
-        DataError: texts, translations or encoder cannot be had (in ``read`` and ``setup``).
+        DataError: texts, translations or encoder are not available (in ``read`` and ``setup``).
     """
 
     num_classes = 4
@@ -82,13 +81,13 @@ class AGNews(FSSLDataModule):
         self._arrays: Arrays | None = None
 
     def read(self) -> Arrays:
-        """Features float32 [N, 3, d] of training texts (text and two copies), [N, 1, d] of test texts; read once."""
+        """Return features float32 [N, 3, d] of training texts (text and two copies), [N, 1, d] of test texts."""
         if self._arrays is None:
             self._arrays = self._read(Path(self.hparams["data_dir"]))
         return self._arrays
 
     def _read(self, root: Path) -> Arrays:
-        """What a run sees; where that follows from the list and the options alone, it is kept, since texts are slow."""
+        """Return a run's arrays; cached if they depend on the list and the options only, since encoding is slow."""
         named = {name: self.hparams[name] for name in ("encoder", "strong", "texts", "texts_per_class", "pipeline")}
         if named["texts"] != "listed" or named["strong"] != "words" or named["encoder"] == "auto":
             return self._made(root)
@@ -103,7 +102,7 @@ class AGNews(FSSLDataModule):
             with np.load(path, allow_pickle=False) as data:
                 kept, told = [data[name] for name in ARRAYS], json.loads(str(data["told"]))
         except Exception as error:
-            raise DataError(f"{path} is damaged ({error}); delete it, and it is made again") from error
+            raise DataError(f"{path} is damaged ({error}); delete it to have it recreated") from error
         self.provenance, self.feature_dim = told["provenance"], kept[0].shape[2]
         train, labels, test, test_labels = kept
         return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
@@ -133,7 +132,7 @@ class AGNews(FSSLDataModule):
         return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
-        """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
+        """Return two copies of every kept text for strong views, their kind, and their file's digest."""
         file, asked = root / BACK_TRANSLATION, self.hparams["strong"]
         if asked == "words" or (asked == "auto" and not file.exists()):
             texts = [train[i] for i in keep]
@@ -146,8 +145,8 @@ class AGNews(FSSLDataModule):
                 raise DataError(f"translations are {list(found.shape)} instead of {[len(train), 2]}, two per text")
         except Exception as error:
             raise DataError(
-                f"ag_news: the back-translations {file} cannot be used: {type(error).__name__}: {error}. Bring the "
-                "file (translations: str [training texts, 2]), or take data.strong=words"
+                f"ag_news: the back-translations {file} cannot be used: {type(error).__name__}: {error}. Provide the "
+                "file (translations: str [training texts, 2]), or choose data.strong=words"
             ) from error
         return [found[keep, i].tolist() for i in range(2)], "back_translation", {file.name: sha256_of(file)}
 
@@ -172,68 +171,67 @@ class AGNews(FSSLDataModule):
 
 
 def sample(labels: Labels, per_class: int) -> Labels:
-    """Positions, ascending, of ``per_class`` texts of every class (all where there are fewer), always the same ones."""
+    """Ascending positions of ``per_class`` texts per class (all if there are fewer), always the same ones."""
     draw = np.random.RandomState(0)
     chosen = [draw.permutation(np.flatnonzero(labels == c))[:per_class] for c in range(len(CLASSES))]
     return np.sort(np.concatenate(chosen))
 
 
 def listed(found: Texts) -> Texts:
-    """The training texts in ``ag_news_texts.txt``, in its order, and all test texts, in the order of their keys.
+    """Return the training texts of ``ag_news_texts.txt`` in its order, and all test texts in the order of their keys.
 
-    Texts are ``plain``, so that the original release and copies of it give the same.
+    Texts are ``plain``, so that the original release and copies of it give the same result.
 
     Args:
-        found: what a file has.
+        found: the texts of a file.
 
     Raises:
-        DataError: training texts are missing, or the test texts are others than those of the release.
+        DataError: training texts are missing, or the test texts differ from the release.
     """
     keys, texts, test = read_keys(), [plain(one) for one in found[0]], [plain(one) for one in found[2]]
     place = {key: i for i, key in enumerate(map(text_key, texts, found[1].tolist()))}
     if missing := sum(key not in place for key in keys):
         raise DataError(
             f"ag_news: {missing} of the {len(keys)} listed training texts are not among the {len(texts)} that were "
-            f"found: the copy is incomplete, or its texts were changed. {REMEDY}, or take data.texts=all"
+            f"found: the copy is incomplete, or its texts were changed. {REMEDY}, or choose data.texts=all"
         )
     test_keys = list(map(text_key, test, found[3].tolist()))
     if digest(sorted(test_keys)) != TEST_DIGEST:
         raise DataError(
-            f"ag_news: the {len(test)} test texts are not the 7600 of the release, or were changed. {REMEDY}, or take "
-            "data.texts=all"
+            f"ag_news: the {len(test)} test texts differ from the release's 7600. {REMEDY}, or choose data.texts=all"
         )
     chosen, order = [place[key] for key in keys], sorted(range(len(test)), key=test_keys.__getitem__)
     return [texts[i] for i in chosen], found[1][chosen], [test[i] for i in order], found[3][order]
 
 
 def read_keys() -> list[str]:
-    """The keys in ``ag_news_texts.txt``, in ascending order."""
+    """Read the keys in ``ag_news_texts.txt``, in ascending order."""
     lines = package_files("datamodules").joinpath(LISTED).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
 def text_key(text: str, label: int) -> str:
-    """What the list has of a plain text and its label: 12 hex digits of a SHA-256."""
+    """Return a plain text's key in the list, given its label: 12 hex digits of a SHA-256."""
     return digest([str(label), text])[:12]
 
 
 def digest(words: Sequence[str]) -> str:
-    """SHA-256 of the words, a space between, in hex."""
+    """SHA-256 of the words, joined by spaces, in hex."""
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
 def plain(text: str) -> str:
-    """The text in one line, with single spaces; a backslash stands for a line break."""
+    """Return the text in one line with single spaces; a backslash stands for a line break."""
     return " ".join(text.replace("\\", " ").split())
 
 
 def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
-    """Training texts and labels, test texts and labels, and the digests of the files read.
+    """Read training texts and labels, test texts and labels, and the digests of the files.
 
     Looks for ``ag_news.npz``, then for ``train.csv`` and ``test.csv`` in ``ag_news_csv``, ``ag_news`` or the folder.
 
     Raises:
-        DataError: nothing is found, or what is found is damaged.
+        DataError: no files are found, or they are damaged.
     """
     csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in FOLDERS]
     places = [[root / "ag_news.npz"], *csvs]
@@ -250,7 +248,7 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
                 raise DataError(f"{len(texts)} texts with {len(labels)} labels; all of 0 to 3 must occur")
     except Exception as error:
         raise DataError(
-            f"ag_news: {files[0]} is damaged or another data set: {type(error).__name__}: {error}. {REMEDY}"
+            f"ag_news: {files[0]} is damaged or a different data set: {type(error).__name__}: {error}. {REMEDY}"
         ) from error
     return found, {file.name: sha256_of(file) for file in files}
 
@@ -266,9 +264,9 @@ def _read_npz(file: Path) -> Texts:
 
 
 def _read_csv(file: Path) -> tuple[list[str], Labels]:
-    """Title and description with a space between, and the class index less 1; a backslash stands for a line break.
+    """Read title and description, joined by a space, and the class index minus 1; a backslash is a line break.
 
-    Empty lines and a line of column names are left out: copies of the release have them.
+    Skips empty lines and a line of column names, which copies of the release have.
     """
     with file.open(newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.reader(stream) if row]

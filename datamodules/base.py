@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
 from datamodules.common.devices import finished
-from datamodules.common.errors import BenchError, ConfigError, DataError, told
+from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
 from datamodules.common.options import Scenario, check_options
 from datamodules.common.plugins import place
@@ -239,7 +239,7 @@ class FSSLDataModule(L.LightningDataModule):
         except NotImplementedError as error:
             raise DataError(str(error)) from None
         except Exception as error:
-            raise DataError(f"{name}.read: {told(error)} ({place(error)})") from error
+            raise DataError(f"{name}.read: {message_of(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
             raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
         if self.measured:

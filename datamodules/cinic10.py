@@ -15,8 +15,8 @@ FOLDERS = ("cinic10", "CINIC-10")
 class CINIC10(FSSLDataModule):
     """90 000 training and 90 000 test images; constants of FedDure's released code. ``valid`` is not used.
 
-    Images stand in the order of class folder, then file name, where names of CIFAR-10 images come before those of
-    ImageNet: with ``labelled_pool_order=dataset`` a labelled pool of up to 2 000 per class holds CIFAR-10 images only.
+    Images are sorted by class folder, then file name, where names of CIFAR-10 images come before those of ImageNet:
+    with ``labelled_pool_order=dataset`` a labelled pool of up to 2 000 per class has CIFAR-10 images only.
     """
 
     num_classes = 10
@@ -25,7 +25,7 @@ class CINIC10(FSSLDataModule):
     std = (0.24205776, 0.23828046, 0.25874835)
 
     def read(self) -> Arrays:
-        """The cache ``cinic10.npz``, else the folders ``train`` and ``test`` of ``cinic10`` or ``CINIC-10``."""
+        """Read the cache ``cinic10.npz``, else the folders ``train`` and ``test`` of ``cinic10`` or ``CINIC-10``."""
         return sources.load(
             "cinic10",
             self.hparams["data_dir"],
@@ -36,7 +36,7 @@ class CINIC10(FSSLDataModule):
 
 
 def read_folders(root: Path, folders: list[Path]) -> Content:
-    """Images of ``<part>/<class>/<file>`` for the two parts, sorted by class name, then by file name.
+    """Read the images ``<part>/<class>/<file>`` of both parts, sorted by class name, then by file name.
 
     Raises:
         DataError: the parts do not have the same classes.

@@ -6,7 +6,7 @@ from datamodules.io.sources import Arrays
 
 
 class Digits(FSSLDataModule):
-    """1 437 training and 360 test images; constants are those of the training images."""
+    """1 437 training and 360 test images; constants computed from the training images."""
 
     num_classes = 10
     train_size = 1_437

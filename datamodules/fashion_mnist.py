@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 grey pictures of clothes, seen by the networks as 32 x 32 with three equal channels."""
+"""Fashion-MNIST: 28 x 28 grey images of clothes, given to networks as 32 x 32 with three equal channels."""
 
 from datamodules.base import FSSLDataModule
 from datamodules.io import sources

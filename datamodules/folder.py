@@ -1,4 +1,4 @@
-"""Images of your own, PNG or JPEG files in a folder per class; needs --data.root."""
+"""Your own images: PNG or JPEG files in one folder per class; needs --data.root."""
 
 from typing import Any
 
@@ -8,21 +8,22 @@ from datamodules.io.sources import Arrays
 
 
 class Folder(FSSLDataModule):
-    """PNG or JPEG files; classes, side, channels, mean and deviation are found in the training images.
+    """PNG or JPEG files; classes, side, channels, mean and deviation come from the training images.
 
-    Images must have one size, unless ``side`` is given: then they become squares of this side. They are decoded once
-    and kept in the data directory as ``folder-<digest>.npz``. Files of other kinds are left out.
+    Images must have the same size, unless ``side`` is given: then they become squares of this side. They are decoded
+    once and cached in the data directory as ``folder-<digest>.npz``. Files of other kinds are ignored.
 
     Args:
-        root: folder with ``train/<class>/`` and ``test/<class>/``, or with ``<class>/`` alone; a relative path is
-            looked for in the data directory, then in the current folder.
-        test_fraction: share of each class's images that becomes the test set, the same ones in every run, if there is
-            no folder ``test``.
+        root: folder with ``train/<class>/`` and ``test/<class>/``, or with ``<class>/`` only; a relative path is looked
+            up in the data directory, then in the current folder.
+        test_fraction: share of each class's images that becomes the test set, the same in every run, if there is no
+            folder ``test``.
         **base: see ``FSSLDataModule``.
 
     Raises:
-        ConfigError: ``test_fraction`` is no share.
-        DataError: the folder is missing, its classes do not fit, or an image cannot be read or has another size (in
+        ConfigError: ``test_fraction`` is not a share.
+        DataError: the folder is missing, its classes do not match, or an image cannot be read or has a different size
+        (in
             ``read`` and ``setup``).
     """
 

@@ -8,7 +8,7 @@ from datamodules.io.sources import Arrays
 
 
 class ISIC2018(FSSLDataModule):
-    """8 012 training and 2 003 test images, split by image as the RSCFed authors did; their released constants."""
+    """8 012 training and 2 003 test images, split by image as by RSCFed's authors, with their released constants."""
 
     num_classes = 7
     train_size = 8_012

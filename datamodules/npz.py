@@ -1,4 +1,4 @@
-"""Images of your own in one .npz file, as MedMNIST has them; needs --data.file."""
+"""Your own images in one .npz file, in MedMNIST's format; needs --data.file."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from datamodules.io.sources import Arrays
 
 
 class Npz(FSSLDataModule):
-    """Arrays of one file; classes, side, channels, mean and deviation are found in the training images.
+    """Arrays of one file; classes, side, channels, mean and deviation come from the training images.
 
     Args:
-        file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3]), ``train_labels`` (integers [N],
-            0 to C - 1), and perhaps ``test_images``, ``test_labels`` and ``class_names``; a relative path is looked
-            for in the data directory, then in the current folder.
-        test_fraction: share of each class's images that becomes the test set, the same ones in every run, if the file
-            has no test images.
+        file: .npz file with ``train_images`` (uint8 [N, H, W] or [N, H, W, 1 or 3]), ``train_labels`` (integers [N], 0
+            to C - 1), and optionally ``test_images``, ``test_labels`` and ``class_names``; a relative path is looked up
+            in the data directory, then in the current folder.
+        test_fraction: share of each class's images that becomes the test set, the same in every run, if the file has no
+            test images.
         **base: see ``FSSLDataModule``.
 
     Raises:
-        ConfigError: ``test_fraction`` is no share.
-        DataError: the file is missing or damaged, or its arrays do not fit together (in ``read`` and ``setup``).
+        ConfigError: ``test_fraction`` is not a share.
+        DataError: the file is missing or damaged, or its arrays do not match (in ``read`` and ``setup``).
     """
 
     measured = True

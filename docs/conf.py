@@ -1,7 +1,7 @@
 """Configuration of the documentation site: ``make docs``, then open ``build/docs/index.html``.
 
-The source folder is the root of the repository, so that links between pages are the ones that GitHub follows.
-Nothing is fetched, neither to build the site nor to view it.
+The source folder is the root of the repository, so that links between pages also work on GitHub.
+Neither building nor viewing the site needs a network.
 """
 
 import os
@@ -37,7 +37,7 @@ extensions = [
     "sphinx_design",
 ]
 root_doc = "docs/index"
-# A user's own tables lie beside them, and are no pages.
+# A user's own tables in the same folder are not pages.
 TABLES = re.findall(r"<\.\./(results/tables/[\w-]+)>", (ROOT / "docs/results.md").read_text(encoding="utf-8"))
 include_patterns = ["*.md", "docs/**", *(f"{table}.md" for table in TABLES), "results/archive/*.md"]
 exclude_patterns = [
@@ -87,12 +87,12 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-html_show_search_summary = False  # a browser refuses to read pages from the disk for them
+html_show_search_summary = False  # browsers refuse to load pages from disk for them
 html_theme_options = {"navigation_with_keys": True}
 
 
 class LinksToCode(SphinxTransform):
-    """Links to the file of a module lead to its place in the reference; links to folders are left as text."""
+    """Turn links to a module's file into links to its API page, and links to folders into text."""
 
     default_priority = 200
 
@@ -117,8 +117,8 @@ class LinksToCode(SphinxTransform):
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn the Markdown tables and Google's sections of a docstring into reStructuredText.
 
-    Napoleon is called from here, since by itself it takes what stands before a colon in the first line of an attribute
-    for its type. Ours is a sentence.
+    Napoleon is called here because otherwise it would read the text before a colon in the first line of an attribute
+    as its type. Ours is a sentence.
     """
     out: list[str] = []
     for line in lines:
@@ -137,11 +137,11 @@ def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
 
 
 UNKNOWN: set[str] = set()
-"""Names that are nobody's here: each is looked for among thousands once, and not at every mention."""
+"""Names that are not ours, cached because every lookup searches thousands of objects."""
 
 
 def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
-    """Find what a docstring calls by its bare name, such as an error, or what is no class but an alias."""
+    """Resolve bare names in docstrings, such as errors, and names of aliases, which are not classes."""
     target = node["reftarget"]
     if node.get("refdomain") != "py" or node.get("refspecific") or target in UNKNOWN:
         return None
@@ -154,7 +154,7 @@ def by_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
 
 
 def setup(app: Sphinx) -> None:
-    """Add what is ours."""
+    """Register our transform and handlers."""
     app.add_transform(LinksToCode)
     app.connect("autodoc-process-docstring", docstring)
     app.connect("missing-reference", by_name)

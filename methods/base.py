@@ -8,8 +8,8 @@ A client's visit is a fit: the hooks of Lightning's ``Trainer.fit`` are called i
 over the same batches takes the same steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
@@ -25,8 +25,9 @@ from datamodules.common.switches import check_switches
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import Batch, LocalWork, Pass, Stream
 from methods.models.backbone import Backbone
-from methods.models.norm import Spread, StaticBatchNorm2d, serially, static_norms
+from methods.models.norm import Spread, serially, static_norms
 from methods.parts.aggregation import num_bytes, weighted_mean
+from methods.parts.engine_state import EngineState
 from methods.parts.step_number import StepNumber, step_numbers
 from methods.parts.tally import Tally, own_column
 from methods.parts.tensors import wide
@@ -129,14 +130,9 @@ class FedMethod(L.LightningModule):
         rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
-        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.loss_scaler: Any = None  # of losses, in 16-mixed
         for number in step_numbers(type(self)):
             number.register(self)
-        self._tally: Tally | None = None
-        self._registered: dict[str, Tensor] | None = None
-        self._bound: dict[str, Tensor] = {}
-        self._static_norms: list[tuple[str, StaticBatchNorm2d]] = []
+        self._engine = EngineState()
 
     @property
     def hparams(self) -> Any:
@@ -256,11 +252,12 @@ class FedMethod(L.LightningModule):
         For gradients that a step takes with ``torch.autograd.grad``, in one of two ways: they become the gradients of
         parameters, or only their direction counts.
         """
-        return loss if self.loss_scaler is None else self.loss_scaler.scale(loss)
+        scaler = self._engine.loss_scaler
+        return loss if scaler is None else scaler.scale(loss)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed-precision context of the run, for forward passes outside ``training_step``."""
-        return self.precision()
+        return self._engine.autocast()
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
         """Cohorts of client ids that train in this round; a client may be in several."""
@@ -347,23 +344,8 @@ class FedMethod(L.LightningModule):
 
     def registered(self) -> dict[str, Tensor]:
         """All registered tensors by name, in registration order; not copies."""
-        return self.state_dict() if self._registered is None else self._registered
-
-    def remember_registered(self) -> None:
-        """Look the registered tensors up once; from now on neither their names nor their places may change."""
-        self._bound = self.state_dict(keep_vars=True)
-        self._registered = {name: tensor.detach() for name, tensor in self._bound.items()}
-        self._static_norms = static_norms(self)
-
-    def bound_anew(self) -> list[str]:
-        """Names of registered tensors that are others, or in another place, than when they were remembered."""
-        live, places = self.state_dict(keep_vars=True), self.registered()
-
-        def moved(name: str) -> bool:
-            same = live.get(name) is self._bound.get(name)
-            return not same or live[name].data_ptr() != places[name].data_ptr()
-
-        return [name for name in {**self._bound, **live} if moved(name)]
+        tensors = self._engine.tensors
+        return self.state_dict() if tensors is None else tensors.by_name
 
     def names(self, *scopes: Scope) -> list[str]:
         """Names of the registered tensors of these scopes, in registration order."""
@@ -381,14 +363,14 @@ class FedMethod(L.LightningModule):
         Raises:
             RunError: a name is not that of a registered tensor, or a shape is not its shape.
         """
-        state = self.registered()
+        state, known = self.registered(), self._engine.tensors
         for name, value in tensors.items():
             if name not in state:
                 raise RunError(f"there is no registered tensor {name!r} to load a value into")
             if value.shape != state[name].shape:
                 raise RunError(f"{name!r} has the shape {list(state[name].shape)}; the value has {list(value.shape)}")
             state[name].copy_(value)
-        for name, layer in self._static_norms if self._registered is not None else static_norms(self):
+        for name, layer in static_norms(self) if known is None else known.static_norms:
             if name in tensors:
                 layer.note(tensors[name])
 
@@ -398,39 +380,29 @@ class FedMethod(L.LightningModule):
         Its mean over the round becomes the column ``name`` of the record, or ``logged/<name>`` where that name is the
         framework's (``acc``, ``round``, ...).
         """
-        if self._tally is not None:
-            self._tally.add(own_column(name, self.automatic_optimization), value.to(self.device), weight)
+        if (tally := self._engine.tally) is not None:
+            tally.add(own_column(name, self.automatic_optimization), value.to(self.device), weight)
 
     def tallied(self, name: str) -> Tensor | None:
         """Weighted mean of what the visit tallied or logged under ``name``; ``None`` if nothing was.
 
         With automatic optimisation ``loss`` is that of the steps so far.
         """
-        if self._tally is None:
+        if (tally := self._engine.tally) is None:
             return None
-        own = self._tally.mean(own_column(name, self.automatic_optimization))
-        return self._tally.mean(name) if own is None else own
+        own = tally.mean(own_column(name, self.automatic_optimization))
+        return tally.mean(name) if own is None else own
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log``; in a federation it is ``tally``, and reads nothing back.
 
         It makes columns of what visits, ``aggregate`` and ``server_step`` log. Elsewhere it does nothing.
         """
-        if self._tally is not None:
+        if self._engine.tally is not None:
             number = value if isinstance(value, Tensor) else torch.full((), float(value), device=self.device)
             self.tally(name, number, float(kwargs.get("batch_size") or 1.0))
         elif self._trainer is not None:
             super().log(name, value, *args, **kwargs)
-
-    def note_loss(self, loss: Tensor) -> None:
-        """Add the loss of a step that the framework has taken to the visit's sums."""
-        if self._tally is not None:
-            self._tally.add("loss", loss, 1.0)
-
-    def note_overflow(self, overflow: Tensor) -> None:
-        """Add to the visit's sums whether an optimiser's step was left out, since a scaled gradient overflowed."""
-        if self._tally is not None:
-            self._tally.add("overflow", overflow, 1.0)
 
 
 __all__ = [

@@ -20,12 +20,12 @@ from methods.parts.tensors import one_hot
 class CBAFed(LabelledClients):
     """Class balanced adaptive pseudo-labelling (Li et al., CVPR 2023).
 
-    Warm-up is FedAvg+ on the labelled clients (Eqs. 1, 3). Then everybody takes part: an unlabelled client labels its
-    images once per visit (Eqs. 4, 14), keeps the confident ones and those whose second class is rare (tail discovery,
-    Eqs. 15, 16), and trains on them; a labelled client trains with the residual connection over its epochs. The server
-    weighs by the images that were used (Eq. 20), connects over rounds (Eq. 21), and derives the next round's
-    thresholds from the class counts (Eqs. 6-13, 19). Until labelled clients have taken part (``warmup_rounds=0``), all
-    classes count as equally frequent.
+    Warm-up is FedAvg+ on the labelled clients (Eqs. 1, 3). After it, all clients take part. An unlabelled client labels
+    its images once per visit (Eqs. 4, 14), keeps the confident ones and those whose second class is rare (tail
+    discovery, Eqs. 15, 16), and trains on them; a labelled client trains with the residual connection over its epochs.
+    The server weights clients by the number of images they used (Eq. 20), applies the residual connection over rounds
+    (Eq. 21), and derives the next round's thresholds from the class counts (Eqs. 6-13, 19). Until labelled clients have
+    taken part (``warmup_rounds=0``), all classes count as equally frequent.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -34,17 +34,17 @@ class CBAFed(LabelledClients):
     | ``labelled_epochs``, ``local_epochs`` | 11, 1 | 11, 1 | 11, 1 |
     | ``lr``, ``lr_unlabelled`` | not in the text | 0.03, 0.02 | 0.03, 0.02 (ISIC 0.002, 0.001) |
     | ``cba_tau``, ``cba_tau_h`` | "usually 0.95" | 0.84; 0.90 (SVHN, ISIC), 0.95 | 0.84, 0.95 |
-    | ``pl_threshold`` | adaptive | adaptive | ``None``: adaptive; a number: one for all classes |
-    | what is labelled | the image | a weak view, trained on as it is | as the code |
+    | ``pl_threshold`` | adaptive | adaptive | ``None``: adaptive; a number: the same for all classes |
+    | input for labelling | the image | a weak view, also used for training | as released |
     | ``tail_rule``, ``tail_beta`` | scaled share < beta / C | scaled share < 0.03 | ``share``, 0.3 (0: none) |
     | ``res_client_alpha``, ``res_skip`` | not in the text | 0.8, 5 | 0.8, 5 |
     | ``res_client_reference`` | after epoch 0 or before | after epoch 0 | ``first`` (``initial``) |
     | ``res_server_alpha`` | not in the text | 0.5 | 0.5 |
-    | first connection over rounds | 5 rounds | 6 rounds: from the warm-up | as the code |
+    | first connection over rounds | 5 rounds | 6 rounds: from the warm-up | as released |
     | ``agg_counts`` | images used | images used | ``selected`` (``size``) |
     | ``labelled_weight_mode`` | sizes | sizes, ISIC ten-fold | ``plain`` (``multiplier:10``, ``share:0.5``) |
-    | batch-norm statistics | not in the text | as weights | as the code |
-    | momentum buffers | not in the text | kept per client, also from the warm-up | kept (``reset_momentum``) |
+    | batch-norm statistics | not in the text | averaged like weights | as released |
+    | momentum buffers | not in the text | kept per client, including from the warm-up | kept (``reset_momentum``) |
     | clipping, weight decay | not in the text | 5, 5e-4 | 5, 5e-4 |
     """
 
@@ -103,19 +103,19 @@ class CBAFed(LabelledClients):
         return super().select_clients(round, roster) if self.is_warmup(round) else [roster.sample(round)]
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """The global model, the thresholds and the tail classes."""
+        """Send the global model, the thresholds and the tail classes."""
         sent = super().broadcast(server, visit)
         return {**sent, "thresholds": server["thresholds"], "tail": server["tail"]}
 
     def learning_rate(self) -> float:
-        """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
+        """Return ``lr`` for clients with labels, ``lr_unlabelled`` for the others."""
         return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
 
     # A client's visit
 
     @torch.no_grad()
     def local_work(self, client: Site) -> LocalWork:
-        """A labelled client's epochs over its labels, or an unlabelled client's over the images that it labels itself.
+        """Train on the labels, or at an unlabelled client on the pseudo-labelled images.
 
         Raises:
             ConfigError: a client holds images of both kinds.
@@ -132,14 +132,14 @@ class CBAFed(LabelledClients):
         return [Pass(self.streams(data))] * epochs
 
     def unlabelled_work(self, client: Site) -> LocalWork:
-        """All epochs over one set, labelled once by the received model."""
+        """Train all epochs on one set, labelled once by the received model."""
         return [self.pseudo_labelled(client)] * int(self.hparams.local_epochs)
 
     @torch.no_grad()
     def pseudo_labelled(self, client: Site, number: int = 0) -> Pass:
-        """One epoch over the training set that the model chooses as it stands.
+        """Label the client's images with the current model; one epoch over those that are kept.
 
-        The views that are labelled are those that are trained on. The kept images are in storage order.
+        The views that are labelled are the views that are trained on. The kept images are in storage order.
 
         Args:
             client: the site.
@@ -166,33 +166,33 @@ class CBAFed(LabelledClients):
         return Pass({"pseudo": Stream(index[kept], h.batch_size, {}, fields, shuffle=False, min_batch=h.min_batch)})
 
     def labelled_views(self, client: Site, index: Tensor, number: int, block: int) -> Iterable[Tensor]:
-        """The images as the model labels them: weak views."""
+        """Return the views that the model labels: weak views."""
         return client.views("weak", index, f"prepare/{number}", block)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of labels (Eq. 2) or of pseudo-labels (Eq. 18)."""
+        """Return the mean cross-entropy on labels (Eq. 2) or on pseudo-labels (Eq. 18)."""
         samples = batch["pseudo"] if "pseudo" in batch else batch["labelled"]
         return F.cross_entropy(self(samples["x"]), samples["y"])
 
     def connects_epochs(self) -> bool:
-        """Whether the present visit is a labelled client's with the residual connection over its epochs."""
+        """Whether this visit applies the residual connection over epochs (labelled clients only)."""
         return self.visit.labelled and not self.is_warmup(self.visit.round)
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """The received model is the first old one of a labelled client's connection with ``initial``."""
+        """With ``initial``, store the received model as the first reference of a labelled client."""
         super().on_train_start()
         if self.connects_epochs():
             self.previous.load_state_dict(self.model.state_dict())
 
     def on_train_epoch_end(self) -> None:
-        """The residual connection of a labelled client (Eq. 1)."""
+        """Apply the residual connection of a labelled client (Eq. 1)."""
         super().on_train_epoch_end()
         if self.connects_epochs():
             self.mix(self.previous, self.current_epoch)
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model, the class counts of what it was trained on, and their sum as weight."""
+        """Return the model and the class counts of its training images, weighted by their sum."""
         upload = super().make_upload(client)
         if upload is None:
             return None
@@ -204,7 +204,7 @@ class CBAFed(LabelledClients):
     # The server's round
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average by what was used, connect over rounds, and set the thresholds of the next round."""
+        """Average by images used, apply the residual connection, and set the next round's thresholds."""
         round = uploads[0].visit.round
         if round == self.hparams.warmup_rounds:  # the warm-up model is stage 2's first reference in Eq. 21
             self.reference.load_state_dict(self.model.state_dict())
@@ -216,12 +216,12 @@ class CBAFed(LabelledClients):
             self.load_tensors(self.statistics(counts))  # Eqs. 8 to 13
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """The images that were used, N_i or |D_i|, with the labelled clients' part as ``labelled_weight_mode`` says."""
+        """Return the number of images used, N_i or |D_i|, adjusted by ``labelled_weight_mode``."""
         sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
         return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
 
     def connect(self, round: int) -> None:
-        """The residual connection over rounds: as FedAvg+ in the warm-up (Eq. 3), then its own (Eq. 21)."""
+        """Apply the residual connection over rounds: FedAvg+'s in the warm-up (Eq. 3), then CBAFed's (Eq. 21)."""
         h = self.hparams
         if self.is_warmup(round):
             self.mix(self.reference, round)
@@ -230,7 +230,7 @@ class CBAFed(LabelledClients):
             residual_connection(self.reference, self.model, stage, h.res_server_alpha, h.res_skip, first=False)
 
     def statistics(self, counts: Tensor) -> dict[str, Tensor]:
-        """Thresholds ``[C]`` and tail classes (bool ``[C]``) that follow from class counts ``[C]``."""
+        """Compute thresholds ``[C]`` and tail classes (bool ``[C]``) from class counts ``[C]``."""
         h = self.hparams
         thresholds = balanced_thresholds(counts, h.cba_tau, h.cba_tau_h)
         if h.pl_threshold is not None:
@@ -239,12 +239,12 @@ class CBAFed(LabelledClients):
 
 
 def class_counts(labels: Tensor, num_classes: int, kept: Tensor | None = None) -> Tensor:
-    """Images per class, int64 ``[C]``, from their labels ``[N]`` (Eqs. 6, 19); nothing is read back to the host.
+    """Count images per class, int64 ``[C]``, from labels ``[N]`` (Eqs. 6, 19), without a host sync.
 
     Args:
         labels: int64 ``[N]``.
         num_classes: C.
-        kept: bool ``[N]``, images that count; all of them by default.
+        kept: bool ``[N]``, images to count; default: all.
     """
     members = one_hot(labels, num_classes)
     if kept is not None:
@@ -253,7 +253,7 @@ def class_counts(labels: Tensor, num_classes: int, kept: Tensor | None = None) -
 
 
 def class_share(counts: Tensor) -> Tensor:
-    """Shares of the classes, scaled so that their mean is 0.1 for any number of classes, ``[C]`` (Eq. 13)."""
+    """Class shares ``[C]``, scaled so that their mean is 0.1 for any number of classes (Eq. 13)."""
     return counts / counts.sum() * (len(counts) / 10)
 
 
@@ -262,24 +262,24 @@ def balanced_thresholds(counts: Tensor, tau: float = 0.84, tau_h: float = 0.95) 
 
     Args:
         counts: images per class, float ``[C]``, C > 1.
-        tau: threshold of a class with share 0 where all shares are equal.
-        tau_h: highest threshold; there is no lowest one.
+        tau: threshold of a class with share 0 if all shares are equal.
+        tau_h: upper bound of the thresholds; there is no lower bound.
     """
     share = class_share(counts)
     return (share + tau - share.std()).clamp_max(tau_h)
 
 
 def tail_classes(counts: Tensor, beta: float = 0.3, rule: str = "share") -> Tensor:
-    """Classes with less than ``beta / C`` of the images, bool ``[C]`` (released code).
+    """Mark classes with less than ``beta / C`` of the images, bool ``[C]`` (released code).
 
-    With ``paper_scaled`` the scaled share is held against ``beta / C``, which Eq. 16 read literally says.
+    With ``paper_scaled`` the scaled share is compared with ``beta / C``, as Eq. 16 literally says.
     """
     cut = beta / 10.0 if rule == "share" else beta / len(counts)
     return class_share(counts) < cut
 
 
 def assign(probabilities: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pseudo-labels ``[B]``, which are confident, and which are kept for their second class (bool ``[B]``).
+    """Return pseudo-labels ``[B]``, which are confident, and which are kept for their second class (bool ``[B]``).
 
     Args:
         probabilities: ``[B, C]``.
@@ -294,9 +294,9 @@ def assign(probabilities: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Ten
 
 
 def storage_order(confident: Tensor, rescued: Tensor, batch_size: int) -> Tensor:
-    """Positions of the kept samples: batch by batch of the loader, in each the confident first (released code).
+    """Positions of the kept samples: batch by batch of the loader, the confident ones first in each (released code).
 
-    How many there are is read back to the host: it decides how many steps the client takes.
+    Their number is read back to the host, since it decides how many steps the client takes.
     """
     kept = (confident | rescued).nonzero()[:, 0]
     batch = kept // batch_size

@@ -1,4 +1,4 @@
-"""FedAvg on labelled data only: the lower bound, and with all clients labelled the upper bound."""
+"""FedAvg on labelled data only: the lower bound, or with all clients labelled the upper bound."""
 
 from typing import Any, Literal
 
@@ -9,24 +9,24 @@ from methods.parts.server_momentum import ServerMomentum
 
 
 class FedAvg(LabelledClients, ServerMomentum):
-    """Supervised federated averaging (McMahan et al., AISTATS 2017), weights n_i over the sum of n_i.
+    """Supervised federated averaging (McMahan et al., AISTATS 2017), weighted by n_i / sum n_i.
 
     With ``res_client_alpha`` it is FedAvg+ (CBAFed, Li et al., CVPR 2023, Eqs. 1, 3): every ``res_skip`` rounds the
-    global model is drawn back to that of the last time. With one labelled client and one local epoch per round, rounds
-    are that client's epochs. ``res_skip`` times k, plus one rounds end on a mix.
+    global model is mixed with the one after the last mix. With one labelled client and one local epoch per round,
+    rounds are that client's epochs. To end on a mix, choose a number of rounds of the form k * ``res_skip`` + 1.
 
     | hyperparameter | paper (RSCFed tables) | released code | here |
     |---|---|---|---|
     | labelled learning rate | 0.03 | 0.03 | 0.03 |
-    | momentum, weight decay, clipping | not given | 0.9, 5e-4, norm 5 | as the code |
+    | momentum, weight decay, clipping | not given | 0.9, 5e-4, norm 5 | as released |
     | local epochs, batch | 1, 64 | 1, 64 | 1, 64 |
-    | momentum buffers | not given | one set per client, never reset | as the code (``reset_momentum``) |
+    | momentum buffers | not given | one set per client, never reset | as released (``reset_momentum``) |
     | ``server_momentum``, ``aggregation``, ``lr_schedule`` (FedDB, (FL)2: see ``ServerMomentum``) | - | - | off |
     | ``res_client_alpha`` of the old weights (CBAFed) | not given | 0.8 | 0: plain FedAvg |
     | ``res_skip`` rounds (CBAFed) | not given | 5 | 5 |
     | ``res_client_reference``, the first one (CBAFed) | after round 0 or before | after round 0 | ``first`` |
 
-    No code was released for the bounds themselves: optimiser and bookkeeping are those of the labelled client.
+    No code was released for the bounds; optimiser and bookkeeping follow the labelled clients' code.
     """
 
     scopes = {**ServerMomentum.scopes, **LabelledClients.scopes}
@@ -54,6 +54,6 @@ class FedAvg(LabelledClients, ServerMomentum):
         )
 
     def connect(self, round: int) -> None:
-        """Round after round (Eq. 3)."""
+        """Apply the residual connection over rounds (Eq. 3)."""
         if self.reference is not None:
             self.mix(self.reference, round)

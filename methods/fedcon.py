@@ -23,47 +23,48 @@ from methods.parts.tensors import wide
 class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
     """Federated contrastive learning with a consistency term (Long et al., 2021, arXiv 2109.04533).
 
-    Only the backbone travels, with its batch-norm statistics. A client learns without any label or pseudo-label, like
-    BYOL: with its online encoder f (the backbone), a predictor h and a target encoder f' that follows f, ::
+    Only the backbone is exchanged, with its batch-norm statistics. A client learns without labels or pseudo-labels,
+    like BYOL: with its online encoder f (the backbone), a predictor h and a target encoder f', a moving average of f,
+    ::
 
         L = D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2,    D(p, z) = -mean cos(p, z)
 
-    for two views of the same kind, without gradient through f'. h and f' stay at the client. The server keeps the
-    classifier and trains the averaged backbone with it (teacher t), beside a student s, without gradient through s: ::
+    for two views of the same kind, without a gradient through f'. h and f' stay at the client. The server keeps the
+    classifier and trains it with the averaged backbone (teacher t) and a student s, without a gradient through s: ::
 
         L = (CE(t(x1), y) + CE(t(x2), y)) / 2 + w(r) (KL(s(x2) || t(x1)) + KL(s(x1) || t(x2))) / 2
 
-    The rows of (FL)2 (NeurIPS 2024, Table 1) were made with this method's public PyTorch code, after changes that were
-    not published; the column "paper" is what (FL)2 says of them (Table 4), and the default is that paper's table. The
-    code's own recipe is the row ``fedcon_repo`` of the suite ``fl2`` (``methods.ablations.fedcon.ReleasedFedCon``).
+    The rows of (FL)2 (NeurIPS 2024, Table 1) were made with this method's public PyTorch code after unpublished
+    changes. The column "paper" is what (FL)2 reports of them (Table 4), and the defaults follow that table. The recipe
+    of the code itself is the row ``fedcon_repo`` of the suite ``fl2`` (``methods.ablations.fedcon.ReleasedFedCon``).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | the student s | not given | t once more; an average of t is kept and unused | t (``EMAStudent``: the average) |
+    | the student s | not given | t itself; an average of t is kept but unused | t (``EMAStudent``: the average) |
     | ``ramp_rounds`` of w(r) | not given | 100, as exp(-5 (1 - r/100)^2) | 100 |
     | ``target_decay`` of f' | not given | 0.999 after every step | 0.999 |
     | ``projector_width`` of h | not given | 12288, with batch norm and ReLU | 12288 |
     | optimiser of the clients | SGD | LARS without momentum, decay 1.5e-6 | SGD (``ReleasedFedCon``: LARS) |
-    | ``lr`` | 0.03 | 0.0117; a warm-up of ten epochs begins anew in every round | 0.03, no warm-up |
-    | ``batch_size``, ``local_epochs`` | 32, 5 | 50, 1; batches that are not full are left out | 32, 5; all batches |
-    | ``server_lr``, ``server_sgd_momentum`` | 0.03, 0.9 | 0.01, 0.5, new in every round | 0.03, 0.9, new likewise |
+    | ``lr`` | 0.03 | 0.0117; a warm-up of ten epochs restarts in every round | 0.03, no warm-up |
+    | ``batch_size``, ``local_epochs`` | 32, 5 | 50, 1; incomplete batches are dropped | 32, 5; all batches |
+    | ``server_lr``, ``server_sgd_momentum`` | 0.03, 0.9 | 0.01, 0.5, new in every round | 0.03, 0.9, the same |
     | ``server_batch_size``, ``server_epochs`` | 10, 5 | 10, 1 | 10, 5 |
     | ``lr_schedule`` | cosine | constant | ``cosine`` |
     | ``clip_norm`` of gradients | not given | none | 1 |
     | ``server_momentum`` of the average | 0.5 in a row for all methods | none | 0 |
-    | ``server_pretrain``: the round begins at the server | not given | yes; it is tested before the clients | 1 |
+    | ``server_pretrain``: the round starts at the server | not given | yes; tested before the clients train | 1 |
     | ``reset_momentum`` | not given | every optimiser is new in every round | true |
-    | statistics of batch norm | not given | running ones, averaged with the weights | as the network has them |
+    | statistics of batch norm | not given | running ones, averaged with the weights | depends on the network |
 
     Args:
         model: the network.
         ramp_rounds: see the table.
         target_decay: see the table.
         projector_width: see the table.
-        server_lr: learning rate of the server; follows ``lr_schedule`` too.
-        server_sgd_momentum: momentum of the server's optimiser (``server_momentum`` is that of the average).
-        server_nesterov: Nesterov momentum of it.
-        server_weight_decay: weight decay of it.
+        server_lr: learning rate of the server; also follows ``lr_schedule``.
+        server_sgd_momentum: momentum of the server's optimiser (``server_momentum`` is that of the aggregation).
+        server_nesterov: Nesterov momentum of the server's optimiser.
+        server_weight_decay: weight decay of the server's optimiser.
         batch_size: images per step of a client.
         min_batch: batch norm in h needs two images.
         server_momentum: see the table.
@@ -116,10 +117,10 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.target.head = nn.Identity()
 
-    # A client.
+    # At a client.
 
     def local_work(self, client: Site) -> LocalWork:
-        """All images, in two views; the first backbone that a client is sent becomes its target encoder."""
+        """Train on all images, in two views; the first backbone received initialises the target encoder."""
         streams = self.streams(client.data)
         streams.pop("labelled", None)
         if client.visit.first:
@@ -135,28 +136,28 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         return 0.5 * dissimilarity(online[0], target[1]) + 0.5 * dissimilarity(online[1], target[0])
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """f' follows f."""
+        """Update f' towards f."""
         if "unlabelled" in batch:
             decay = torch.full((), self.hparams.target_decay, dtype=torch.float64, device=self.device)
             ema_update(self.target.parameters(), self.backbone(), decay)
 
     def backbone(self) -> list[nn.Parameter]:
-        """The network's parameters without the classifier's."""
+        """Return the network's parameters without the classifier's."""
         return [p for name, p in self.model.named_parameters() if not name.startswith("head.")]
 
-    # The server.
+    # At the server.
 
     def server_step(self, server: Site) -> None:
-        """As in every method with labels at the server; here it must have some, since clients look at no labels.
+        """Train as in ``LabelsAtServer``; labels are required here, since clients use none.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the server has no labels.
         """
         require_server_labels(server.data)
         super().server_step(server)
 
     def server_round(self) -> int:
-        """The round that the server's visit begins: it comes before the clients, which is after those of the last."""
+        """The round that the server's visit starts: it runs after the clients of the previous round."""
         return 0 if self.visit.before_first_round else self.visit.round + 1
 
     def server_loss(self, samples: dict[str, Tensor]) -> Tensor:
@@ -170,23 +171,23 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         return classes + self.ramp * consistency
 
     def student_network(self) -> nn.Module:
-        """s: the teacher itself, once more (released code)."""
+        """Return s: the teacher itself (released code)."""
         return self.model
 
-    # Both.
+    # At both.
 
     def on_train_start(self) -> None:
-        """w(r) of the server's round."""
+        """Set w(r) for the server's round."""
         self.ramp = exponential_ramp(self.server_round(), self.hparams.ramp_rounds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The server's loss on labelled images, the clients' on the others."""
+        """Return the server's loss on labelled images, the clients' loss on unlabelled ones."""
         if "labelled" in batch:
             return self.server_loss(batch["labelled"])
         return self.client_loss(batch["unlabelled"])
 
     def configure_optimizers(self) -> Any:
-        """At the server over backbone and classifier, at a client over backbone and predictor."""
+        """Optimise backbone and classifier at the server, backbone and predictor at a client."""
         h = self.hparams
         if self.visit.client != SERVER:
             return self.client_optimizer([*self.backbone(), *self.projector.parameters()])
@@ -200,33 +201,33 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         )
 
     def client_optimizer(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        """SGD with the clients' constants."""
+        """Return SGD with the clients' hyperparameters."""
         h, rate = self.hparams, self.learning_rate()
         return torch.optim.SGD(
             parameters, rate, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True
         )
 
     def learning_rate(self) -> float:
-        """Rate of the visit's round, at the server from ``server_lr``.
+        """Return the rate of the visit's round, at the server from ``server_lr``.
 
-        The server's visit at the end of a round is its step of the next one (``server_round``); the cosine has it one
-        round behind that one's clients, so that the last step has a rate above 0.
+        The server's visit at the end of a round belongs to the next one (``server_round``). Its cosine lags that
+        round's clients by one round, so that the last step still has a rate above 0.
         """
         h = self.hparams
         return self.scheduled(h.server_lr if self.visit.client == SERVER else h.lr)
 
 
 def predictor(features: int, width: int) -> nn.Sequential:
-    """h: linear, batch norm, ReLU, linear; ``features`` numbers in and out."""
+    """h: linear, batch norm, ReLU, linear; ``features`` inputs and outputs."""
     return nn.Sequential(nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, features))
 
 
 def dissimilarity(prediction: Tensor, target: Tensor) -> Tensor:
-    """``-mean cos(p, z)`` over the rows of two matrices ``[B, d]``; the second carries no gradient."""
+    """``-mean cos(p, z)`` over the rows of two matrices ``[B, d]``; no gradient through the second."""
     return -F.cosine_similarity(prediction, target.detach(), dim=1).mean()
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """``KL(p || q)`` summed over classes, as a mean over samples, of the softmax of logits ``[B, C]``; p is fixed."""
+    """``KL(p || q)`` of softmax probabilities, averaged over samples; logits ``[B, C]``, no gradient through p."""
     p, q = target.detach().log_softmax(dim=1), logits.log_softmax(dim=1)
     return (p.exp() * (p - q)).sum(dim=1).mean()

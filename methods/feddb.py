@@ -18,35 +18,36 @@ ITERATIONS = 100
 class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
     """Federated debiasing (Zhu et al., IJCAI 2024): DPL (Algorithm 1) and DMA (Algorithm 2) around FixMatch.
 
-    Once per round a client labels its unlabelled images with probabilities divided by their average, the APP-U, and
-    takes five full-batch steps on its labels and on what passes the threshold. The APP-U follows the training; the
-    server weighs the models so that the mean of these averages is as uniform as possible, and takes a momentum step.
+    Once per round a client labels its unlabelled images with probabilities divided by their average (the APP-U), then
+    takes five full-batch steps on its labels and on the pseudo-labels that pass the threshold. The APP-U is updated
+    during training. The server weights the models so that the weighted mean of the APP-Us is as uniform as possible,
+    and takes a momentum step.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``dpl`` | on | on; no guard against an average of 0 | true |
     | ``aggregation``: DMA | root of the squared distance | mean squared error, Nesterov step, decay 0.9 | ``dma`` |
     | ``gamma``, ``lambda_u`` | symbols | 0.5, 1 | 0.5, 1 |
-    | what the APP-U follows | all images | confident ones, before each step | as the code |
+    | images that update the APP-U | all images | confident ones, before each step | as released |
     | ``threshold`` | 0.95 | 0.95, inclusive | 0.95 |
-    | what the loss of pseudo-labels is a mean over | all images | confident ones | as the code |
-    | ``full_batch`` | all data at once | so; a client without confident images in batches of 64 | as the code |
-    | a client without confident images | silent | trains on its labels, stays in the average | as the code |
-    | labels | round start | round start, images in stored order, 250 at once | as the code |
+    | pseudo-label loss is a mean over | all images | confident ones | as released |
+    | ``full_batch`` | all data at once | the same; a client without confident images in batches of 64 | as released |
+    | a client without confident images | not given | trains on its labels, stays in the average | as released |
+    | labels | round start | round start, images in stored order, 250 at once | as released |
     | ``server_momentum`` | none (Eq. 17) | 0.5 | 0.5 |
-    | ``lr``, ``lr_schedule`` | 0.03 | 0.03, cosine over the rounds | as the code |
-    | ``nesterov``, ``weight_decay``, ``clip_norm`` | not given | yes, 5e-4, 1 | as the code |
+    | ``lr``, ``lr_schedule`` | 0.03 | 0.03, cosine over the rounds | as released |
+    | ``nesterov``, ``weight_decay``, ``clip_norm`` | not given | yes, 5e-4, 1 | as released |
     | ``reset_momentum`` | not given | one set of buffers per client, kept | false |
     | evaluation | not given | statistics of test batches of 250 | ``eval_batch`` 250; the network decides |
 
-    Algorithm 3 as written is the ablation ``methods.ablations.feddb.AllImages``.
+    Algorithm 3 as printed is the ablation ``methods.ablations.feddb.AllImages``.
 
     Args:
         model: the network.
         num_classes: number of classes.
-        aggregation: ``dma``: by ``model_weights``, as released; ``dma_written``: by Algorithm 2 as printed; or as
-            ``ServerMomentum`` says.
-        gamma: what remains of the APP-U in a step.
+        aggregation: ``dma``: weights from ``model_weights``, as released; ``dma_written``: by Algorithm 2 as printed;
+            otherwise see ``ServerMomentum``.
+        gamma: decay of the APP-U per step.
         dpl: see ``PseudoLabels``.
         full_batch: see ``PseudoLabels``.
     """
@@ -72,7 +73,7 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         self.register_buffer("app_u", torch.full((num_classes,), 1.0 / num_classes))
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """See ``PseudoLabels``, and weak views of the images that the APP-U follows."""
+        """Add weak views of the images that update the APP-U to the streams of ``PseudoLabels``."""
         streams = super().visit_streams(client)
         if self.weighs and any(has_batches(streams, name) for name in streams):
             streams["app_u"] = self.fixed(self.followed(client, streams), {"weak": "weak"})
@@ -80,17 +81,18 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         return streams
 
     def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
-        """The confident images."""
+        """Return the images that update the APP-U: the confident ones."""
         return streams["unlabelled"].index if "unlabelled" in streams else client.data.unlabelled
 
     def probabilities(self, client: Site, index: Tensor) -> Tensor:
-        """See ``PseudoLabels``; the APP-U starts as the average over all unlabelled images."""
+        """See ``PseudoLabels``; initialises the APP-U as the average over all unlabelled images."""
         probabilities = super().probabilities(client, index)
         self.app_u.copy_(app_u(probabilities))
         return probabilities
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Move the APP-U towards the predictions in training mode, then the loss of ``PseudoLabels`` (Algorithm 3)."""
+        """Update the APP-U from predictions in training mode, then return the loss of ``PseudoLabels`` (Algorithm
+        3)."""
         if "app_u" in batch:
             with torch.no_grad():
                 mean = self.predict(batch["app_u"]["weak"]).mean(dim=0)
@@ -98,7 +100,7 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         return super().training_step(batch, batch_idx)
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model and the final APP-U."""
+        """Return the model and the final APP-U."""
         upload = super().make_upload(client)
         if upload is not None and self.weighs:
             upload.stats["app_u"] = self.app_u.clone()
@@ -106,7 +108,7 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """DMA weights of the uploads."""
+        """Return the DMA weights of the uploads."""
         if not self.weighs:
             return super().weights(uploads)
         averages = torch.stack([upload.stats["app_u"] for upload in uploads])
@@ -118,20 +120,20 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
 
 
 def app_u_momentum(average: Tensor, batch: Tensor, gamma: float = 0.5) -> Tensor:
-    """``gamma * average + (1 - gamma) * batch``, ``[C]``: how the APP-U follows local training (Algorithm 3)."""
+    """``gamma * average + (1 - gamma) * batch``, ``[C]``: the APP-U's update during local training (Algorithm 3)."""
     return gamma * average + (1.0 - gamma) * batch
 
 
 def model_weights(averages: Tensor, as_written: bool = False) -> Tensor:
-    """Debiased model aggregation: weights ``[M]`` that sum to 1, by 100 steps from uniform ones.
+    """Debiased model aggregation: weights ``[M]`` that sum to 1, found in 100 steps from uniform ones.
 
     Args:
-        averages: APP-Us ``[M, C]`` of the clients, in client order, best on the CPU: a hundred steps on a few numbers
-            each. A uniform one pulls in no direction.
-        as_written: Algorithm 2, Eq. 16 with the sum over classes: each step is ``softmax(beta - g)`` with the gradient
-            g of the root of the sum of squares. Else as released: ``softmax(-0.71 beta - 1.9 g)`` with the gradient of
-            the mean squared error over classes between the mean APP-U and the uniform distribution; that is what a
-            fresh SGD optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) does.
+        averages: APP-Us ``[M, C]`` of the clients, in client order; best on the CPU, since the steps are tiny. A
+            uniform APP-U has no effect.
+        as_written: Algorithm 2, with the sum over classes of Eq. 16: each step is ``softmax(beta - g)``, where g is the
+            gradient of the root of the sum of squares. Otherwise as released: ``softmax(-0.71 beta - 1.9 g)``, where g
+            is the gradient of the mean squared error over classes between the mean APP-U and the uniform distribution.
+            A fresh SGD optimiser (rate 1, Nesterov momentum 0.9, weight decay 0.9) takes the same step.
     """
     clients, classes = averages.shape
     beta = torch.full((clients,), 1.0 / clients, dtype=averages.dtype, device=averages.device)

@@ -1,4 +1,4 @@
-"""FedDure: two regulators weigh unlabelled images, and pseudo-labels as a whole, by what they do to labelled ones."""
+"""FedDure: two regulators weight unlabelled images and pseudo-labels by their effect on the labelled loss."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -24,35 +24,36 @@ unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
 class FedDure(LocalSSL):
     """Federated semi-supervised learning with dual regulators (Bai et al., AAAI 2024), Algorithm 1.
 
-    Symbols: the local model f_l has the parameters theta (``model``), the coarse regulator C-reg f_d has phi
-    (``creg``), the fine-grained regulator F-reg f_w has w (``freg``). A batch is n labelled images x with labels y, and
-    N unlabelled images in a weak and a strong view u^w, u^s. y_hat are the pseudo-labels, h_i and m_i the weights that
-    F-reg gives an image from the logits of C-reg and of the local model, d is the reward of all pseudo-labels together.
+    Symbols: the local model f_l has parameters theta (``model``), the coarse regulator C-reg f_d has parameters phi
+    (``creg``), the fine-grained regulator F-reg f_w has parameters w (``freg``). A batch has n labelled images x with
+    labels y, and N unlabelled images in a weak and a strong view u^w, u^s. y_hat are the pseudo-labels; h_i and m_i are
+    the weights that F-reg gives an image from the logits of C-reg and of the local model; d is the reward of all
+    pseudo-labels together.
 
     One joint step: F-reg takes a step on the labelled loss of C-reg after a look-ahead step of phi on weighted
-    pseudo-labels (Eqs. 4, 5); it then weighs the images of C-reg's own step (Eq. 2) and of the local model's (Eqs. 6,
-    7). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model follows
-    g_s + g_u + d * grad mean CE(y_hat, f_l(u^s)) (Eqs. 7-10). C-reg starts from the global model in every visit, F-reg
-    stays with the client. The regulators rest in supervised steps, and where a client has one kind of images only.
+    pseudo-labels (Eqs. 4, 5). It then weights the images in C-reg's own step (Eq. 2) and in the local model's (Eqs. 6,
+    7). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model descends along g_s + g_u + d *
+    grad mean CE(y_hat, f_l(u^s)) (Eqs. 7-10). C-reg starts from the global model in every visit; F-reg stays with the
+    client. The regulators are not used in supervised steps, nor where a client has only one kind of images.
 
-    The released client, another algorithm, is ``Released`` in ``methods/ablations/feddure.py``.
+    The released client runs a different algorithm: ``Released`` in ``methods/ablations/feddure.py``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``lr`` | 5e-4 | 6e-4 (CINIC-10 5e-4) | 5e-4 |
-    | ``creg_lr`` eta_s of look-ahead and C-reg | 5e-4 | as ``lr`` | 5e-4, whatever ``lr`` is |
+    | ``creg_lr`` eta_s of look-ahead and C-reg | 5e-4 | as ``lr`` | 5e-4, independent of ``lr`` |
     | ``feedback_weight``: factor of d | 1 | -1: its d is new - old | 1 |
     | ``unsup_targets``, ``threshold`` | hard, none | soft, 0.6 | hard, 0 |
     | ``unsup_weight``, ``unsup_ramp`` | 1, none | 8, 20 steps | 1, 0 |
     | ``supervised_steps`` before the joint ones | none | 5 (CINIC-10 100) | 0 |
     | ``steps_per_visit`` | one pass | 5 (CINIC-10 10) | 5 |
     | ``freg_hidden``, ``freg_lr`` | 128, 5e-4 | 100, 1e-3, never trained | 128, 5e-4 |
-    | life of F-reg | w is initialised once per client | new in every visit, unused | w stays, Adam is new each time |
+    | lifetime of F-reg | w is initialised once per client | new in every visit, unused | w is kept, Adam is new |
     | F-reg's input | output vector, strong view | softmax, weak view, unused | softmax, strong view, without gradient |
-    | batch norm of C-reg's labelled losses | not given | training mode | as the code |
+    | batch norm of C-reg's labelled losses | not given | training mode | as released |
 
-    The rest is ``LocalSSL``'s. Logged besides the loss: d, its square and how often it is negative; mean and mean
-    square of m; the norms of the gradients of the labelled and the feedback term at the logits.
+    Everything else follows ``LocalSSL``. Logged in addition to the loss: d, its square and how often it is negative;
+    mean and mean square of m; the norms of the gradients of the labelled and the feedback term at the logits.
 
     Args:
         freg_hidden: hidden units of F-reg.
@@ -83,7 +84,7 @@ class FedDure(LocalSSL):
         self.freg = WeightNet(num_classes, freg_hidden)
 
     def configure_optimizers(self) -> Any:
-        """One each for the local model, C-reg and F-reg."""
+        """Return one optimiser each for the local model, C-reg and F-reg."""
         h = self.hparams
         return [
             self.make_optimizer(self.model.parameters(), h.lr),
@@ -92,11 +93,11 @@ class FedDure(LocalSSL):
         ]
 
     def optimizer_scopes(self) -> Sequence[Scope]:
-        """Those of the regulators are new in every visit."""
+        """The regulators' optimisers are new in every visit."""
         return [*super().optimizer_scopes(), "local", "local"]
 
     def on_train_start(self) -> None:
-        """C-reg is a copy of the global model; F-reg is drawn once per client."""
+        """Copy the global model to C-reg; initialise F-reg once per client."""
         super().on_train_start()
         self.creg.load_state_dict(self.model.state_dict())
         if self.visit.first:
@@ -121,22 +122,22 @@ class FedDure(LocalSSL):
         return self.local_step(local, loss)  # Eq. 10
 
     def local_step(self, optimizer: Any, loss: Tensor) -> Tensor:
-        """The local model's step, and the loss that the round's row shows."""
+        """Take the local model's step and log its loss."""
         self.step_along(optimizer, loss)
         self.log("loss", loss.detach())
         return loss.detach()
 
     def step_along(self, optimizer: Any, loss: Tensor) -> None:
-        """One step of the optimiser along the gradient of the loss in its parameters."""
+        """Take one optimiser step on the loss, computing gradients for its parameters only."""
         optimizer.zero_grad()
         learning = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.manual_backward(loss, inputs=learning)
         self.configure_gradient_clipping(optimizer)
         optimizer.step()
-        torch.clear_autocast_cache()  # autocast keeps half-precision copies of parameters: they are out of date now
+        torch.clear_autocast_cache()  # its half-precision copies of the parameters are stale now
 
     def image_weights(self, logits: Tensor) -> Tensor:
-        """F-reg's weights ``[N]`` of images with these logits ``[N, C]``, which get no gradient."""
+        """F-reg's weights ``[N]`` for images with logits ``[N, C]``, which get no gradient."""
         weights: Tensor = self.freg(logits.detach().to(self.dtype).softmax(dim=1))
         return weights
 
@@ -155,11 +156,11 @@ class FedDure(LocalSSL):
 
     @torch.no_grad()
     def creg_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Labelled loss of C-reg as it stands, ``CE(y, f_d(x; phi))``."""
+        """Labelled loss of the current C-reg, ``CE(y, f_d(x; phi))``."""
         return F.cross_entropy(self.creg(x), y)
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, the m_i from the updated F-reg."""
+        """Eqs. 6, 7: ``1/N sum_i m_i CE(y_hat_i, f_l(u^s_i))``, with m_i from the updated F-reg."""
         losses, certain = self.unsupervised(out)
         m = self.image_weights(out["strong"]).detach()
         self.tally("freg/m", m.mean())
@@ -167,7 +168,7 @@ class FedDure(LocalSSL):
         return (m * certain * losses).sum() / len(losses)
 
     def feedback(self, d: Tensor, y_hat: Tensor, out: Mapping[str, Tensor], y: Tensor) -> Tensor:
-        """Eq. 8: the loss behind g_d; logs d, and how large g_s and g_d are at the logits."""
+        """Eq. 8: the loss whose gradient is g_d; logs d and the norms of g_s and g_d at the logits."""
         self.tally("creg/d", d)
         self.tally("creg/d_squared", d.square())
         self.tally("creg/d_negative", (d < 0).to(d.dtype))
@@ -177,16 +178,16 @@ class FedDure(LocalSSL):
 
 
 class WeightNet(nn.Sequential):
-    """F-reg: vectors ``[N, num_classes]`` to one weight in (0, 1) each, ``[N]``.
+    """F-reg: maps vectors ``[N, num_classes]`` to weights in (0, 1), ``[N]``.
 
-    Computes in its parameters' own precision: neighbouring weights differ by less than bfloat16 can tell apart.
+    Computes in the precision of its parameters: nearby weights differ by less than bfloat16 can resolve.
     """
 
     def __init__(self, num_classes: int, hidden: int) -> None:
         super().__init__(nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Return one weight per row."""
         with torch.autocast(x.device.type, enabled=False):
             for layer in self:
                 x = layer(x)
@@ -194,9 +195,9 @@ class WeightNet(nn.Sequential):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw torch's default initialisation of linear layers again, layer by layer, weights before biases.
+        """Redraw torch's default initialisation of linear layers, layer by layer, weights before biases.
 
-        The draws are in float32 whatever the parameters are: a run in double precision begins with the same numbers.
+        Draws are in float32 whatever the parameters' type, so a run in double precision starts from the same numbers.
         """
         for layer in self:
             if isinstance(layer, nn.Linear):
@@ -213,7 +214,7 @@ def is_joint(batch: Batch) -> bool:
 
 @torch.no_grad()
 def slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]``: how hard the labels ``[N]`` pull."""
+    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]`` with respect to labels ``[N]``."""
     p = logits.softmax(dim=1)
     norm: Tensor = torch.linalg.vector_norm(p - one_hot(labels, p.shape[1]).to(p.dtype))
     return norm / len(logits)
@@ -226,19 +227,19 @@ Objective = Callable[[Tensor], Tensor]
 def look_ahead(
     net: nn.Module, inner: Objective, u: Tensor, z: Tensor, outer: Objective, x: Tensor, lr: float
 ) -> Tensor:
-    """A number whose gradient in w is that of ``outer(net(x; ahead))``: how good the network is after one step.
+    """Return a number whose gradient in w is that of ``outer(net(x; ahead))``, the loss after one step.
 
-    ``ahead = phi - lr * d/dphi inner(net(u; phi))`` depends on w through ``inner``. Nothing is differentiated through
+    ``ahead = phi - lr * d/dphi inner(net(u; phi))`` depends on w through ``inner``. There is no differentiation through
     a backward pass of the network: with ``v = grad outer`` at ``ahead`` the gradient is that of ``-lr <d inner / dz,
-    dz>``, where ``dz`` is the directional derivative of the logits along v, since ``inner`` sees the parameters
-    through the logits only. Exact for networks without random layers; with dropout, the two passes draw different
-    masks. No parameter or buffer of the network changes.
+    dz>``, where ``dz`` is the directional derivative of the logits along v, since ``inner`` depends on the parameters
+    only through the logits. Exact for networks without random layers; with dropout, the two passes draw different
+    masks. Parameters and buffers of the network do not change.
 
     Args:
         net: the network with the parameters phi.
         inner: objective of the step.
         u: images of the inner objective.
-        z: ``net(u)`` with its graph, which is kept.
+        z: ``net(u)`` with its graph, which is retained.
         outer: objective after the step.
         x: images of the outer objective.
         lr: size of the step.
@@ -265,7 +266,7 @@ def directional_derivative(net: nn.Module, x: Tensor, direction: Mapping[str, Te
 
 
 def stateless(net: nn.Module, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-    """``net(x)`` with other parameters (by name; default: its own) and copies of its buffers."""
+    """``net(x)`` with the given parameters (by name; default: its own) and copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     out: Tensor = functional_call(net, {**(parameters or {}), **buffers}, (x,))
     return out

@@ -21,23 +21,23 @@ PASSES = 11
 class FedIRM(MeanTeacher):
     """Federated inter-client relation matching (Liu et al., MICCAI 2021), as run in the RSCFed tables.
 
-    A labelled client also returns its class relation matrix; their mean reaches the unlabelled clients in the next
-    round, which match their own relations to it on samples that are certain under Monte-Carlo dropout.
+    A labelled client also returns its class relation matrix. In the next round the unlabelled clients receive the mean
+    of these matrices and match their own relations to it, on samples that are certain under Monte-Carlo dropout.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``loss_weight`` times the ramp of ``ramp_length`` rounds | 10 λ | 15 λ (for Adam), 30 rounds | 1 λ, 30 rounds |
-    | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: the tables' warm-up |
-    | ``ema_decay`` | 0.99 | 0.99 | 0.999: the tables' |
-    | mode of the teacher | not given | training mode where the student trains | as the code |
-    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as the code |
-    | labelled loss | smoothed cross-entropy | smoothed, two views | cross-entropy, as the other rows |
-    | rows of absent classes | not given | uniform, matched like others | as the code |
-    | ``head_dropout`` of the network | dropout | 0.2 | 0.5 in the suites: RSCFed's network names it and never uses it |
+    | ``warmup_rounds`` (unlabelled clients start), ``ramp_offset`` | 20 | 21, 0 | 7, 7: as in the tables |
+    | ``ema_decay`` | 0.99 | 0.99 | 0.999: as in the tables |
+    | mode of the teacher | not given | training mode where the student trains | as released |
+    | ``confidence_gate``, ``entropy_gate`` | 0.3, 2.0 | 0.3, 2.0 (no effect for C <= 7) | as released |
+    | labelled loss | smoothed cross-entropy | smoothed, two views | cross-entropy, as in the other rows |
+    | rows of absent classes | not given | uniform, matched like the others | as released |
+    | ``head_dropout`` of the network | dropout | 0.2 | 0.5 in the suites: RSCFed's network has one that it never uses |
     | ``labelled_weight_mode`` | sizes | unweighted | ``share:0.5`` ("weight adjust"), ``plain`` for "origi." |
 
-    Dropout sits only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of the
-    gradient pass; what follows the dropout is linear, so the mean over passes is taken there.
+    Dropout is only in the head (``head_dropout`` of the network), so the stochastic passes reuse the features of the
+    gradient pass. The layers after the dropout are linear, so the mean over passes is taken before them.
     """
 
     scopes = {**MeanTeacher.scopes, "relation": "server"}
@@ -72,23 +72,23 @@ class FedIRM(MeanTeacher):
         self.register_buffer("relation", torch.full((num_classes, num_classes), 1.0 / num_classes))
 
     def train(self, mode: bool = True) -> "FedIRM":
-        """The teacher follows the student's mode, as released."""
+        """Set the mode; the teacher follows the student's, as released."""
         super().train(mode)
         self.teacher.train(mode)
         return self
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """The global model and the labelled clients' mean relation matrix."""
+        """Send the global model and the labelled clients' mean relation matrix."""
         return {**super().broadcast(server, visit), "relation": server["relation"]}
 
     def on_train_start(self) -> None:
-        """The weight of the round."""
+        """Set the round's weight."""
         super().on_train_start()
         h = self.hparams
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Labelled: cross-entropy. Unlabelled: ramped consistency plus relation matching."""
+        """Return the cross-entropy, or without labels the ramped consistency plus relation matching."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + self.labelled_loss(batch["labelled"])
@@ -97,13 +97,13 @@ class FedIRM(MeanTeacher):
         return loss
 
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy; the relation matrix of the batch is tallied for the upload."""
+        """Cross-entropy; tallies the batch's relation matrix for the upload."""
         logits = wide(self(samples["x"]))
         self.tally("relation", relation_matrix(logits.detach(), samples["y"]))
         return F.cross_entropy(logits, samples["y"])
 
     def unlabelled_loss(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Consistency with the teacher, and with the labelled clients' relations where the student is certain."""
+        """Consistency with the teacher, plus relation matching where the student is certain."""
         h = self.hparams
         features = self.model.features(views["student"])
         logits = wide(self.model.head(features))
@@ -119,7 +119,7 @@ class FedIRM(MeanTeacher):
         return loss
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model, and a labelled client's mean relation matrix."""
+        """Return the model, and at labelled clients the mean relation matrix."""
         upload = super().make_upload(client)
         relation = self.tallied("relation")
         if upload is not None and relation is not None:
@@ -127,7 +127,7 @@ class FedIRM(MeanTeacher):
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """Labelled clients share their part of the weight, unlabelled ones the rest."""
+        """Split the weight between labelled and unlabelled clients as ``labelled_weight_mode`` says."""
         sizes, labelled = [u.weight for u in uploads], [u.visit.labelled for u in uploads]
         return share_weights(sizes, labelled, self.hparams.labelled_weight_mode)
 
@@ -140,12 +140,12 @@ class FedIRM(MeanTeacher):
 
 
 def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, temperature: float = 2.0) -> Tensor:
-    """Class relations ``[C, C]``: row c is the softmax of the mean logits of the samples labelled c.
+    """Class relations ``[C, C]``: row c is the softmax of the mean logits of samples with label c.
 
     Args:
         logits: ``[B, C]``; gradients flow through them.
         labels: int64 ``[B]``.
-        keep: bool ``[B]``, samples that count; all of them by default.
+        keep: bool ``[B]``, samples to count; default: all.
         temperature: softmax temperature.
 
     A class without a sample gives a uniform row (released code).
@@ -154,13 +154,13 @@ def relation_matrix(logits: Tensor, labels: Tensor, keep: Tensor | None = None, 
     members = one_hot(labels, logits.shape[1]).to(logits.dtype)
     if keep is not None:
         members = members * keep.to(logits.dtype)[:, None]
-    with torch.autocast(logits.device.type, enabled=False):  # float16 has no slope of 1e8, where a class is absent
+    with torch.autocast(logits.device.type, enabled=False):  # an absent class has a slope of 1e8, beyond float16
         means = members.T @ logits / (members.sum(dim=0)[:, None] + 1e-8)
     return torch.softmax(means / temperature, dim=1)
 
 
 def relation_loss(target: Tensor, relation: Tensor) -> Tensor:
-    """Symmetric KL divergence of two relation matrices ``[C, C]``, over the number of classes.
+    """Symmetric KL divergence of two relation matrices ``[C, C]``, divided by the number of classes.
 
     Args:
         target: reference matrix P.

@@ -1,4 +1,4 @@
-"""FedMatch: weights in two parts, one for labels and one for unlabelled images, and helpers that vote on labels."""
+"""FedMatch: weights split into a supervised and an unsupervised part, and helpers that vote on labels."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -34,18 +34,18 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
             + lambda_l1 sum |psi| + lambda_l2 sum (sigma - psi)^2
 
     where the first two terms are means over the images with ``max p(u) >= threshold``, p_j are the predictions of H
-    helpers, and y_hat is the class with most votes of the model and its helpers (the lowest of several). A helper is
-    the receiver's own sigma, as it was sent, with the last psi of another client. The server feeds one image of noise
-    to every model that comes back; the helpers of a client are the clients whose outputs are nearest to its own. They
-    come in every ``helper_every``-th round, to clients that took part before. An upload holds only the entries that
-    differ by more than ``delta`` from the server's; psi is compared with its entries of at most ``l1_threshold`` as 0,
-    and sent as it is. Where an upload leaves out an entry, the server's own stays, at the client, too. The server
-    averages uniformly. Labels at the server train sigma there, as ``LabelsAtServer`` says.
+    helpers, and y_hat is the class with the most votes of the model and its helpers (the lowest class in a tie). A
+    helper is the receiver's own sigma, as sent, with the last psi of another client. The server feeds one noise image
+    to every uploaded model; a client's helpers are the clients whose outputs are nearest to its own. They are sent in
+    every ``helper_every``-th round, to clients that took part before. An upload holds only the entries that differ from
+    the server's by more than ``delta``; in this comparison entries of psi of at most ``l1_threshold`` count as 0, but
+    they are sent as they are. Entries missing from an upload keep the server's value, at the client as well. The server
+    averages uniformly. With labels at the server, sigma is trained there, as in ``LabelsAtServer``.
 
-    The default has the optimiser, batches and epochs of (FL)2's Table 4, labels at the server. Rows of suites have the
-    other recipes: ``fedmatch_repo`` (``fl2``) the released one with labels at the server, ``FedMatch`` (``feddure``)
-    the released one with labels at the clients, ``FedMatch`` (``feddb``) ours on the full batches of FedDB. Other
-    people's copies are in ``methods.ablations.fedmatch``.
+    The default has the optimiser, batches and epochs of (FL)2's Table 4, with labels at the server. The other recipes
+    are rows of suites: ``fedmatch_repo`` (``fl2``) is the released one with labels at the server, ``FedMatch``
+    (``feddure``) the released one with labels at the clients, ``FedMatch`` (``feddb``) ours on FedDB's full batches.
+    Other authors' copies are in ``methods.ablations.fedmatch``.
 
     | hyperparameter | paper (-: not at hand) | released code | here |
     |---|---|---|---|
@@ -55,8 +55,8 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     | ``lambda_l1`` of psi | - | 1e-5 with labels at the server, else 1e-4 | 1e-5 |
     | ``lambda_l2`` of sigma - psi | - | 10 | 10 |
     | ``helpers`` H, ``helper_every`` | - | 2, 10 | 2, 10 |
-    | psi at first | - | 0.2 sigma | 0.2 sigma |
-    | what is a sum | - | all weights: there are no biases or norms | weights; the rest belongs to sigma |
+    | initial psi | - | 0.2 sigma | 0.2 sigma |
+    | decomposed tensors | - | all weights: there are no biases or norms | weights; all others belong to sigma |
     | ``l1_threshold``: smaller psi is 0 in tests and comparisons | - | 1e-5 (clients' labels: 5e-6) | 1e-5 |
     | ``delta``: smaller changes are not sent | - | 1e-5 (clients' labels: 5e-5) | 1e-5 |
     | download | - | what changed (clients' labels) | everything (``OwnEntriesKept``: what changed) |
@@ -64,15 +64,15 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     | ``clip_norm`` | - | none | null: clipping drowns pseudo-labels in ``lambda_l2`` |
     | ``batches``, ``batch_size``, ``local_epochs`` | - | in order, 100 (clients' labels: 10), 1 | shuffled, 32, 5 |
     | ``server_batch_size``, ``server_epochs`` | - | 100, 1 | 10, 5 |
-    | rate after validations without improvement | - | a third | as the schedule says: no protocol here has them |
+    | rate after validations without improvement | - | a third | ``lr_schedule``: no protocol here has validations |
     | ``server_momentum`` | - | none | 0 |
-    | ``server_pretrain`` | - | a round begins at the server | 0 (``fedmatch_repo``: 1) |
-    | batch norm | - | absent | its scale and shift train with sigma; statistics as the network has them |
+    | ``server_pretrain`` | - | a round starts at the server | 0 (``fedmatch_repo``: 1) |
+    | batch norm | - | absent | scale and shift train with sigma; statistics depend on the network |
     | helpers' predictions | - | in every step | once per visit, in evaluation mode |
     | psi in the server's steps | - | cut at ``l1_threshold`` | as it is |
 
     Args:
-        model: the network; its weights become sums in place.
+        model: the network; its weights are decomposed in place.
         num_classes: number of classes.
         num_clients: registered clients.
         image_shape: channels, height and width of the noise image, or the length of a feature vector.
@@ -82,16 +82,16 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         lambda_a: see the table.
         lambda_l1: see the table.
         lambda_l2: see the table.
-        helpers: how many; 0: nobody helps.
-        helper_every: rounds from one help to the next.
+        helpers: number of helpers; 0: none.
+        helper_every: rounds between two uses of helpers.
         l1_threshold: see the table.
         delta: see the table.
-        batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in
-            round(n / batch_size) steps, where n counts the labelled images of a client that has some, whose unlabelled
-            images are then spread over as many steps.
+        batches: ``shuffled``; ``full``: one step per epoch on all images; ``in_order``: the stored order, in round(n /
+            batch_size) steps, where n is the client's number of labelled images, if any; its unlabelled images are then
+            spread over as many steps.
         dpl: debias the model's own probabilities before the threshold and its vote (FedDB's DPL).
         batch_size: images per step.
-        clip_norm: see ``FedMethod``; for sigma and psi each.
+        clip_norm: see ``FedMethod``; applies to sigma and psi separately.
         server_momentum: see the table.
     """
 
@@ -162,30 +162,30 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     # The two parts of every weight, and a step of each.
 
     def first_psi(self, sigma: Tensor) -> Tensor:
-        """The part psi that is born beside the part sigma, in its shape."""
+        """Return the initial psi for a part sigma, in the same shape."""
         return PSI_SCALE * sigma
 
     def psi(self) -> dict[str, nn.Parameter]:
-        """The parts psi by name (in the network)."""
+        """Return the parts psi by their names in the network."""
         return {name: self.model.get_parameter(name) for name in self.psi_names}
 
     def sigma(self) -> dict[str, nn.Parameter]:
-        """What labels train by name: the parts sigma, and whatever is no sum."""
+        """Return what labels train, by name: the parts sigma and all parameters that are not decomposed."""
         return {name: p for name, p in self.model.named_parameters() if name not in self.psi_names}
 
     def configure_optimizers(self) -> Any:
-        """One optimiser for sigma and one for psi."""
+        """Return one optimiser for sigma and one for psi."""
         return [self.make_optimizer(part.values()) for part in (self.sigma(), self.psi())]
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
-        """SGD with the method's constants."""
+        """Return SGD with the method's hyperparameters."""
         h, rate = self.hparams, self.learning_rate()
         return torch.optim.SGD(
             list(parameters), rate, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """A step of sigma on the labelled images, then one of psi on the unlabelled ones."""
+        """Take a step of sigma on the labelled images, then one of psi on the unlabelled ones."""
         optimizers: Any = self.optimizers()
         of_sigma, of_psi = optimizers
         total = torch.zeros((), device=self.device)
@@ -200,21 +200,21 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         self.log("loss", total)
 
     def descend(self, optimizer: Any, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """One step of these parameters alone down the loss."""
+        """Take one optimiser step on the loss for these parameters only."""
         optimizer.zero_grad()
         self.manual_backward(loss, inputs=list(parameters.values()))
         self.configure_gradient_clipping(optimizer)
         optimizer.step()
-        torch.clear_autocast_cache()  # it holds copies of parameters that have just changed
+        torch.clear_autocast_cache()  # its copies of the parameters are stale now
 
     def labelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """What sigma minimises: ``lambda_s CE``."""
+        """Loss of sigma: ``lambda_s CE``."""
         loss: Tensor = F.cross_entropy(wide(self(samples["x"])), samples["y"])
         self.log("loss_labelled", loss.detach())
         return loss * float(self.hparams.lambda_s)
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """What psi minimises; see the class. Images that are not confident count in no term."""
+        """Loss of psi (see the class). Images that are not confident enter neither mean."""
         h, helpers = self.hparams, samples.get("helpers")
         logits = wide(self(samples["x"]))
         own = logits.detach().softmax(dim=1)
@@ -236,10 +236,10 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         self.log("psi_distance", distance.detach().sqrt())
         return loss + float(h.lambda_l1) * size + float(h.lambda_l2) * distance
 
-    # A visit.
+    # A client's visit.
 
     def local_work(self, client: Site) -> LocalWork:
-        """The client's images; in a round with helpers, their predictions come with the unlabelled ones."""
+        """Train on the client's images; in a round with helpers, together with the helpers' predictions."""
         self.site, self.held_by_server = client, self.tensors("shared")
         streams, steps = self.streams(client.data), self.steps(client.data)
         if "unlabelled" in streams:
@@ -249,7 +249,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return [Pass(streams, steps)] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Both streams, in batches as ``batches`` says."""
+        """Return both streams, batched as ``batches`` says."""
         streams = super().streams(data)
         if "unlabelled" in streams:
             streams["unlabelled"].fields = {"index": data.unlabelled}
@@ -264,7 +264,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return streams
 
     def steps(self, data: SiteData) -> int | None:
-        """Steps per epoch of ``in_order``: round(n / batch_size), halves to even, at least 1."""
+        """Steps per epoch with ``in_order``: round(n / batch_size), rounding half to even, at least 1."""
         if self.hparams.batches != "in_order":
             return None
         images = len(data.labelled) or len(data.unlabelled)
@@ -272,7 +272,8 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     @torch.no_grad()
     def helper_predictions(self, client: Site) -> Tensor | None:
-        """Probabilities ``[n, H, C]`` of the helpers that were sent on all unlabelled images; ``None`` without any."""
+        """Predict all unlabelled images with the received helpers: probabilities ``[n, H, C]``, ``None`` without
+        any."""
         count = int(self.helper_count)
         if not count:
             return None
@@ -287,7 +288,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     @torch.no_grad()
     def make_upload(self, client: Site) -> Upload | None:
-        """The entries that changed, and what the model that the server gets says to the noise image."""
+        """Return the changed entries, and the uploaded model's output on the noise image."""
         upload = super().make_upload(client)
         if upload is None:
             return None
@@ -306,30 +307,30 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return upload
 
     def cut(self, name: str) -> float:
-        """Size up to which entries of a registered tensor are compared as 0: ``l1_threshold`` of a part psi."""
+        """Magnitude up to which a tensor's entries are compared as 0: ``l1_threshold`` for a part psi."""
         return float(self.hparams.l1_threshold) if name.removeprefix("model.") in self.psi_names else 0.0
 
     # The server.
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """The uniform mean, and where the clients' models lie."""
+        """Average uniformly, and store the clients' outputs on the noise image."""
         super().aggregate(uploads)
         for upload in uploads:
             self.vectors[upload.visit.client] = upload.stats["outputs"]
             self.seen[upload.visit.client] = True
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
-        """The psi of every client, for those whom it will help."""
+        """Keep every client's psi, for the clients it will help."""
         if not self.hparams.helpers:
             return {}
         return {upload.visit.client: {"psi": self.flat_psi(upload)} for upload in uploads}
 
     def flat_psi(self, upload: Upload) -> Tensor:
-        """All entries of a client's psi, one after the other."""
+        """Concatenate all entries of a client's psi."""
         return flat(upload.tensors[f"model.{name}"] for name in self.psi_names)
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """The shared tensors, and in a round with helpers the psi of the clients that answer most alike."""
+        """Send the shared tensors, and in a round with helpers the psi of the clients with the nearest outputs."""
         sent = super().broadcast(server, visit)
         chosen = self.choose_helpers(server, visit)
         for slot, helper in enumerate(chosen):
@@ -339,14 +340,14 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return sent
 
     def choose_helpers(self, server: Mapping[str, Tensor], visit: Visit) -> list[int]:
-        """Clients whose psi the visit is sent; none in most rounds, or where nothing is known of the client."""
+        """Clients whose psi is sent; none in rounds without helpers, or if the client has not taken part yet."""
         h = self.hparams
         if not h.helpers or (visit.round + 1) % h.helper_every:
             return []
         return nearest(server["vectors"], server["seen"], visit.client, h.helpers)
 
     def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
-        """Of a helper's psi only the entries above ``l1_threshold`` are sent."""
+        """Count only the entries of a helper's psi above ``l1_threshold``."""
         helpers = {name: tensor for name, tensor in sent.items() if name.startswith("helper.")}
         masks = [tensor.abs() > self.hparams.l1_threshold for tensor in helpers.values()]
         rest = {name: tensor for name, tensor in sent.items() if name not in helpers}
@@ -354,14 +355,14 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
         return super().sent_bytes(rest, visit) + sparse
 
     def server_stream(self, data: SiteData) -> Stream:
-        """The server's labelled images, in the order that ``batches`` says."""
+        """Return the server's labelled images, in the order given by ``batches``."""
         stream = super().server_stream(data)
         stream.shuffle = self.hparams.batches != "in_order"
         return stream
 
 
 class Additive(nn.Module):
-    """``sigma + psi``; in evaluation mode entries of psi of at most ``cut`` in size count as 0.
+    """``sigma + psi``; in evaluation mode, entries of psi with magnitude up to ``cut`` count as 0.
 
     Args:
         psi: the second part, in the shape of the first.
@@ -373,12 +374,12 @@ class Additive(nn.Module):
         self.psi, self.cut = nn.Parameter(psi), cut
 
     def forward(self, sigma: Tensor) -> Tensor:
-        """The weight that the layer uses."""
+        """Return the weight that the layer uses."""
         return sigma + (self.psi if self.training else sparse(self.psi, self.cut))
 
 
 def pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """sigma and psi of every decomposed weight, in the order of the modules."""
+    """Return sigma and psi of every decomposed weight, in module order."""
     found = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
     return [(one.get_parameter("original"), one[0].get_parameter("psi")) for one in found]
 
@@ -391,33 +392,34 @@ def psi_names(model: nn.Module) -> list[str]:
 
 
 def sparse(values: Tensor, cut: float) -> Tensor:
-    """The values, 0 where they are at most ``cut`` in size; gradients pass where the values do."""
+    """Zero the values with magnitude up to ``cut``; gradients pass through the others only."""
     return torch.where(values.abs() <= cut, 0.0, values)
 
 
 def update(new: Tensor, old: Tensor, delta: float, cut: float = 0.0) -> tuple[Tensor, Tensor]:
-    """What is left of a change if only differences above ``delta`` are sent.
+    """Apply a change, but only where it exceeds ``delta``.
 
     Args:
         new: the sender's values.
         old: what the receiver holds; same shape.
         delta: see above.
-        cut: entries of ``new`` of at most this size are compared as 0; those that are sent are sent as they are.
+        cut: entries of ``new`` up to this magnitude are compared as 0; sent entries are sent as they are.
 
     Returns:
-        ``new`` where it differs from ``old`` by more than ``delta`` or is no number, else ``old``; and where that is,
-        bool.
+        ``new`` where it differs from ``old`` by more than ``delta`` or is not a number, else ``old``; and a bool mask
+        of where that is.
     """
     sent = ~((sparse(new, cut) - old).abs() <= delta)
     return torch.where(sent, new, old), sent
 
 
 def sparse_bytes(sent: Sequence[Tensor], sizes: Sequence[int]) -> int:
-    """Bytes of sparse updates: the values that are sent and one bit per entry that says which, or all values if that
-    is less; nothing for a tensor without any.
+    """Bytes of sparse updates: the sent values plus one bit per entry as a mask, or all values if that is smaller.
+
+    A tensor of which nothing is sent costs nothing.
 
     Args:
-        sent: for each tensor, which of its entries are sent, bool.
+        sent: for each tensor, a bool mask of the entries that are sent.
         sizes: bytes of one entry of each tensor.
     """
     if not sent:
@@ -431,19 +433,21 @@ def sparse_bytes(sent: Sequence[Tensor], sizes: Sequence[int]) -> int:
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All entries in one vector, tensor by tensor in row-major order."""
+    """Flatten tensors to one vector, tensor by tensor in row-major order."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of ``flat``: tensors with the names and shapes of ``like``, views of the vector."""
+    """Invert ``flat``: views of the vector with the names and shapes of ``like``."""
     parts = torch.split(vector, [tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
 
 def noise_image(shape: Sequence[int]) -> Tensor:
-    """The image of noise ``[1, *shape]`` that tells models apart: normal with mean and deviation 125, without what is
-    beyond two deviations, clipped to [0, 255], over 255 (released code); always the same.
+    """Return the noise image ``[1, *shape]`` used to compare models; always the same.
+
+    Normal with mean and deviation 125, truncated at two deviations, clipped to [0, 255], divided by 255 (released
+    code).
     """
     noise = torch.empty(1, *shape)
     generator = torch.Generator().manual_seed(0)
@@ -452,13 +456,13 @@ def noise_image(shape: Sequence[int]) -> Tensor:
 
 
 def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]:
-    """The ``count`` clients nearest to one of them, by the Euclidean distance of their vectors, nearest first.
+    """Return the ``count`` nearest clients by Euclidean distance of their vectors, nearest first.
 
     Args:
         vectors: ``[clients, C]``.
         seen: which rows hold a vector, bool ``[clients]``.
-        client: the one; it is not among the result, which is empty if it has no vector itself.
-        count: fewer come back if fewer are known. Of clients equally far away the lower id comes first.
+        client: the client whose neighbours are sought; not in the result, which is empty if it has no vector.
+        count: how many; fewer if fewer are known. In a tie the lower id comes first.
     """
     known = seen.tolist()
     if not known[client]:
@@ -469,7 +473,7 @@ def nearest(vectors: Tensor, seen: Tensor, client: int, count: int) -> list[int]
 
 
 def agreed_labels(own: Tensor, helpers: Tensor | None) -> Tensor:
-    """Classes with most votes, int64 ``[B]``: one vote of the model, one of each helper, the lowest class of several.
+    """Classes with the most votes, int64 ``[B]``: one vote each of the model and every helper; lowest class in a tie.
 
     Args:
         own: the model's probabilities ``[B, C]``.

@@ -1,4 +1,4 @@
-"""FedRGD: every group of clients keeps its own model; the groups meet in one bridging client each."""
+"""FedRGD: every group of clients keeps its own model; one bridging client per group links them."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,27 +17,27 @@ from methods.parts.server_momentum import ServerMomentum
 class FedRGD(ServerMomentum, LabelsEveryStep):
     """Grouping-based averaging (Zhang et al., IEEE Big Data 2021) on the FixMatch loss, as a baseline of FedDB.
 
-    The round's participants form ``num_groups`` equal random groups. A group's model is the mean over its clients
-    (without a server model), the global model is the mean of the group models. With ``group_state="slots"`` the first
-    client of a group starts the next round from the global model, the others from what the group's places held: models
-    travel on with the place, not with the client. Evaluation uses the global model, that of slot 0.
+    The round's participants form ``num_groups`` random groups of equal size. A group's model is the mean over its
+    clients (without a server model); the global model is the mean of the group models. With ``group_state="slots"`` the
+    first client of a group starts the next round from the global model, the others from the group's model: models
+    belong to group slots, not to clients. Evaluation uses the global model.
 
-    The network should have group normalisation (``norm=group``, ``groups`` 32, at most one group per channel).
+    The network should use group normalisation (``norm=group``, ``groups`` 32, at most one group per channel).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``num_groups`` | 2 (10 to 20 clients), 5 (47) | 2 (10), 3 (30) | 2 |
     | ``group_state`` | each user continues from its group | slots, two bridges | ``slots`` (SemiFL's: ``global``) |
     | when labels are made | every step | every step | every step |
-    | ``unsup_norm`` | all images | all images | ``confident``, as FedDB's other rows |
+    | ``unsup_norm`` | all images | all images | ``confident``, as in FedDB's other rows |
     | ``threshold`` | 0.95 | 0.95 | 0.95 |
-    | ``server_momentum`` | none | none | 0; it moves the global model, and no slot |
-    | ``full_batch``, ``local_epochs``, rates | mini-batches, own schedule | mini-batches | as FedDB |
+    | ``server_momentum`` | none | none | 0; applies to the global model only |
+    | ``full_batch``, ``local_epochs``, rates | mini-batches, own schedule | mini-batches | as in FedDB |
 
     Args:
         model: the network.
         num_groups: number of groups.
-        group_state: ``slots``: a group's model stays in its places; ``global``: all clients start from the global one.
+        group_state: ``slots``: each group keeps its model; ``global``: all clients start from the global model.
         full_batch: see ``PseudoLabels``.
         server_momentum: see ``ServerMomentum``.
     """
@@ -61,27 +61,27 @@ class FedRGD(ServerMomentum, LabelsEveryStep):
         self.slots = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in range(count))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """One cohort per group; the first client of each is its bridge."""
+        """Return one cohort per group; the first client of each is its bridge."""
         super().select_clients(round, roster)
         drawn, count = roster.shuffled(round), self.hparams.num_groups
         self.groups = [drawn[group::count] for group in range(count)]
         return self.groups
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """The global model for bridges, the group's for all others."""
+        """Send the global model to bridges, the group's model to all others."""
         is_bridge = visit.client == self.groups[visit.cohort][0]
         if is_bridge or not len(self.slots):
             return super().broadcast(server, visit)
         return {shared: server[held] for shared, held in self.in_slot(visit.cohort).items()}
 
     def in_slot(self, group: int) -> dict[str, str]:
-        """Where slot ``group`` holds each shared tensor: name in the slot by name in the global model."""
+        """Names of slot ``group``'s tensors, by their name in the global model."""
         names = [name for name, _ in self.model.state_dict().items()]
         return {f"model.{name}": f"slots.{group}.{name}" for name in names}
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Means of the groups, and their mean; a group without uploads keeps its slot."""
+        """Compute each group's mean and the mean of these; a group without uploads keeps its slot."""
         means: dict[int, dict[str, Tensor]] = {}
         for group in range(len(self.groups)):
             members = [upload for upload in uploads if upload.visit.cohort == group]

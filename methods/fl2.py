@@ -25,39 +25,40 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
     CAT: a client keeps pseudo-labels above its own class-wise thresholds (Eqs. 7-10). SACR: on samples above
     ``threshold`` the prediction must not change at the worst nearby weights ``W* = W + eps`` (Eqs. 11-14):
 
-    * L_p, the pseudo-label loss of the confident samples, says where the loss rises fastest (Eq. 11);
+    * L_p, the pseudo-label loss of the confident samples, gives the direction of steepest ascent (Eq. 11);
     * eps is a step of length rho in that direction (Eq. 12);
     * L_cs is the KL divergence between the predictions at W and at W* (Eq. 13);
-    * a step follows ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14), L_a being the loss of all kept samples.
+    * the model descends along ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14), where L_a is the loss of all kept
+    samples.
 
-    LSAA: clients that are less sure weigh more (Eq. 15). Fig. 4, and the paper where it differs from the released code,
-    are ablations in ``methods.ablations.fl2``.
+    LSAA: less confident clients get more weight (Eq. 15). The variants of Fig. 4, and the paper's version where the
+    released code differs, are ablations in ``methods.ablations.fl2``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``selection``, ``w_cs``, ``aggregation`` | Table 2 | all on | ``adaptive``, 1, ``lsaa`` |
     | ``rho`` | 0.1 (CIFAR-100: 1); 0.5 in App. C | 0.1 | 0.1, in the suite 1 on CIFAR-100 |
-    | perturbation | Eq. 12 is SAM, the text ASAM | ASAM, eta 0.01 | as the code |
-    | ``threshold`` (tau_f), thresholds | 0.95, exceeded | 0.95, reached | 0.95, reached |
+    | perturbation | Eq. 12 is SAM, the text ASAM | ASAM, eta 0.01 | as released |
+    | ``threshold`` (tau_f), thresholds | 0.95, exclusive | 0.95, inclusive | 0.95, inclusive |
     | ``lambda_u`` (w_a), ``w_cs`` | 1, 1 | 1, 1 | 1, 1 |
-    | gradient of L_cs | at W, both sides | at W*, target fixed | as the code |
-    | samples and mean of L_cs | all, none | high confidence, over the batch | as the code |
-    | batches | mask inside the batch | client's set filtered first | as the code |
-    | ``server_pretrain`` (calls) | absent | 10 (CIFAR-10), 2048 steps (SVHN) | 10, in the suite as the code |
+    | gradient of L_cs | at W, both sides | at W*, target fixed | as released |
+    | samples of L_cs, mean | all, none | high confidence, over the batch | as released |
+    | batches | mask inside the batch | client's set filtered first | as released |
+    | ``server_pretrain`` (calls) | absent | 10 (CIFAR-10), 2048 steps (SVHN) | 10, in the suite as released |
     | ``lr_schedule`` | cosine | constant: never advanced | ``cosine`` |
     | ``server_momentum`` | 0.5 | 0.5 | 0.5 |
     | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
     | ``batch_size``, ``local_epochs`` | 32, 5 | the same | the same |
     | ``server_batch_size``, ``server_epochs`` | 10, 5 | the same | the same |
-    | ``clip_norm`` | silent | 1, before weight decay | 1 |
+    | ``clip_norm`` | not given | 1, before weight decay | 1 |
     | fairness loss | named, no formula | absent | absent |
 
     Args:
         model: the network.
-        selection: thresholds: ``adaptive`` (CAT) or ``fixed`` at ``threshold`` (FixMatch).
+        selection: ``adaptive`` thresholds (CAT), or ``fixed`` at ``threshold`` (FixMatch).
         rho: size of the perturbation.
-        w_cs: weight of the consistency term; 0: no SACR, and nothing is perturbed.
-        aggregation: ``lsaa``, or as ``ServerMomentum`` says.
+        w_cs: weight of the consistency term; 0: no SACR.
+        aggregation: ``lsaa``, or see ``ServerMomentum``.
         server_pretrain: see ``LabelsAtServer``.
     """
 
@@ -77,10 +78,10 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         super().__init__(model, server_pretrain=server_pretrain, aggregation=aggregation, **base)
         self.require("from 0", rho=rho >= 0, w_cs=w_cs >= 0)
         self.automatic_optimization = False
-        self.register_buffer("tau", torch.ones(()))  # a client that labels nothing counts as sure
+        self.register_buffer("tau", torch.ones(()))  # a client without pseudo-labels counts as certain
 
     def select(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Pseudo-labels and which are used: those that reach their class's threshold."""
+        """Return pseudo-labels, and which are used: those that reach their class's threshold."""
         tau, thresholds = adaptive_thresholds(probabilities)
         self.tau.copy_(tau)
         if self.hparams.selection == "fixed":
@@ -89,7 +90,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return labels, confidence >= thresholds[labels]
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """The selected samples with their labels ``y`` and the mask ``high`` of the consistency term."""
+        """Return the selected samples with labels ``y`` and the mask ``high`` of the consistency term."""
         index = client.data.unlabelled
         labels, keep = self.select(probabilities)
         client.report_pseudo_labels(index, labels, keep)
@@ -98,12 +99,12 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return {"unlabelled": self.fixed(index[keep], {"strong": "strong"}, y=labels[keep], high=high[keep])}
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
-        """Samples that shape the perturbation and the consistency term, bool ``[n]``: those of high confidence."""
+        """Select the samples of the perturbation and the consistency term, bool ``[n]``: the highly confident ones."""
         confident: Tensor = probabilities.amax(dim=1) >= self.hparams.threshold
         return confident
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """One step: along the gradient of Eq. 14 on pseudo-labels, of the loss of labels where there are only these."""
+        """Take one step along the gradient of Eq. 14, or of the supervised loss if there are no pseudo-labels."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         if self.hparams.w_cs and "unlabelled" in batch:
@@ -116,7 +117,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         self.log("loss", loss.detach())
 
     def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
-        """Leave ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14) as the gradient; returns the value of the loss.
+        """Set the gradient to ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14) and return the loss.
 
         The target of L_cs, L_p and L_a share one forward pass at W.
         """
@@ -140,7 +141,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return value
 
     def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
-        """``W* = W + eps`` as leaves of their own, eps along the slopes."""
+        """Return ``W* = W + eps`` as new leaf tensors, with eps along the gradient."""
         return moved(weights, asam(weights, slopes, rho))
 
     def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
@@ -148,33 +149,34 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return losses.mean()
 
     def labelled_loss(self, batch: Batch) -> Tensor | float:
-        """Cross-entropy of the client's own labels, where it has any."""
+        """Cross-entropy on the client's own labels, if it has any."""
         if "labelled" not in batch:
             return 0.0
         return F.cross_entropy(wide(self(batch["labelled"]["x"])), batch["labelled"]["y"])
 
     def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
-        """L_cs: KL(prediction at W || prediction at W*) of the samples of high confidence, over the batch."""
+        """L_cs: KL(prediction at W || prediction at W*) of the highly confident samples, over the batch size."""
         return (divergence(target, logits) * high).mean()
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model and, for LSAA, the client's mean confidence."""
+        """Return the model and, for LSAA, the client's mean confidence."""
         upload = super().make_upload(client)
         if upload is not None and self.hparams.aggregation == "lsaa":
             upload.stats["tau"] = self.tau.clone()
         return upload
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """LSAA, unless switched off."""
+        """Return LSAA's weights, unless another aggregation is set."""
         if self.hparams.aggregation != "lsaa":
             return super().weights(uploads)
         return lsaa_weights(torch.stack([upload.stats["tau"] for upload in uploads]).tolist())
 
 
 def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """CAT: mean confidence tau of a client, and its thresholds ``tau p(c) / max p`` per class (Eqs. 7-9).
+    """CAT: a client's mean confidence tau and its class thresholds ``tau p(c) / max p`` (Eqs. 7-9).
 
-    The ratio comes first: so the most predicted class has exactly tau, and a lone sample reaches its threshold.
+    The ratio is taken first, so that the most predicted class has exactly tau and a single sample reaches its
+    threshold.
 
     Args:
         probabilities: ``[n, C]`` predictions on all of the client's samples, n > 0.
@@ -183,7 +185,7 @@ def adaptive_thresholds(probabilities: Tensor) -> tuple[Tensor, Tensor]:
         tau, a scalar, and the thresholds ``[C]``.
     """
     confidence, mean = probabilities.amax(dim=1), probabilities.mean(dim=0)
-    tau = confidence.mean().clamp(max=confidence.max())  # a mean of equal numbers may round above them
+    tau = confidence.mean().clamp(max=confidence.max())  # the mean of equal numbers may be rounded up
     return tau, tau * (mean / mean.max())
 
 
@@ -195,13 +197,13 @@ def lsaa_weights(taus: Sequence[float]) -> list[float]:
 
 
 def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str, Tensor]:
-    """Gradient of the loss with respect to tensors by name; those that it does not depend on have none."""
+    """Gradients of the loss by tensor name; tensors that it does not depend on are left out."""
     found = torch.autograd.grad(loss, list(at.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: gradient for name, gradient in zip(at, found, strict=True) if gradient is not None}
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(softmax of the target || softmax of the logits) of every sample, ``[B]``; both ``[B, C]``."""
+    """Per-sample KL divergence of softmax(target) from softmax(logits), ``[B]``; both ``[B, C]``."""
     log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
     return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
 
@@ -209,14 +211,14 @@ def divergence(target: Tensor, logits: Tensor) -> Tensor:
 def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) -> dict[str, Tensor]:
     """eps: ``rho s^2 g / (|s g| + 1e-16)`` with ``s = |w| + eta`` (Kwon et al., ICML 2021; (FL)2, released code).
 
-    Every parameter with ``weight`` in its name is scaled, that of batch norm included; for all others s = 1. A gradient
-    of zero gives an eps of zero. Nothing is changed.
+    Every parameter with ``weight`` in its name is scaled, including that of batch norm; for all others s = 1. A zero
+    gradient gives eps = 0. The inputs are not changed.
 
     Args:
-        parameters: tensors by name; only those with a gradient are displaced.
+        parameters: tensors by name; only those with a gradient are perturbed.
         gradients: gradient of the loss by the same names.
         rho: radius of the ball, relative to the weights.
-        eta: what a weight of zero is scaled by.
+        eta: added to the weights' magnitude, so that zero weights are perturbed too.
     """
     names = [name for name in parameters if name in gradients]
     scales = [
@@ -230,13 +232,13 @@ def asam(parameters: Tensors, gradients: Tensors, rho: float, eta: float = ETA) 
 
 
 def joint_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """One L2 norm over all tensors, one or more, float32 or wider."""
+    """L2 norm over all tensors (at least one), in float32 or wider."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(wide(t)) for t in tensors]))
     return norm
 
 
 def moved(weights: Tensors, eps: Tensors) -> dict[str, Tensor]:
-    """New leaves ``W + eps``, by name; copies where eps has no entry."""
+    """Return ``W + eps`` as new leaf tensors by name; copies where eps has no entry."""
     at = {name: weight.detach() for name, weight in weights.items()}
     leaves = {name: value + eps[name] if name in eps else value.clone() for name, value in at.items()}
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}

@@ -29,10 +29,10 @@ class FlexMatch(JointSteps):
     | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as the code |
     | s between visits | not given | not released | stays with the client |
     | ``lambda_u`` | 1 | not released | 1 |
-    | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as the code |
+    | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as released |
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 (SAGE) | 5 |
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none (SAGE) | so |
-    | optimiser state | not given | one for all (SAGE) | one per client (``share_momentum``: as the code) |
+    | optimiser state | not given | one for all (SAGE) | one per client (``share_momentum``: as released) |
 
     s of a visit alone is the ablation ``methods.ablations.flexmatch.Forgetful``. The rest is ``JointSteps``'.
     """

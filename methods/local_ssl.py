@@ -29,33 +29,33 @@ class LocalSSL(FedMethod):
     Targets are the weak view's prediction: its class (``unsup_targets=hard``), or its probabilities at ``temperature``
     (``soft``). The last term is FedProx's (MLSys 2020), over the parameters.
 
-    The defaults are FedAvg+FixMatch. The other rows of the paper are labels of its suite: UDA has soft targets, weight
-    8 and a ramp of 20 steps; FedAvg* has ``unsup_weight=0``; SL is FedAvg* on data with ``hidden_labels=revealed``,
-    which adds CE of the weak view against its true label (or ``pooled``, with ``steps_per_visit=null``: one pass over
-    everything in batches of 10); FedProx rows have ``prox_mu=0.1``.
+    The defaults are FedAvg+FixMatch. The paper's other rows are rows of its suite: UDA has soft targets, weight 8 and a
+    ramp of 20 steps; FedAvg* has ``unsup_weight=0``; SL is FedAvg* on data with ``hidden_labels=revealed``, which adds
+    the CE of the weak view against its true label (or ``pooled`` with ``steps_per_visit=null``: one pass over all
+    images in batches of 10); FedProx rows have ``prox_mu=0.1``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``lr``, ``optimizer``, ``batch_size`` | 5e-4, Adam, 10 | the same; Adam is new in every visit | as the code |
-    | ``unlabelled_bs`` | not given | the client's images over round(n_s / 10) | as the code |
+    | ``lr``, ``optimizer``, ``batch_size`` | 5e-4, Adam, 10 | the same; Adam is new in every visit | as released |
+    | ``unlabelled_bs`` | not given | the client's images over round(n_s / 10) | as released |
     | ``steps_per_visit`` per local epoch | one pass | 5 | 5 |
-    | forward pass | not given | all views share batch statistics | as the code |
+    | forward pass | not given | all views share batch statistics | as released |
     | ``threshold`` | not given | 0.6 | 0.6 (originals: UDA 0.8, FixMatch 0.95) |
     | ``unsup_weight``, ``unsup_ramp``: FixMatch | not given | not released | 1, 0 |
-    | ``unsup_weight``, ``unsup_ramp``, ``temperature``: UDA | not given | 8, 20, 1 | so (original: 1, 0, 0.4) |
+    | ``unsup_weight``, ``unsup_ramp``, ``temperature``: UDA | not given | 8, 20, 1 | 8, 20, 1 (original: 1, 0, 0.4) |
     | ``prox_mu`` | not given | 0.1 in an unused optimiser | 0 (FedProx rows 0.1) |
-    | labelled view | not given | crop, flip, Cutout 16 | as the code |
+    | labelled view | not given | crop, flip, Cutout 16 | as released |
     | ``supervised_steps`` | none | FedDure only | 0 |
-    | aggregation | sizes | n_s + n_u, the whole state | as the code |
+    | aggregation | sizes | n_s + n_u, the whole state | as released |
 
-    A visit is ``supervised_steps`` steps on the labelled loss, then the joint steps, with one optimiser. In supervised
-    steps the unlabelled images come as the stream ``beside``: they share the batch statistics and enter no loss.
+    A visit has ``supervised_steps`` steps on the labelled loss, then the joint steps, with one optimiser. In supervised
+    steps the unlabelled images are the stream ``beside``: they contribute to the batch statistics but to no loss.
 
     Args:
         unsup_targets: the weak view's class (``hard``), or its probabilities at ``temperature`` (``soft``).
-        unsup_weight: of unlabelled images, once the ramp has ended.
+        unsup_weight: weight of the unlabelled images after the ramp.
         unsup_ramp: steps of a visit over which the weight rises; 0: none.
-        unlabelled_bs: unlabelled images per step; default: by the client's sizes (``unlabelled_batch``).
+        unlabelled_bs: unlabelled images per step; default: from the client's numbers of images (``unlabelled_batch``).
         steps_per_visit: steps per local epoch; null: one pass over the labelled images.
         supervised_steps: steps on labelled images alone at the beginning of a visit.
     """
@@ -105,19 +105,19 @@ class LocalSSL(FedMethod):
         self.joint_steps = 0
 
     def configure_optimizers(self) -> Any:
-        """One for the model."""
+        """Return one optimiser for the model."""
         return self.make_optimizer(self.model.parameters(), self.hparams.lr)
 
     def make_optimizer(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-        """Adam, or SGD as the base class has it, at this rate."""
+        """Return Adam, or the base class's SGD, with this rate."""
         h = self.hparams
         if h.optimizer == "adam":
-            # Adam wants to be told that a CUDA graph may hold its steps.
+            # Steps may be captured in a CUDA graph.
             return torch.optim.Adam(parameters, lr, weight_decay=h.weight_decay, fused=True, capturable=True)
         return torch.optim.SGD(parameters, lr, h.momentum, weight_decay=h.weight_decay, nesterov=h.nesterov, fused=True)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """The roster's draw.
+        """Draw clients as the roster does.
 
         Raises:
             ConfigError: no client holds labels.
@@ -126,7 +126,7 @@ class LocalSSL(FedMethod):
         return super().select_clients(round, roster)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """The unlabelled batch follows from the client's sizes; labels that the data reveal come along."""
+        """Set the unlabelled batch size from the client's sizes, and add labels if the data reveal them."""
         h = self.hparams
         streams = super().streams(data)
         if "unlabelled" in streams:
@@ -138,9 +138,9 @@ class LocalSSL(FedMethod):
         return streams
 
     def local_work(self, client: Site) -> LocalWork:
-        """Supervised steps come first; the streams then start anew.
+        """Run the supervised steps first; the streams then restart.
 
-        A joint pass is a fixed number of steps, or one pass over the labelled images.
+        A joint pass has a fixed number of steps, or is one pass over the labelled images.
         """
         h = self.hparams
         streams = self.streams(client.data)
@@ -156,13 +156,13 @@ class LocalSSL(FedMethod):
         return work + [Pass(joint, h.steps_per_visit)] * int(h.local_epochs)
 
     def on_train_start(self) -> None:
-        """Keep what the proximal term pulls to."""
+        """Store the received parameters for the proximal term."""
         self.joint_steps = 0
         if self.anchor is not None:
             self.anchor.load_state_dict(self.model.state_dict())
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set lambda_k, where k counts the joint steps of the visit from 0."""
+        """Set lambda_k, where k is the 0-based joint step of the visit."""
         if "beside" in batch:
             return
         h = self.hparams
@@ -170,17 +170,17 @@ class LocalSSL(FedMethod):
         self.lambda_k = h.unsup_weight * min(1.0, self.joint_steps / max(1, h.unsup_ramp))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """The local objective."""
+        """Return the local objective."""
         return self.local_loss(batch, self.outputs(batch))
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits of x, the weak and the strong view, by field, from one forward pass; in the module's precision."""
+        """Logits of x, the weak and the strong view by field, from one forward pass, in the module's precision."""
         views = images(batch)
         logits = self(torch.cat(list(views.values()))).to(self.dtype)
         return dict(zip(views, logits.split([len(view) for view in views.values()]), strict=True))
 
     def local_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """Supervised, consistency and proximal terms, as far as the batch has images for them."""
+        """Sum the supervised, consistency and proximal terms that the batch has images for."""
         h = self.hparams
         loss = 0.0 * next(iter(out.values())).sum()
         if "labelled" in batch:
@@ -194,14 +194,14 @@ class LocalSSL(FedMethod):
         return loss
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy of the strong view against the weak view's prediction, masked, over all images."""
+        """Masked cross-entropy of the strong view against the weak view's prediction, averaged over all images."""
         losses, certain = self.unsupervised(out)
         return (certain * losses).sum() / len(losses)
 
     def unsupervised(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss of every unlabelled image, and 1 where the weak view is certain, else 0; ``[N]`` each.
+        """Return each unlabelled image's loss, and 1 where the weak view is certain, else 0; ``[N]`` each.
 
-        Whether it is certain does not depend on the temperature.
+        Certainty does not depend on the temperature.
         """
         h = self.hparams
         weak = out["weak"].detach()
@@ -213,13 +213,13 @@ class LocalSSL(FedMethod):
 
 
 def images(batch: Batch) -> dict[str, Tensor]:
-    """The images of a batch by field, labelled ones first."""
+    """Return a batch's images by field, labelled ones first."""
     streams = [batch[name] for name in ("labelled", "unlabelled", "beside") if name in batch]
     return {field: values for stream in streams for field, values in stream.items() if field != "y"}
 
 
 def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
-    """The streams of supervised steps: unlabelled images are only there ``beside`` the labelled ones."""
+    """Return the streams of supervised steps, where unlabelled images are ``beside`` the labelled ones."""
     made = {name: stream for name, stream in streams.items() if name != "unlabelled"}
     if "unlabelled" in streams:
         made["beside"] = replace(streams["unlabelled"], fields={}, draws="unlabelled")
@@ -227,13 +227,13 @@ def supervised_streams(streams: Mapping[str, Stream]) -> dict[str, Stream]:
 
 
 def unlabelled_batch(labelled: int, unlabelled: int, batch_size: int, few: tuple[int, int], cap: int | None) -> int:
-    """Unlabelled images per step, from the client's numbers of images (released code).
+    """Compute the unlabelled images per step from the client's numbers of images (released code).
 
     Args:
         labelled: labelled images n_s.
         unlabelled: unlabelled images n_u, at least 1.
         batch_size: labelled images per step.
-        few: ``(a, b)``: where round(n_s / batch_size), halves to even, is at most a, it counts as b.
+        few: ``(a, b)``: round(n_s / batch_size), half to even, is replaced by b if it is at most a.
         cap: a batch of this size or more is divided by 4.
     """
     steps = round(labelled / batch_size)

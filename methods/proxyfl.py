@@ -1,4 +1,4 @@
-"""ProxyFL: classifier rows as proxies of the classes, tuned at the server and learnt from by undecided images."""
+"""ProxyFL: classifier rows as proxies of the classes, tuned at the server and used as targets for undecided images."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from methods.parts.joint_steps import JointSteps
 from methods.parts.losses import smoothed_divergence
 from methods.parts.tensors import one_hot
 
-KEEP = 0.99  # of the prior, per round
+KEEP = 0.99  # decay of the prior per round
 ROWS = 4  # proxies per tuning step
 FARTHEST = 100.0
 LEAST = 1e-6
@@ -24,46 +24,46 @@ LEAST = 1e-6
 class ProxyFL(JointSteps):
     """ProxyFL: a proxy-guided framework for federated semi-supervised learning (Chen and Wang, CVPR 2026).
 
-    The proxy w_c of a class is its row of the classifier. P is the prediction of the received model, which rests for
-    the visit; an image is decided where P or the model in training is confident.
+    The proxy w_c of class c is its row of the classifier. P is the prediction of the received model, which is fixed for
+    the visit. An image is decided if P or the model being trained is confident.
 
-    Client: FixMatch on decided images with t_i = onehot(argmax P_i), and indecisive-categories proxy learning (ICPL),
+    Client: FixMatch on decided images with t_i = onehot(argmax P_i), plus indecisive-categories proxy learning (ICPL),
     ``L = L_x + lambda_u (L_u + icpl_weight L_c)``. Each row z of the labelled, weak and strong views has a set of
-    classes: argmax P if it is decided, all c with P_c > prior_c if not. It is drawn to its classes' proxies, and away
-    from rows whose set has no class in common::
+    classes: argmax P if decided, otherwise all c with P_c > prior_c. It is pulled towards its classes' proxies and
+    pushed away from rows whose set has no class in common with its own::
 
         pos_i = z_i . w_argmax (decided),  z_i . sum_{c in set} P_c w_c (undecided)
         L_c = mean_i -log( exp(pos_i) / (exp(pos_i) + sum_j exp(z_i . z_j)) )   over weak and strong views
 
-    where z and w come from two linear heads, at length 1. Server: the mean of the models; global proxy tuning (GPT)
-    moves its classifier rows, so that the clients' rows of a class are nearer to its proxy, by a margin, than to
-    others; and the prior follows the classes that clients have met in their last local epoch.
+    where z and w come from two linear heads and have length 1. Server: it averages the models; global proxy tuning
+    (GPT) then moves the average's classifier rows so that the clients' rows of a class are nearer to its proxy, by a
+    margin, than to others; and the prior moves towards the classes that clients counted in their last local epoch.
 
-    The paper's own formulas are ``AsPrinted`` in ``methods/ablations/proxyfl.py``.
+    The paper's printed formulas are ``AsPrinted`` in ``methods/ablations/proxyfl.py``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | who is decided | P above 0.95 | P or the local model from 0.95 on; labelled images: P | as the code |
-    | label of an image that only the local model decides | - | argmax P | as the code |
-    | set of a labelled image | its label | by P, as if it had none | as the code |
-    | weights of an undecided image's proxies | local logits | P | as the code |
-    | features and proxies | as they are | two linear heads, length 1; averaged, too | as the code |
-    | rows that are drawn; mean | weak; decided and undecided apart | weak and strong; all | as the code |
-    | rows that push | disjoint sets | disjoint sets and z_i . z_j >= 1e-6 | as the code |
-    | L_u | KL(p, t), mean over decided | KL(t, p), mean over all | as the code |
+    | who is decided | P above 0.95 | P or the local model from 0.95 on; labelled images: P | as released |
+    | label of an image decided by the local model only | - | argmax P | as released |
+    | set of a labelled image | its label | by P, ignoring its label | as released |
+    | weights of an undecided image's proxies | local logits | P | as released |
+    | features and proxies | as they are | two linear heads, length 1; also averaged | as released |
+    | rows that are pulled; mean | weak; decided and undecided apart | weak and strong; all | as released |
+    | rows that push away | disjoint sets | disjoint sets and z_i . z_j >= 1e-6 | as released |
+    | L_u | KL(p, t), mean over decided | KL(t, p), mean over all | as released |
     | ``icpl_weight`` | 1 | 1 | 1; 0: no ICPL, no heads |
-    | prior | mean of the clients' shares, last round | 0.99 old + 0.01 pooled counts | as the code |
+    | prior | mean of the clients' shares, last round | 0.99 old + 0.01 pooled counts | as released |
     | ``gpt_lr``; rows per step | 0.005, not given | 0.005, 4 (options 0.01, 10) | 0.005, 4 |
-    | ``gpt_epochs`` | 100 (CIFAR-100: 10) | 30000 over the rounds: 100 (CIFAR-100: 10) | 100, suite; 0: no GPT |
-    | margin | none | the widest gap to a nearest proxy, at most 100 | as the code |
-    | ``threshold``, ``lambda_u`` | 0.95, 1 | 0.95 inclusive, 1 | as the code |
-    | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 | as the code |
+    | ``gpt_epochs`` | 100 (CIFAR-100: 10) | 30000 over the rounds: 100 (CIFAR-100: 10) | 100, suite (0: no GPT) |
+    | margin | none | largest distance to a nearest proxy, at most 100 | as released |
+    | ``threshold``, ``lambda_u`` | 0.95, 1 | 0.95 inclusive, 1 | as released |
+    | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 | as released |
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 | 5 |
-    | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as the code |
-    | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as the code) |
+    | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as released |
+    | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as released) |
     | aggregation | share of the data | 2000 n_l + n_u, equal at all clients | sizes |
 
-    The rest is ``JointSteps``'. Features are what the network's last linear layer gets.
+    Everything else follows ``JointSteps``. Features are the input of the network's last linear layer.
 
     Args:
         icpl_weight: weight of L_c within the unlabelled loss.
@@ -94,25 +94,25 @@ class ProxyFL(JointSteps):
         self.proxy_proj = nn.Linear(size, size, bias=False) if icpl_weight else None
 
     def configure_optimizers(self) -> Any:
-        """One for the network and the heads."""
+        """Return one optimiser for the network and the heads."""
         optimizer = super().configure_optimizers()
         heads = [head for head in (self.feat_proj, self.proxy_proj) if head is not None]
         if heads:
             optimizer.add_param_group({"params": [p for head in heads for p in head.parameters()]})
         return optimizer
 
-    # --- at a client
+    # At a client.
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """The model and the prior."""
+        """Send the model and the prior."""
         return {**super().broadcast(server, visit), "prior": server["prior"]}
 
     def on_train_epoch_start(self) -> None:
-        """Classes are counted in the last local epoch."""
+        """Count classes in the last local epoch only."""
         self.last_epoch = float(self.trainer.current_epoch + 1 == self.trainer.max_epochs)
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits by field, and the ``features [R, d]`` of all rows: labelled, weak, strong."""
+        """Return logits by field, and ``features [R, d]`` of all rows: labelled, weak, strong."""
         with inputs_of(classifier(self.model)) as seen:
             out = super().outputs(batch)
         return {**out, "features": seen[-1]}
@@ -127,23 +127,23 @@ class ProxyFL(JointSteps):
         losses = smoothed_divergence(one_hot(labels, p.shape[1]).to(p.dtype), out["strong"])
         loss: Tensor = self.mean_loss(losses, decided)
         if self.hparams.icpl_weight:
-            with torch.autocast(self.device.type, enabled=False):  # products of 1e-6 decide
+            with torch.autocast(self.device.type, enabled=False):  # products are compared with 1e-6
                 learnt = self.proxy_learning(batch, out, p, decided)
             self.log("loss_icpl", learnt.detach())
             loss = loss + self.hparams.icpl_weight * learnt
         return loss
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
-        """Unlabelled images that either model is confident of, bool ``[N]``."""
+        """Mark unlabelled images on which either model is confident, bool ``[N]``."""
         sure: Tensor = torch.maximum(local.amax(dim=1), p.amax(dim=1)) >= self.hparams.threshold
         return sure
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
-        """L_u: undecided images count as 0."""
+        """L_u: mean over all images, where undecided ones count as 0."""
         return (decided * losses).mean()
 
     def count(self, batch: Batch, labels: Tensor, decided: Tensor) -> None:
-        """Classes of labelled and of decided images, as often as a step meets them, in the last epoch."""
+        """Count the classes of labelled and decided images over the steps of the last epoch."""
         classes = len(self.counts)
         met = (one_hot(labels, classes) & decided[:, None]).sum(dim=0)
         if "labelled" in batch:
@@ -151,7 +151,7 @@ class ProxyFL(JointSteps):
         self.counts += self.last_epoch * met
 
     def proxy_learning(self, batch: Batch, out: Mapping[str, Tensor], p: Tensor, decided: Tensor) -> Tensor:
-        """L_c, where labelled rows only push.
+        """L_c, where labelled rows only push others away.
 
         Args:
             batch: the batch.
@@ -170,23 +170,23 @@ class ProxyFL(JointSteps):
         return icpl(z, w, weights, sets)[-2 * len(p) :].mean()
 
     def projected(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows z ``[R, d]`` and proxies w ``[C, d]`` of length 1."""
+        """Return rows z ``[R, d]`` and proxies w ``[C, d]``, both of length 1."""
         assert self.feat_proj is not None and self.proxy_proj is not None
         z, w = self.feat_proj(features.to(self.dtype)), self.proxy_proj(classifier(self.model).weight)
         return F.normalize(z), F.normalize(w)
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model, and how often the client met each class."""
+        """Return the model and the client's class counts."""
         upload = super().make_upload(client)
         if upload is not None:
             upload.stats["counts"] = self.counts.clone()
         return upload
 
-    # --- at the server
+    # At the server.
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """The mean of the models, the next prior, and GPT."""
+        """Average the models, update the prior and run GPT."""
         super().aggregate(uploads)
         self.prior.copy_(self.next_prior(torch.stack([upload.stats["counts"] for upload in uploads])))
         self.tally("prior", self.prior)
@@ -198,14 +198,14 @@ class ProxyFL(JointSteps):
             proxies.copy_(tuned)
 
     def next_prior(self, counts: Tensor) -> Tensor:
-        """The prior moves slowly towards the classes that clients ``[M, C]`` have met, all together."""
+        """Move the prior slowly towards the pooled class counts ``[M, C]`` of the clients."""
         met = counts.sum(dim=0)
         return torch.where(met.sum() > 0, KEEP * self.prior + (1.0 - KEEP) * met / met.sum().clamp_min(1), self.prior)
 
     def tuned(self, rows: Tensor, proxies: Tensor) -> Tensor:
-        """GPT of proxies ``[C, d]`` on the clients' rows ``[M, C, d]``, in ``gpt_epochs`` shuffled passes.
+        """Run GPT of proxies ``[C, d]`` on the clients' rows ``[M, C, d]``, in ``gpt_epochs`` shuffled passes.
 
-        What is shuffled does not depend on the ids of the clients.
+        The shuffling does not depend on client ids.
         """
         rows = rows[rows.sum(dim=(1, 2)).argsort()]
         orders = (torch.randperm(rows.shape[0] * rows.shape[1]) for _ in range(self.hparams.gpt_epochs))
@@ -217,7 +217,7 @@ class ProxyFL(JointSteps):
 
 
 def classifier(model: Backbone) -> nn.Linear:
-    """The last linear layer of a network's head; its rows are the proxies.
+    """Return the last linear layer of a network's head; its rows are the proxies.
 
     Raises:
         ConfigError: there is none.
@@ -232,14 +232,14 @@ def classifier(model: Backbone) -> nn.Linear:
 
 
 def classifier_name(method: FedMethod) -> str:
-    """The registered name of its weight."""
+    """Return the registered name of the classifier's weight."""
     proxies = classifier(method.model).weight
     return next(name for name, parameter in method.named_parameters() if parameter is proxies)
 
 
 @contextmanager
 def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """What a layer gets meanwhile, call by call."""
+    """Record a layer's inputs while the context is open, one entry per call."""
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
@@ -249,7 +249,7 @@ def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def class_sets(p: Tensor, decided: Tensor, prior: Tensor) -> Tensor:
-    """Classes that a row may have, bool ``[R, C]``: its most probable one if decided, else all above the prior."""
+    """Each row's possible classes, bool ``[R, C]``: the most probable one if decided, else all above the prior."""
     return torch.where(decided[:, None], one_hot(p.argmax(dim=1), p.shape[1]), p > prior)
 
 
@@ -259,9 +259,9 @@ def icpl(z: Tensor, w: Tensor, weights: Tensor, sets: Tensor, least: float = LEA
     Args:
         z: rows ``[R, d]``.
         w: proxies ``[C, d]``.
-        weights: of the proxies that a row is drawn to, ``[R, C]``.
-        sets: classes that a row may have, bool ``[R, C]``.
-        least: rows whose product is below push nothing.
+        weights: weights of the proxies that pull each row, ``[R, C]``.
+        sets: possible classes of each row, bool ``[R, C]``.
+        least: pairs of rows with a smaller product do not push each other.
     """
     positive = (weights * (z @ w.T)).sum(dim=1)
     members, products = sets.to(z.dtype), z @ z.T
@@ -271,20 +271,20 @@ def icpl(z: Tensor, w: Tensor, weights: Tensor, sets: Tensor, least: float = LEA
 
 
 def widest_gap(proxies: Tensor) -> float:
-    """The margin: the largest distance of a proxy ``[C, d]`` to the one nearest to it, at most 100."""
+    """Return the margin: the largest distance of a proxy ``[C, d]`` to its nearest one, at most 100."""
     gaps = distances(proxies, proxies).fill_diagonal_(torch.inf)
     return min(float(gaps.amin(dim=1).max()), FARTHEST)
 
 
 def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: float, margin: float) -> Tensor:
-    """GPT: SGD on the cross-entropy of negative distances, the margin added to that of a row's own class.
+    """GPT: SGD on the cross-entropy of negative distances, with the margin added to the own class's distance.
 
     Args:
         rows: proxies of the clients, ``[M, C, d]``.
-        proxies: where the search begins, ``[C, d]``.
-        orders: for every pass, the order of the ``M C`` rows, client by client; four to a step.
+        proxies: initial proxies, ``[C, d]``.
+        orders: the order of the ``M C`` rows for every pass, counted client by client; four rows per step.
         lr: learning rate.
-        margin: see above.
+        margin: see ``widest_gap``.
     """
     clients, classes = rows.shape[:2]
     rows, labels = rows.flatten(0, 1), torch.arange(classes).repeat(clients)
@@ -300,5 +300,5 @@ def tuned_proxies(rows: Tensor, proxies: Tensor, orders: Iterable[Tensor], lr: f
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distances ``[A, B]`` of vectors ``[A, d]`` and ``[B, d]``, without the short cut that cancels."""
+    """Euclidean distances ``[A, B]`` of vectors ``[A, d]`` and ``[B, d]``, without matrix products (cancellation)."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

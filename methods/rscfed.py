@@ -18,8 +18,8 @@ from methods.parts.rosters import require_labels
 class RSCFed(SharpenedTeacher):
     """Random sampling consensus federated learning (Liang et al., CVPR 2022).
 
-    Clients train as ``SharpenedTeacher`` says (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size``
-    clients; the models of a subset, all trained from the same global model, become a sub-consensus by
+    Clients train as in ``SharpenedTeacher`` (Eqs. 1-4). Each round draws ``subsets`` subsets of ``subset_size``
+    clients. The models of a subset, all trained from the same global model, are combined to a sub-consensus by
     distance-reweighted aggregation (DMA, Eqs. 5, 6); the global model is the mean of the sub-consensus models (Eq. 7).
     The hyperparameters of local training are in the tables of ``SharpenedTeacher`` and ``MeanTeacher``.
 
@@ -28,11 +28,11 @@ class RSCFed(SharpenedTeacher):
     | ``subsets`` x ``subset_size`` | 3 x 5 | 3 x 5 | 3 x 5 |
     | ``labelled_multiplier`` | about 50 % | 6 (ISIC 200) | 6 |
     | ``labelled_weight_mode`` | 50 % | once; twice after the clean-up | ``once`` (``squared``, ``share:x``) |
-    | ``dma_beta_labelled`` / ``dma_beta_unlabelled`` | 10 000 / 10 000 | 100 / 10 000 (ISIC 0.01) | as the code |
+    | ``dma_beta_labelled`` / ``dma_beta_unlabelled`` | 10 000 / 10 000 | 100 / 10 000 (ISIC 0.01) | as released |
     | ``dma_distance`` | L2 norm | sum of per-tensor L2 norms, counters included | ``sum_tensor`` |
     | ``dma`` | on | on | true (false: the ablation without DMA) |
-    | labelled client in every subset | silent | disabled line | no (``methods.ablations.rscfed``) |
-    | client in two subsets | single download | trains once per subset | as the code |
+    | labelled client in every subset | not given | disabled line | no (``methods.ablations.rscfed``) |
+    | client in two subsets | single download | trains once per subset | as released |
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class RSCFed(SharpenedTeacher):
         shares_out(labelled_weight_mode)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
+        """Return the labelled clients during warm-up, then ``subsets`` independent draws (Algorithm 1, line 3).
 
         Raises:
-            ConfigError: no client holds labels, or subsets that cannot be drawn, already in the warm-up.
+            ConfigError: no client holds labels, or the subsets cannot be drawn (also checked in the warm-up).
         """
         h = self.hparams
         require_labels(roster)
@@ -65,7 +65,7 @@ class RSCFed(SharpenedTeacher):
         return super().select_clients(round, roster) if self.is_warmup(round) else subsets
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Sub-consensus per subset, then their plain mean (Eq. 7); FedAvg in the warm-up."""
+        """Combine each subset, then take the plain mean (Eq. 7); FedAvg in the warm-up."""
         if self.is_warmup(uploads[0].visit.round):
             super().aggregate(uploads)
             return
@@ -74,7 +74,7 @@ class RSCFed(SharpenedTeacher):
         self.load_tensors(weighted_mean(consensus, [1.0] * len(consensus)))
 
     def sub_consensus(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-        """One subset's model (Algorithm 1, lines 5 to 7)."""
+        """Return one subset's sub-consensus model (Algorithm 1, lines 5 to 7)."""
         h = self.hparams
         states, labelled = [u.tensors for u in uploads], [u.visit.labelled for u in uploads]
         beta = h.dma_beta_labelled if any(labelled) else h.dma_beta_unlabelled
@@ -91,7 +91,7 @@ class RSCFed(SharpenedTeacher):
 
 
 def shares_out(mode: str) -> bool:
-    """Whether a ``labelled_weight_mode`` gives the labelled clients a fixed share, instead of a factor.
+    """Whether a ``labelled_weight_mode`` gives the labelled clients a fixed share instead of a factor.
 
     Raises:
         ConfigError: an unknown mode, or a share outside [0, 1].
@@ -113,18 +113,18 @@ def consensus_weights(
     mode: str = "once",
     distance: str = "sum_tensor",
 ) -> list[float]:
-    """Distance-reweighted weights of one subset, summing to 1 (Eqs. 5, 6; released code).
+    """Compute one subset's distance-reweighted weights, which sum to 1 (Eqs. 5, 6; released code).
 
     ``w_i = N_i a_i exp(-beta d_i / N_i)`` with the distance ``d_i`` to the subset's average and the factor ``a_i`` of
-    labelled clients. The distances are read back once for all clients.
+    labelled clients. Distances are read back once for all clients.
 
     Args:
         states: local models.
-        sizes: raw numbers of images N_i; the exponent divides by them.
+        sizes: numbers of images N_i, also used in the exponent.
         labelled: which clients hold labels.
         beta: scale of the distance term; 0 switches it off.
         multiplier: factor on labelled clients.
-        mode: ``"once"``: the factor applies after the exponential; ``"squared"``: also to the sizes before the
+        mode: ``"once"``: the factor is applied after the exponential; ``"squared"``: also to the sizes before the
             subset average (the cleaned-up release); ``"share:x"``: labelled clients together weigh x.
         distance: see ``tensor_distance``.
 
@@ -142,8 +142,8 @@ def consensus_weights(
     average = weighted_mean(states, prior)  # Eq. 5
     distances = torch.stack([tensor_distance(state, average, distance) for state in states]).tolist()
 
-    # Eq. 6: the logarithm of the exponential, shifted so that the largest becomes 1. Normalising cancels the shift;
-    # where the two kinds of clients are normalised apart, each kind has its own.
+    # Eq. 6: logarithms of the exponentials, shifted so that the largest exponential is 1. Normalising cancels the
+    # shift; labelled and unlabelled clients have a shift each if they are normalised separately.
     log_closeness = [-beta * d / size for d, size in zip(distances, sizes, strict=True)]
     closeness = shifted_exponential(log_closeness, groups=labelled if fixed_share else [False] * len(sizes))
     weights = [n * c * a for n, c, a in zip(prior, closeness, factors, strict=True)]
@@ -154,7 +154,7 @@ def consensus_weights(
 
 
 def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> list[float]:
-    """``exp(l - m)`` where m is the largest logarithm of the same group."""
+    """``exp(l - m)``, where m is the largest logarithm of the same group."""
     largest: dict[bool, float] = {}
     for value, group in zip(logarithms, groups, strict=True):
         largest[group] = max(value, largest.get(group, -inf))
@@ -162,10 +162,10 @@ def shifted_exponential(logarithms: Sequence[float], groups: Sequence[bool]) -> 
 
 
 def tensor_distance(a: State, b: State, total: str = "sum_tensor") -> Tensor:
-    """Distance between two states, 0-dim and float64: it stays on the device until somebody reads it.
+    """Distance between two states, a 0-dim float64 tensor on the states' device.
 
     Args:
-        a: state; every tensor counts, buffers and batch-norm counters included.
+        a: state; all tensors count, including buffers and batch-norm counters.
         b: state with the same names.
         total: ``"sum_tensor"`` adds the L2 norms of the per-tensor differences (released code); ``"global_l2"`` is the
             L2 norm of the concatenated difference (paper).

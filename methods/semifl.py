@@ -19,29 +19,29 @@ ALPHA = 0.75
 class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
     """SemiFL (Diao et al., NeurIPS 2022), the main baseline of (FL)2 (NeurIPS 2024).
 
-    Confident images form the fix set, as many draws from all images, confident or not, the mix set; per batch and for
-    one ``lam ~ Beta(0.75, 0.75)`` the loss is ``CE(f(strong), y) + mix_weight (lam CE(f(m), y) + (1 - lam)
+    The confident images form the fix set; the mix set has as many draws from all images, confident or not. Per batch,
+    with one ``lam ~ Beta(0.75, 0.75)``, the loss is ``CE(f(strong), y) + mix_weight (lam CE(f(m), y) + (1 - lam)
     CE(f(m), y'))`` with ``m = lam weak + (1 - lam) weak'``. The server fine-tunes the average on its labels.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``threshold`` | 0.95 | 0.95, reached counts | 0.95 |
+    | ``threshold`` | 0.95 | 0.95, inclusive | 0.95 |
     | parameter of the Beta distribution | 0.75 | 0.75 (not folded) | 0.75 |
     | ``mix_weight`` | 1 | 1 | 1 ((FL)2's row on text: 0, no mix set) |
-    | mix partners | all images | all, new in every epoch ((FL)2's repository: confident ones, once) | as the code |
-    | a client without a confident image | silent | dropped ((FL)2's repository keeps it) | as the code |
+    | mix partners | all images | all, redrawn in every epoch ((FL)2's repository: confident ones, once) | as released |
+    | a client without a confident image | not given | dropped ((FL)2's repository keeps it) | as released |
     | ``batch_size``, ``server_batch_size`` | 10, 10 | 10, 10 (250 above 1000 labels) | 10, 10 |
     | ``server_pretrain`` | none | none | 0 |
-    | ``sbn_order``, ``sbn_batch`` | silent | one stream of 250, stored order | as (FL)2 |
+    | ``sbn_order``, ``sbn_batch`` | not given | one stream of 250, stored order | as (FL)2 |
     | ``lr``, ``momentum``, ``nesterov``, ``weight_decay`` | 0.03, 0.9, yes, 5e-4 | the same | the same |
-    | ``clip_norm``, ``local_epochs``, ``server_epochs`` | silent, 5, 5 | 1, 5, 5 | as the code |
+    | ``clip_norm``, ``local_epochs``, ``server_epochs`` | not given, 5, 5 | 1, 5, 5 | as released |
     | ``server_momentum``, ``lr_schedule`` | 0.5, cosine | the same | the same |
 
-    What (FL)2's repository makes of it is the ablation ``methods.ablations.semifl.AsInFL2``.
+    The version in (FL)2's repository is the ablation ``methods.ablations.semifl.AsInFL2``.
 
     Args:
         model: the network.
-        mix_weight: weight of the mix term; 0: there is neither term nor mix set.
+        mix_weight: weight of the mix term; 0: no mix term and no mix set.
         batch_size: images per step of each stream.
     """
 
@@ -54,7 +54,7 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         self.trains = True
 
     def local_work(self, client: Site) -> LocalWork:
-        """As ``PseudoLabels``; the mixing weights of this visit come from a random stream of its own."""
+        """As in ``PseudoLabels``; mixing weights come from a separate random stream per visit."""
         self.lambdas = np.random.default_rng(client.generator("order/mix_lambda").initial_seed())
         return super().local_work(client)
 
@@ -65,7 +65,7 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return streams
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """The fix set and the mix set, as many draws with replacement, new in every local epoch."""
+        """Return the fix set, and a mix set of as many draws with replacement, redrawn in every local epoch."""
         made = super().pseudo_labelled(client, probabilities)
         fix = made["unlabelled"]
         if self.hparams.mix_weight and len(fix):
@@ -74,7 +74,7 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
         return made
 
     def mix_set(self, client: Site, labels: Tensor, keep: Tensor) -> Stream:
-        """Partners from all images of the client, each with its own arg max."""
+        """Draw partners from all of the client's images, labelled by their arg max."""
         mix = self.fixed(client.data.unlabelled, {"weak": "weak"}, y=labels)
         mix.resample = int(keep.sum())
         return mix
@@ -85,18 +85,18 @@ class SemiFL(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
             self.lam = self.lambdas.beta(ALPHA, ALPHA)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """The fix term, and the loss of labels where there are any (see ``PseudoLabels``), plus the mix term."""
+        """Return the loss of ``PseudoLabels`` (the fix term, and labels if any) plus the mix term."""
         loss = super().training_step(batch, batch_idx)
         if "mix" in batch:
             loss = loss + self.hparams.mix_weight * self.mix_loss(batch["unlabelled"], batch["mix"])
         return loss
 
     def mix_loss(self, fix: Mapping[str, Tensor], mix: Mapping[str, Tensor]) -> Tensor:
-        """Mixup of the two sets' weak views, paired by position."""
+        """Mixup loss of the two sets' weak views, paired by position."""
         lam = self.lam
         logits = self(lam * fix["weak"] + (1.0 - lam) * mix["weak"])
         return lam * F.cross_entropy(logits, fix["y"]) + (1.0 - lam) * F.cross_entropy(logits, mix["y"])
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The model, unless the client had nothing to train on."""
+        """Return the model, unless the client had nothing to train on."""
         return super().make_upload(client) if self.trains else None

@@ -1,4 +1,4 @@
-"""Server-only: what the server's labels give without any client."""
+"""Server-only: training on the server's labels without any client."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,24 +12,24 @@ from methods.parts.static_norms import StaticNorms
 
 
 class ServerOnly(LabelsAtServer, StaticNorms, RoundSchedule):
-    """The server's steps of (FL)2 (NeurIPS 2024) and SemiFL alone: the baseline without communication.
+    """Only the server's steps of (FL)2 (NeurIPS 2024) and SemiFL: the baseline without communication.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | clients per round | - | - | none |
     | ``server_batch_size``, ``server_epochs`` | 10, 5 | the same | the same |
-    | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as the other rows |
+    | ``sbn_scope`` | - | - | ``all``: statistics of labelled and unlabelled images, as in the other rows |
     """
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Nobody takes part."""
+        """Select no client."""
         return [[]]
 
     def server_step(self, server: Site) -> None:
-        """As in every method with labels at the server; here it must have some."""
+        """Train as in ``LabelsAtServer``; labels are required here."""
         require_server_labels(server.data)
         super().server_step(server)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])

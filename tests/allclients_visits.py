@@ -1,4 +1,4 @@
-"""Two visits of SAGE's or ProxyFL's released trainer on a toy network, replayed by a method of ours."""
+"""Two visits of SAGE's or ProxyFL's released trainer on a toy network, replayed by our methods."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from methods.base import Batch, FedMethod, Tally
 from methods.models.backbone import Backbone, LinearHead
 
@@ -22,36 +23,36 @@ class Toy(Backbone):
         self.fc1, self.bn, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), LinearHead(5, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        """Vectors [B, 4] to features [B, 5]."""
+        """Map vectors [B, 4] to features [B, 5]."""
         return F.relu(self.bn(self.fc1(x)))
 
 
 def arguments(case: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a case, as arguments of a method."""
+    """Return the recipe of a case as arguments of a method."""
     given = case["inputs"]
     same = {name: given[name] for name in ("threshold", "lr", "momentum", "weight_decay")}
     return {**same, "batch_size": given["labelled_batch"], "unlabelled_bs": given["unlabelled_batch"]}
 
 
 def own_name(name: str) -> str:
-    """Our name of a tensor of the released network."""
+    """Translate the released network's tensor name to ours."""
     return name if name.startswith(("feat_proj", "proxy_proj")) else f"model.{name.replace('classifier', 'head')}"
 
 
 def start(method: FedMethod, case: dict[str, Any]) -> None:
-    """Give a method the first weights of a case."""
+    """Load the initial weights of a case into a method."""
     method.load_tensors({own_name(name): precise(value) for name, value in case["inputs"]["start_state"].items()})
 
 
 def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Both visits with one optimiser state; after each, what the code gives, and its momentum buffers by our names."""
+    """Run both visits with one optimiser state; yield the released results and momentum buffers by our names."""
     states: OptimizerStates = []
     for visit in case["visits"]:
         start(method, case)
         given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit = Fit(method, states, epochs=given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass
@@ -62,7 +63,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
 
 
 def batches_of(given: dict[str, Any]) -> Iterator[Batch]:
-    """The batches of a local epoch; labelled and unlabelled ones begin again when they are through."""
+    """Yield the batches of a local epoch; labelled and unlabelled ones restart when exhausted."""
     labelled, unlabelled = given["batches"]["labelled"], given["batches"]["unlabelled"]
     for step in range(given["steps_per_epoch"]):
         one, other = labelled[step % len(labelled)], unlabelled[step % len(unlabelled)]
@@ -73,5 +74,5 @@ def batches_of(given: dict[str, Any]) -> Iterator[Batch]:
 
 
 def precise(value: Any) -> Tensor:
-    """Numbers in double precision."""
+    """Convert numbers to double precision."""
     return torch.tensor(value, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Bad inputs of every kind, and what is said about each."""
+"""Bad inputs of every kind, with their error messages."""
 
 import json
 from typing import NamedTuple
@@ -58,21 +58,21 @@ COMMANDS = {
     "plot nowhere": "there is no run at nowhere",
     "describe": "--data is missing",
     "verify runs/none runs/other": "there is no run at runs/none: it has no record.json",
-    "tune --paper rscfed": "scale quick has no entry `tuning`, so nothing is tuned there; what has one: --paper "
+    "tune --paper rscfed": "scale quick has no entry `tuning`, so there is nothing to tune; these have one: --paper "
     "common --scale ",
-    "admit --paper rscfed": "has no entry `admission`, so no setting asks for it there; what has one: --paper images ",
+    "admit --paper rscfed": "has no entry `admission`, so there is nothing to admit; these have one: --paper images ",
     "list foo": "error: what foo: expected {methods,data,models,suites}",
 }
 OPTIONS = {
     "--method fedavgg": "unknown method 'fedavgg'; did you mean 'fedavg'?",
-    "--method .": "method '.' is no dotted path such as my_package.mine.Mine",
+    "--method .": "method '.' is not a dotted path such as my_package.mine.Mine",
     "--method os.path.join": "method 'os.path.join' is not a subclass of methods.base.FedMethod",
     "--data digit": "unknown data set 'digit'; did you mean 'digits'?",
     "--data methods.fedavg.FedAvg": "is not a subclass of datamodules.base.FSSLDataModule",
-    "--model os.system": "Python's standard library has no networks, and nothing of it is called",
-    "--model os.system --model_args.command ls": "nothing of it is called",
+    "--model os.system": "names from the standard library are refused as models",
+    "--model os.system --model_args.command ls": "names from the standard library are refused",
     "--model resnet99": "unknown model 'resnet99'",
-    "--model torch.nn.ReLU": "it takes no num_classes",
+    "--model torch.nn.ReLU": "it has no argument num_classes",
     "--model torch.pi": "this is a float; name a subclass of torch.nn.Module",
     "--model_args.depth 3": "unknown option depth",
     "--model_args.width .inf": "--model_args.width is inf; give a finite number",
@@ -126,7 +126,7 @@ OPTIONS = {
     "--engine fast": "--engine fast: expected {reference,slots}",
     "--logger comet": "error: unknown logger 'comet'",
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine cannot be imported: No module named 'nowhere'",
-    "--callbacks collections.OrderedDict": "this is no subclass of lightning.pytorch.Callback",
+    "--callbacks collections.OrderedDict": "this is not a subclass of lightning.pytorch.Callback",
     "--roster.participants 0": "0 participants per round from 3 clients",
     "--roster.participants 99": "99 participants per round from 3 clients; choose 1..3 or null for all",
     "--roster.participant 3": "unknown roster argument 'participant'; did you mean 'participants'?",
@@ -138,8 +138,8 @@ OPTIONS = {
 CONFIGS = {
     "method: [a": "config.yaml: not valid YAML",
     "- method": "config.yaml: expected a mapping of names to values",
-    "rounds: 3\nrounds: 4": "the key 'rounds' is there twice",
-    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' is there twice",
+    "rounds: 3\nrounds: 4": "the key 'rounds' occurs twice",
+    "method: {class_path: fedavg, init_args: {lr: 1, lr: 2}}": "the key 'lr' occurs twice",
     "model_args: &a {b: *a}": "config.yaml: not valid YAML: a value contains itself",
     "method: {class_path: fedavg, init_args: [1]}": "method.init_args is [1]; give a mapping of names to values",
     "method: {class_path: fedavg, args: {}}": "method: give a name or class_path and init_args",
@@ -181,7 +181,7 @@ DATA = {
     "--data.flip 1.5": "data.flip is 1.5; it is a probability, 0 to 1",
     "--data.pipeline none": "unknown pipeline 'none'",
     "--data.split half": "--data.split half: expected {official,random80}",
-    "--data.validation 5000": "data.validation=5000: give a number of the 250 training images",
+    "--data.validation 5000": "data.validation=5000: give a number below the 250 training images",
     "--data ag_news --data_dir empty": "ag_news is not in ",
     "--data cifar10 --data_dir damaged": "cifar10.npz (file 1 of 1) is damaged or not the published data set",
     "--data cifar10 --data_dir pickled": "Object arrays cannot be loaded when allow_pickle=False",
@@ -196,7 +196,7 @@ DATA = {
     "--data bad_data.NoRead": "NoRead must define read() -> Arrays",
 }
 PARTITIONS = {
-    "--data.num_clients 0": "cannot spread 250 samples over 0 clients: take at least one client",
+    "--data.num_clients 0": "cannot spread 250 samples over 0 clients: choose at least one client",
     "--data.num_clients 5000": "cannot spread 250 samples over 5000 clients",
     "--data.partition dirichlet --data.beta 0": "the Dirichlet concentration beta must be positive and finite, got 0.0",
     "--data.partition dirichlet --data.beta .nan": "--data.beta is nan; give a finite number",
@@ -207,28 +207,28 @@ PARTITIONS = {
     "--data.labelled_clients 0": "labelled_clients must be 1 to 3 (all clients), got 0",
     "--data.labelled_clients 4": "labelled_clients must be 1 to 3 (all clients), got 4",
     "--data.picked 0": "data.picked is 0; it must be at least 1",
-    "--data.picked 9": "cannot pick 9 labelled clients out of 3",
+    "--data.picked 9": "cannot choose 9 labelled clients out of 3",
     "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
-    "--data.num_labels 20": "data.num_labels says nothing about data.scenario=partial_clients",
+    "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
     "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: take 10 or 20",
     "--data.scenario all_clients": "labels at all clients need one of data.num_labels",
     "--data.scenario all_clients --data.label_fraction 1.5": "labelled fraction of a client must be in (0, 1], got 1.5",
     "--data.scenario all_clients --data.label_fraction 0": "labelled fraction of a client must be in (0, 1], got 0.0",
     "--data.scenario all_clients --data.labels_per_class -1": "data.labels_per_class is -1; it must be at least 0",
-    "--data.labelled_repeats second_class": "data.labelled_repeats=second_class belongs to data.labels_per_class",
+    "--data.labelled_repeats second_class": "data.labelled_repeats=second_class needs data.labels_per_class",
     "--data.union_mode code_index": "this partition has no labelled pool in a stored order",
     "--data.labelled_min_per_class 0": "data.labelled_min_per_class is 0; it must be at least 1",
-    "--data.labelled_min_per_class 900": "the labelled clients (1) should hold so many images of every class together",
+    "--data.labelled_min_per_class 900": "the labelled clients (1) must together hold that many images of every class",
     "--data.balanced_holdout 55": "data.balanced_holdout=55: give a multiple of the 10 classes",
-    "--data.balanced_holdout 10 --data.labelled_holdout 0.5": "both replace the test set: give one of them",
+    "--data.balanced_holdout 10 --data.labelled_holdout 0.5": "both replace the test set: give only one",
     "--data.partition_seed -1": "partition_seed is -1; NumPy takes 0 to 2^32 - 1",
     "--data.partition_file missing.json": "cannot use the partition file missing.json: FileNotFoundError",
     "--data.partition_file torn.json": "cannot use the partition file torn.json: JSONDecodeError",
     "--data.partition_file changed.json": "its content does not match its hash",
     "--data.partition_file two.json": "two.json has 2 clients; give --data.num_clients 2",
     "--data.partition_file beyond.json": "the partition was made for another data set",
-    "--data.partition_file twice.json": "the partition gives sample 1 twice: to client 0 (labelled) and to client 1",
+    "--data.partition_file twice.json": "the partition assigns sample 1 twice: to client 0 (labelled) and to client 1",
 }
 
 # --- methods of one's own: before the run begins, and in its first round
@@ -257,7 +257,7 @@ PLUGINS = {
     "bad_methods.UnknownHook": "UnknownHook.on_epoch_end is never called, for there is no such hook; the nearest is ",
 }
 HOOKS = {
-    "bad_methods.StepsZero": "a pass of 0 steps trains nothing: take a whole number from 1, or None",
+    "bad_methods.StepsZero": "a pass of 0 steps trains nothing: give a whole number from 1, or None",
     "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
     "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",
@@ -282,13 +282,13 @@ HOOKS = {
     "bad_methods.UploadNaN": "the uploaded model.conv1.weight is not finite",
     "bad_methods.AggregateShape": "AggregateShape.aggregate, round 0: 'model.conv1.bias' has the shape [",
     "bad_methods.RemembersNone": "RemembersNone.remember, round 0: remember returned a NoneType; return tensors",
-    "bad_methods.RemembersKey": "remember gives something for 'server', which is no id of a client; ids run",
+    "bad_methods.RemembersKey": "remember gives something for 'server', which is not a client id; ids run",
     "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
     "bad_methods.PredictsLogits": "class probabilities run from ",
     "bad_methods.Exits": "the method ended the program (exit code 0); a hook returns, or raises an error",
     "bad_methods.Cancelled": "Cancelled, client 0 (83 images), round 0: CancelledError: by nobody (",
     "bad_methods.Scopes": "Scopes.optimizer_scopes, round 0: LookupError: no scope (",
-    "bad_methods.BoundAnew": "the registered tensor 'count' is not that of the start any more (self.x = ..., ",
+    "bad_methods.BoundAnew": "the registered tensor 'count' is no longer the one registered in __init__ (self.x = ",
     "bad_methods.OthersImages": "the stream 'labelled' has the training image ",
 }
 
@@ -378,30 +378,30 @@ PUBLISHED = {
 RECORDS = {
     "a digit of `final.acc` in `record.json` is changed": "record.json has final.acc = 99.87, but the rows of",
     "a digit of `acc` in `metrics.jsonl` is changed": "but the rows of metrics.jsonl give 99.87",
-    "both are changed alike": "is not what the run wrote: the digest differs",
-    "`bytes_up` is changed": "is not what the run wrote: the digest differs",
-    "the digest is deleted": "is not what the run wrote: the digest differs",
-    "a row is deleted": "is not what the run wrote: the digest differs",
-    "the last row is deleted": "rows are missing, or are no rows of this run",
-    "`metrics.jsonl` is deleted": "rows are missing, or are no rows of this run",
+    "both are changed alike": "is not as the run wrote it: the digest differs",
+    "`bytes_up` is changed": "is not as the run wrote it: the digest differs",
+    "the digest is deleted": "is not as the run wrote it: the digest differs",
+    "a row is deleted": "is not as the run wrote it: the digest differs",
+    "the last row is deleted": "rows are missing, or do not belong to this run",
+    "`metrics.jsonl` is deleted": "rows are missing, or do not belong to this run",
     "a line of `metrics.jsonl` is torn": "line 1 is damaged",
     "a row of `metrics.jsonl` stands there twice": "line 2 has round 0 after round 0",
-    "a row of `metrics.jsonl` has no `acc`": "line 1 is no row of a run: acc is missing",
-    "`acc` is a text in `metrics.jsonl`": "line 1 is no row of a run: acc: input should be a valid number",
+    "a row of `metrics.jsonl` has no `acc`": "line 1 is not a row of a run: acc is missing",
+    "`acc` is a text in `metrics.jsonl`": "line 1 is not a row of a run: acc: input should be a valid number",
     "`metrics.jsonl` is a pipe": "metrics.jsonl: cannot be read (it is no regular file)",
     "`record.json` is cut short": "record.json: cannot be read",
     "`record.json` is empty": "record.json: cannot be read",
     "`record.json` is a list": "record.json: not a record",
     "`timing.seconds` is a text in `record.json`": "not a valid record: timing.seconds is str",
     "`timing.seconds` is missing in `record.json`": "not a valid record: timing.seconds is missing",
-    "`code_versions` is null in `record.json`": "environment.code_versions is no list of texts",
+    "`code_versions` is null in `record.json`": "environment.code_versions is not a list of texts",
     "`config` is missing in `record.json`": "not a valid record: config is missing",
     "`record.json` is of a newer version": "schema 9 is newer than 2; update fssl-bench",
 }
 
 
 def toy(changes: dict[str, object]) -> str:
-    """The toy suite with other entries; ``...`` leaves one out."""
+    """Write the toy suite with other entries; ``...`` leaves one out."""
     entries = {name: value for name, value in {**SUITE, **changes}.items() if value is not ...}
     return json.dumps(entries)
 
@@ -413,7 +413,7 @@ def shown(changes: dict[str, object]) -> str:
 
 
 def cases() -> list[Case]:
-    """All cases."""
+    """Return all cases."""
     files = {"toy.yaml": toy({})}
     found = [Case("Commands", f"`{given}`", says, given, files) for given, says in COMMANDS.items()]
     found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]

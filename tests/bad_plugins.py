@@ -1,4 +1,4 @@
-"""Sources of the modules that ``bad_inputs`` names: methods and data sets that are wrong in one thing each."""
+"""Sources of the modules that ``bad_inputs`` names: methods and data sets with one fault each."""
 
 MODULES = {
     "bad_syntax": "class Mine:\n    lr = = 1\n",

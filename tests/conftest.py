@@ -1,4 +1,4 @@
-"""Options and fixtures that several test folders use."""
+"""Options and fixtures shared by several test folders."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from datamodules.io import sources
 from datamodules.io.sources import Arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
 
 pytest_plugins = ["benchmark.contract.plugin"]
 
@@ -27,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """What ``few_objects`` has set aside is cleaned up as the process ends, or libraries call it leaked."""
+    """Unfreeze the objects frozen by ``few_objects``, which libraries would otherwise report as leaked."""
     gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests, which have a long timeout of their own, come first: no core waits for one of them at the end."""
+    """Run long tests (those with their own timeout) first, so that no core waits for one at the end."""
 
     def patience(item: pytest.Item) -> int:
         mark = item.get_closest_marker("timeout")
@@ -49,7 +49,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans are kept with the tests' files, one folder for all processes, and not in the home of who runs them."""
+    """Cache plans with the tests' files, in one folder for all processes, not in the user's home."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -60,7 +60,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects() -> None:
-    """What lives on, such as all imported modules, is not searched for garbage: every run ends with a search."""
+    """Freeze long-lived objects such as imported modules, since every run ends with a garbage collection."""
     gc.collect()
     gc.freeze()
 

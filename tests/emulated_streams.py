@@ -1,4 +1,4 @@
-"""Streams and graphs of the emulated device: who sees whose work, and what a graph leaves until it is replayed.
+"""Streams and graphs of the emulated device: visibility of operations between streams, and graphs that are replayed.
 
 Every operation belongs to the stream of the moment. Streams and the host have vector clocks: an operation sees another
 if its stream, or the host before it was launched, has waited for that one. Two operations on the same memory, of which
@@ -31,12 +31,12 @@ class Stream:
         self.ticks, self.clock = 0, Clock()
 
     def wait_stream(self, other: "Stream") -> None:
-        """What is launched from now on comes after what the other has launched."""
+        """Make later operations wait for those launched on the other stream."""
         merge(self.clock, other.clock)
         self.clock[other] = max(self.clock.get(other, 0), other.ticks)
 
     def synchronize(self) -> None:
-        """The host waits."""
+        """Make the host wait."""
         merge(TIMES.host, self.clock)
         TIMES.host[self] = self.ticks
 
@@ -62,7 +62,7 @@ class Use:
 
 @dataclass
 class Past:
-    """Of a piece of memory: where it was made, who wrote last, and who has read since, by stream."""
+    """History of a piece of memory: where it was allocated, the last writer, and later readers by stream."""
 
     home: Stream
     size: int
@@ -80,7 +80,7 @@ class Times:
         self.freed: dict[Stream, list[Past]] = {}
 
     def before(self, operation: Operation) -> None:
-        """Look whether it sees what it must."""
+        """Check that an operation sees what it depends on."""
         if operation.facts.view:
             return
         stream = self.now
@@ -103,7 +103,7 @@ class Times:
                 past.read[stream] = use
 
     def after(self, operation: Operation) -> None:
-        """Note what is new, and who gets freed memory; the host has waited for copies and reads."""
+        """Record new memory and reuse of freed memory; the host has waited for copies and reads."""
         stream = self.now
         for one in operation.made:
             what = f"{operation.facts.name} at {here()}"
@@ -125,7 +125,7 @@ TIMES = Times()
 
 
 class Graph:
-    """A captured step. Capturing runs nothing: afterwards all is as before, and what the step made is NaN."""
+    """A captured step. Capturing has no effect: afterwards all values are restored, and new tensors are NaN."""
 
     def __init__(self) -> None:
         self.generators: list[torch.Generator] = []
@@ -135,7 +135,7 @@ class Graph:
         self.generators.append(generator)
 
     def replay(self) -> None:
-        """Run all operations where they ran, on the stream of the moment."""
+        """Run all operations again, on the current stream."""
         for one in self.calls:
             TIMES.before(one)
             with _disable_current_modes():
@@ -145,14 +145,14 @@ class Graph:
 
 
 class Capture:
-    """Sees the operations that a graph takes up, and undoes what they do."""
+    """Records the operations of a graph, and undoes their effects."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.saved, self.new = graph, dict[int, tuple[Tensor, Tensor]](), dict[int, Tensor]()
         self.states = [(one, one.get_state()) for one in graph.generators]
 
     def before(self, operation: Operation) -> None:
-        """Refuse what makes the host wait, and draws of others; keep what will be overwritten."""
+        """Refuse host syncs and draws from other generators; save values that will be overwritten."""
         name = operation.facts.name
         if operation.waits or operation.uploads:
             raise DeviceError(f"{name}: operation not permitted when stream is capturing")
@@ -182,7 +182,7 @@ class Capture:
 
 
 def spoil(near: Tensor) -> None:
-    """Fill memory with what nobody can take for a result."""
+    """Fill memory with values that cannot be mistaken for results."""
     if near.is_floating_point():
         near.fill_(torch.nan)
     elif near.dtype != torch.bool:
@@ -194,7 +194,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def all_of(tensor: Tensor) -> Tensor:
-    """The whole memory that a tensor lies in."""
+    """Return the whole storage of a tensor."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((count,), (1,), 0)
 
@@ -205,7 +205,7 @@ def leaves(result: Any) -> list[Any]:
 
 @contextmanager
 def stream(one: Stream | None) -> Iterator[None]:
-    """Meanwhile operations belong to a stream."""
+    """Assign operations to a stream while the context is open."""
     before, TIMES.now = TIMES.now, one or TIMES.now
     try:
         yield
@@ -215,11 +215,11 @@ def stream(one: Stream | None) -> Iterator[None]:
 
 @contextmanager
 def streams(emulation: Emulation) -> Iterator[Times]:
-    """The device has streams and graphs; what the process has kept from earlier ones has its past."""
+    """Give the device streams and graphs; objects kept from earlier ones keep their history."""
 
     @contextmanager
     def graph(into: Graph, pool: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"  # else a thread that watches over NCCL breaks the capture
+        assert capture_error_mode == "thread_local"  # otherwise NCCL's watchdog thread breaks the capture
         capture = Capture(into)
         emulation.observers.append(capture)
         try:

@@ -15,7 +15,7 @@ from benchmark.contract.federations import (
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
-from benchmark.federation.reference import ClientState, LocalSite, Outcome
+from benchmark.federation.reference import ClientState, LocalSite, VisitResult
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
 from methods.base import Visit
@@ -38,10 +38,10 @@ __all__ = [
 
 
 class FewDigits(Digits):
-    """The first 250 training and 90 test images, where the number of images does not matter."""
+    """The first 250 training and 90 test images, for tests in which the number of images does not matter."""
 
     def read(self) -> Arrays:
-        """Digits, cut."""
+        """Return the first digits."""
         whole = super().read()
         return replace(
             whole,
@@ -53,7 +53,7 @@ class FewDigits(Digits):
 
 
 def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
-    """``FewDigits`` over clients of whom ``labelled`` (all by default) hold labels, set up."""
+    """Set up ``FewDigits`` with clients of which ``labelled`` (default: all) hold labels."""
     data = FewDigits(
         **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": SIDE, **args}
     )
@@ -62,11 +62,11 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
 
 
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
-    """The place of a client's visit; by default that of client 0 in round 0."""
+    """Return the site of a client's visit; default: client 0 in round 0."""
     data = federation.data.client(visit.client if visit else 0)
-    return LocalSite(federation.method, federation.engine.around, data, visit or Visit(size=data.size), [])
+    return LocalSite(federation.method, federation.engine.context, data, visit or Visit(size=data.size), [])
 
 
-def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[Outcome, ClientState]:
+def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[VisitResult, ClientState]:
     """One visit by the federation's engine: what came of it, and what the client keeps."""
-    return federation.engine.client(visit, federation.engine.sent(visit, federation.server), state)
+    return federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), state)

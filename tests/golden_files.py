@@ -8,7 +8,7 @@ import torch
 
 
 def load(name: str) -> Any:
-    """``tests/golden/<name>.json`` with every tensor restored."""
+    """Load ``tests/golden/<name>.json`` with all tensors restored."""
     return tensors(json.loads((Path(__file__).parent / "golden" / f"{name}.json").read_text()))
 
 

@@ -1,4 +1,4 @@
-"""One sound method, and what the contract must refuse: the same method with one fault each."""
+"""One correct method, and variants with one fault each that the contract must refuse."""
 
 import random
 import time
@@ -37,7 +37,7 @@ class Sound(FedMethod):
         self.register_buffer("centre", torch.zeros(()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of labels, or of pseudo-labels that the debiased prediction is sure of."""
+        """Return the cross-entropy on labels, or on pseudo-labels where the debiased prediction is confident."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
@@ -55,31 +55,31 @@ class Sound(FedMethod):
         return loss
 
     def follow(self, mean: Tensor) -> None:
-        """The client's prior follows its predictions ``[C]``; so does the federation's."""
+        """Update the client's and the shared prior from predictions ``[C]``."""
         self.prior.mul_(0.5).add_(0.5 * mean)
         self.usual.mul_(0.9).add_(0.1 * mean)
 
     def known_prior(self) -> Tensor:
-        """What predictions are divided by, ``[C]``."""
+        """Return the divisor of predictions, ``[C]``."""
         return self.prior
 
     def noise(self, x: Tensor) -> Tensor:
-        """Noise in the shape of images."""
+        """Draw noise in the shape of images."""
         return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=self.generator)
 
     def refresh_norm(self, data: FSSLDataModule) -> None:
-        """The server measures the mean of some training images."""
+        """Measure the mean of some training images."""
         self.centre.copy_(data.take("test", torch.arange(50, device=self.device)).mean())
 
     def aggregate(self, uploads: Any) -> None:
-        """The weighted mean, drawn a little to the measured mean."""
+        """Take the weighted mean, moved slightly towards the measured mean."""
         self.load_tensors(weighted_mean([upload.tensors for upload in uploads], [u.weight for u in uploads]))
         with torch.no_grad():
             self.model.head.classifier.bias.add_(1e-3 * self.centre)
 
 
 class LeakingPrior(Sound):
-    """The prior lies in a plain tensor: one client's goes on where another's has stopped."""
+    """The prior is a plain tensor, so that one client's continues another's."""
 
     scopes = {"centre": "server"}
 
@@ -90,12 +90,12 @@ class LeakingPrior(Sound):
 
 
 class LastingAttribute(Sound):
-    """A number of Python's counts the visits that this process has seen."""
+    """A Python number counts this process's visits."""
 
     visits = 0
 
     def local_work(self, client: Site) -> LocalWork:
-        """As many steps as ever, later ones at a lower rate."""
+        """Count the visit."""
         self.visits += 1
         return super().local_work(client)
 
@@ -105,7 +105,7 @@ class LastingAttribute(Sound):
 
 
 class LastingClassAttribute(Sound):
-    """The same in a list of the class, which all instances share."""
+    """The same in a class attribute, a list shared by all instances."""
 
     seen: list[int] = []
 
@@ -133,19 +133,19 @@ class LateClassAttribute(Sound):
 
 
 class StatePerClient(Sound):
-    """Every client finds its own again, as long as it comes to the same process and nothing stops the run."""
+    """Clients keep state in an attribute, which is lost in another process or after an interruption."""
 
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
         super().__init__(model, num_classes, **base)
         self.priors: dict[int, Tensor] = {}
 
     def local_work(self, client: Site) -> LocalWork:
-        """Take the own prior up."""
+        """Restore the client's prior."""
         self.mine = self.priors.setdefault(client.visit.client, self.prior.clone())
         return super().local_work(client)
 
     def follow(self, mean: Tensor) -> None:
-        """Keep it."""
+        """Store it."""
         self.mine.mul_(0.5).add_(0.5 * mean)
 
     def known_prior(self) -> Tensor:
@@ -154,7 +154,7 @@ class StatePerClient(Sound):
 
 
 class LastingBuffer(Sound):
-    """A buffer that no state dict holds."""
+    """A buffer that is not in the state dict."""
 
     pace: Tensor
 
@@ -169,7 +169,7 @@ class LastingBuffer(Sound):
 
 
 class ServerMemory(Sound):
-    """What the server has seen lies in an attribute, which no checkpoint holds."""
+    """The server keeps state in an attribute, which is not in checkpoints."""
 
     rounds = 0
 
@@ -182,7 +182,7 @@ class ServerMemory(Sound):
 
 
 class BroadcastInPlace(Sound):
-    """Whoever is sent the shared prior gets it sharpened, and so does everybody after."""
+    """Sending the shared prior sharpens it in place, so that later clients get it sharpened again."""
 
     def broadcast(self, server: Any, visit: Visit) -> dict[str, Tensor]:
         """Change the server's own tensor."""
@@ -203,7 +203,7 @@ UNIFORM = torch.full((10,), 0.1)
 
 
 class CommonBuffer(Sound):
-    """All instances register one and the same tensor, and change it in place."""
+    """All instances register the same tensor and change it in place."""
 
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
         super().__init__(model, num_classes, **base)
@@ -211,7 +211,7 @@ class CommonBuffer(Sound):
 
 
 class BindsAnew(Sound):
-    """The prior's name stands for another tensor after every step; clients keep the one of the start."""
+    """The prior is rebound to a new tensor in every step, while clients keep the initial one."""
 
     def follow(self, mean: Tensor) -> None:
         """Make a new tensor."""
@@ -219,7 +219,7 @@ class BindsAnew(Sound):
 
 
 class PlacesForPositions(Sound):
-    """Places within the client's images are taken for positions in the training set: images of others."""
+    """Indices into the client's images are mistaken for positions in the training set."""
 
     def local_work(self, client: Site) -> LocalWork:
         """As many images as the client has."""
@@ -231,7 +231,7 @@ class PlacesForPositions(Sound):
 
 
 class BatchInPlace(Sound):
-    """A step adds its noise to the images that it was given."""
+    """A step adds its noise to its input images in place."""
 
     def noise(self, x: Tensor) -> Tensor:
         """Add, and have nothing left to add."""
@@ -248,7 +248,7 @@ class TorchDraw(Sound):
 
 
 class TorchDrawBetweenSteps(Sound):
-    """Something is drawn from torch's global generator at the start of an epoch."""
+    """The start of an epoch draws from torch's global generator."""
 
     def on_train_epoch_start(self) -> None:
         """Before its first step."""
@@ -256,7 +256,7 @@ class TorchDrawBetweenSteps(Sound):
 
 
 class NumpyDraw(Sound):
-    """The work of a visit is drawn from NumPy's global generator."""
+    """The work of a visit depends on NumPy's global generator."""
 
     def local_work(self, client: Site) -> LocalWork:
         """One epoch or two."""
@@ -272,7 +272,7 @@ class PythonDraw(Sound):
 
 
 class UnseededDraw(Sound):
-    """A generator of its own, which nobody seeds."""
+    """Its own generator, without a seed."""
 
     def learning_rate(self) -> float:
         """Up to twice as large."""
@@ -337,13 +337,13 @@ class HiddenLabels(Sound):
 
     def local_work(self, client: Site) -> LocalWork:
         """By name, from the data set behind the site."""
-        hidden = client._around.data._labels[client.data.unlabelled]  # type: ignore[attr-defined]
+        hidden = client._context.data._labels[client.data.unlabelled]  # type: ignore[attr-defined]
         self.usual.copy_(torch.bincount(hidden, minlength=10) / max(len(hidden), 1))
         return super().local_work(client)
 
 
 class KnowsClients(Sound):
-    """Client 0 is thought to be the one with labels."""
+    """Client 0 is assumed to be the one with labels."""
 
     def learning_rate(self) -> float:
         """Its rate is twice as high."""
@@ -366,7 +366,7 @@ class Idle(Sound):
 
 
 class Unmoved(FedMethod):
-    """Unlabelled images are declared, and enter no loss."""
+    """Unlabelled images are declared, but enter no loss."""
 
     views = Sound.views
 
@@ -378,7 +378,7 @@ class Unmoved(FedMethod):
 
 
 class KnowsTrainers(Sound):
-    """A plain ``Trainer`` gets another loss than a visit."""
+    """A plain ``Trainer`` gets a different loss from a visit."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Twice the loss there."""
@@ -395,7 +395,7 @@ class ReadsBack(Sound):
 
 
 class ConstantOnTheHost(Sound):
-    """A step weighs its loss with a tensor that it makes on the CPU."""
+    """A step weights its loss with a tensor created on the CPU."""
 
     def known_prior(self) -> Tensor:
         """Uniform in half."""
@@ -403,7 +403,7 @@ class ConstantOnTheHost(Sound):
 
 
 class PositionsOnTheHost(Sound):
-    """A step picks images by an order that lies on the CPU."""
+    """A step selects images with an index on the CPU."""
 
     def noise(self, x: Tensor) -> Tensor:
         """The images in turn."""
@@ -411,7 +411,7 @@ class PositionsOnTheHost(Sound):
 
 
 class DrawsOnTheHost(Sound):
-    """A step draws from a generator that lives on the CPU, for a tensor that does not."""
+    """A step draws from a CPU generator for a tensor on the device."""
 
     def noise(self, x: Tensor) -> Tensor:
         """Seeded, in the shape of the images."""
@@ -420,7 +420,7 @@ class DrawsOnTheHost(Sound):
 
 
 class ArrayOfALoss(Sound):
-    """A step looks at a tensor through NumPy."""
+    """A step converts a tensor to NumPy."""
 
     def follow(self, mean: Tensor) -> None:
         """As an array."""
@@ -429,7 +429,7 @@ class ArrayOfALoss(Sound):
 
 
 class CountsBatches(Sound):
-    """A step reads a number that a replay does not see change."""
+    """A step reads a number whose changes a replay does not see."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Later batches count more."""
@@ -437,7 +437,7 @@ class CountsBatches(Sound):
 
 
 class CountsEpochs(Sound):
-    """Likewise."""
+    """The same with the epoch."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Later epochs count more."""
@@ -445,7 +445,7 @@ class CountsEpochs(Sound):
 
 
 class CountsSteps(Sound):
-    """Likewise."""
+    """The same with the step."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Later steps count more."""
@@ -461,7 +461,7 @@ class FreeOfCharge(Sound):
 
 
 class WantsTwoImages(Sound):
-    """A step compares the first two images of a batch."""
+    """A step uses the first two images of a batch, which may have only one."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """There may be only one."""
@@ -471,7 +471,7 @@ class WantsTwoImages(Sound):
 
 
 class Quantised(Sound):
-    """No fault: what is sent takes a quarter of the bytes."""
+    """No fault: messages take a quarter of the bytes."""
 
     def sent_bytes(self, sent: Any, visit: Visit) -> int:
         """One byte for four."""
@@ -510,7 +510,7 @@ class KnownLosses(Sound):
 
 
 class PredictsByMemory(Sound):
-    """Predictions of the server follow what it remembers of the round, in no registered tensor."""
+    """The server's predictions depend on the round through an unregistered attribute."""
 
     sharpness = 1.0
 
@@ -529,14 +529,14 @@ class PredictsByMemory(Sound):
 
 
 class OddArgument(Sound):
-    """The default of a hyperparameter cannot be written into a file and read again as what it was."""
+    """A hyperparameter's default cannot be saved and restored unchanged."""
 
     def __init__(self, model: nn.Module, num_classes: int, pair: tuple[int, int] = (0, 1), **base: Any) -> None:
         super().__init__(model, num_classes, **base)
 
 
 class HalvesInSingle(Sound):
-    """A step that single precision ruins."""
+    """A step that fails in single precision."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Half of the loss is lost there."""
@@ -545,7 +545,7 @@ class HalvesInSingle(Sound):
 
 
 class Rounds(Sound):
-    """A step that a low precision ruins: it looks at digits that 16 bits do not have."""
+    """A step that fails in low precision: it uses digits that 16 bits do not have."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Where logits are rounded, the loss counts ten times."""
@@ -555,7 +555,7 @@ class Rounds(Sound):
 
 
 class Unscaled(Sound):
-    """A step by hand along a gradient of its own, which no scale reaches."""
+    """A manual step along its own gradient, which is not scaled."""
 
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
         super().__init__(model, num_classes, **base)
@@ -589,7 +589,7 @@ class ClipsScaled(Unscaled):
 
 
 class Steep(Sound):
-    """A gradient that float16 does not hold."""
+    """A gradient that overflows float16."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Nothing is added to the loss, with a slope of a million."""

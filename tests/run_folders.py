@@ -1,4 +1,4 @@
-"""Folders of runs for tests: a whole run of four rounds, and who else has its lock."""
+"""Folders of runs for tests: a complete run of four rounds, and locks held by others."""
 
 import fcntl
 import json
@@ -57,7 +57,7 @@ def stripped(path):
 
 @contextmanager
 def flocked(folder, kind):
-    """Someone else's lock: of a run (exclusive) or of one who only looks (shared)."""
+    """Hold another process's lock: that of a run (exclusive) or of a reader (shared)."""
     handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, kind)

@@ -1,4 +1,4 @@
-"""Short runs for tests: their configurations, a broken one, what makes two of them equal, and what rows share."""
+"""Short runs for tests: configurations, an interrupted run, equality of runs, and comparison of rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +30,13 @@ SHORT = {"method": "fedavg", "rounds": 2}
 
 
 def configuration(results, **options):
-    """The run of options with ``__`` for the dot, on top of ``OPTIONS``."""
+    """Create a run from options with ``__`` for dots, on top of ``OPTIONS``."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     return Run.of(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
 
 
 def assert_same_run(path, other):
-    """Equal but for the clock and the hardware, file by file."""
+    """Assert that two runs' files are equal except for times and hardware."""
     names = {file.name for file in path.iterdir()}
     assert names == {file.name for file in other.iterdir()}
     assert without_clock(read_record(path)) == without_clock(read_record(other))
@@ -48,7 +48,7 @@ def assert_same_run(path, other):
 
 
 def interrupted(run, at):
-    """The folder of a run that broke at the beginning of round ``at``, with a checkpoint of every round."""
+    """Return the folder of a run that failed at the start of round ``at``, with a checkpoint per round."""
     whole = Federation.run_round
 
     def breaks(self, number):
@@ -64,7 +64,7 @@ def interrupted(run, at):
 
 
 def setting(config: RunConfig) -> tuple[object, ...]:
-    """What rows of a table share; bounds alone see more labels."""
+    """Assert what rows of a table share; only bounds see more labels."""
     network = {k: v for k, v in config.model_args.items() if k != "head_dropout"}
     data = {k: v for k, v in config.data.init_args.items() if k != "hidden_labels"}
     shared = config.model, config.rounds, config.roster, config.report, config.eval_every, config.data.class_path

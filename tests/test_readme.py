@@ -217,6 +217,20 @@ def test_excerpts_are_what_the_committed_tables_say() -> None:
         assert text.count("\n") >= 3  # the head and at least two methods
 
 
+def test_the_readme_says_what_the_board_resolves_and_what_it_takes() -> None:
+    """The figures of its paragraph are those of the board and of its suite."""
+    board = " ".join(README.partition("## A board")[2].partition("![")[0].split())
+    lines = pd.read_csv(ROOT / "results/tables/text-board-leaderboard.csv")
+    at = lines.groupby("setting")["resolution"].first()
+    places = {"clients": "with labels at one client", "server": "at the server", "all": "at all clients"}
+    for setting, place in places.items():
+        assert re.search(rf"\b{at[setting]:.1f} (points )?{place}", board), place
+    configs = [run.config for run in load("text").plan("board").runs.values()]
+    assert {(config.rounds, config.data.init_args["validation"]) for config in configs} == {(60, 1000)}
+    assert "60 rounds on 6000 news texts" in board  # of 7000 that are listed
+    assert set(lines["n"]) == {20} and "20 seeds" in board
+
+
 def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
     """The findings show the picture of each block, and it was drawn from all runs that there are of its rows."""
     blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)

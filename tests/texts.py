@@ -14,7 +14,7 @@ DIM = 16
 
 
 def sentences(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Texts of nine words, six of their topic and three of any, topics in turn; every text ends with its own number."""
+    """Create texts of nine words, six of their topic and three of any, cycling topics; each ends with its number."""
     draw = np.random.RandomState(seed)
     every = " ".join(WORDS).split()
     labels = np.arange(count) % 4
@@ -40,7 +40,7 @@ class Stub:
 
 
 def write_texts(folder: Path, train: int = 240, test: int = 40) -> None:
-    """An ``ag_news.npz`` with so many texts."""
+    """Write an ``ag_news.npz`` with so many texts."""
     parts = {"train": sentences(train, 1), "test": sentences(test, 2)}
     arrays = {
         f"{part}_{what}": values
@@ -51,7 +51,7 @@ def write_texts(folder: Path, train: int = 240, test: int = 40) -> None:
 
 
 def list_texts(folder: Path, monkeypatch: Any, count: int | None = None) -> list[str]:
-    """Let the list of texts hold the first ``count`` keys of the texts in the folder; returns them."""
+    """Replace the list of texts by the first ``count`` keys of the texts in the folder, and return them."""
     (train, labels, test, test_labels), _ = ag_news.read_texts(folder)
     keys = sorted(map(ag_news.text_key, map(ag_news.plain, train), labels.tolist()))[:count]
     tests = sorted(map(ag_news.text_key, map(ag_news.plain, test), test_labels.tolist()))

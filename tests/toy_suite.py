@@ -3,7 +3,7 @@
 from benchmark.cli import main
 
 HEAVY = "torch", "lightning", "wandb", "matplotlib", "pandas", "scipy"
-"""Packages that take seconds to import: no command does so before it needs one."""
+"""Packages that take seconds to import; commands must import them only when needed."""
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 SUITE = """
@@ -22,5 +22,5 @@ scales: {quick: {seeds: [1, 2], note: tiny}}
 
 
 def table(*more: str) -> int:
-    """``table`` of the suite, which lies in the working folder; its exit status."""
+    """Run ``table`` for the suite in the working folder, and return its exit status."""
     return main(["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", *more])

@@ -1,4 +1,4 @@
-"""Work that two real processes, or more, do together, with gloo, as runs on several CPU processes do."""
+"""Work done by two or more real processes with gloo, as in runs on several CPU processes."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def meet(rank: int, port: int, work: Any, number: int = 2) -> Any:
-    """One of the processes: wait for the others, do the work and answer with how it went."""
+    """Run one of the processes: wait for the others, do the work, and send the result or error."""
     os.environ |= {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         **{"NODE_RANK": "0", "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number)},
@@ -36,12 +36,12 @@ def meet(rank: int, port: int, work: Any, number: int = 2) -> Any:
 
 
 def between_two(work: Any) -> list[Any]:
-    """What ``work(fabric)`` returns in each of two processes."""
+    """Return the results of ``work(fabric)`` in two processes."""
     return between(2, work)
 
 
 def between(number: int, work: Any) -> list[Any]:
-    """What ``work(fabric)`` returns in each of so many processes."""
+    """Return the results of ``work(fabric)`` in several processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmark.federation.loop"])
     port = free_port()

@@ -17,7 +17,7 @@ from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, one_line
 from benchmark.suites.suite import load
-from datamodules.common.errors import ConfigError, Stopped, told
+from datamodules.common.errors import ConfigError, Stopped, message_of
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
@@ -189,7 +189,7 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:
             code = _one(run, tell)
         except Exception as error:
             check_stopped()
-            print(f"error: {name}: {one_line(told(error))}", file=sys.stderr)
+            print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
             code = 1
         if code in (STOPPED, 130):
             return code

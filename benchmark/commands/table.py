@@ -26,7 +26,7 @@ from datamodules.common.errors import ConfigError, Stopped
 from datamodules.common.precision import PRECISIONS
 
 if TYPE_CHECKING:
-    from benchmark.launch.pool import Outcome
+    from benchmark.launch.pool import RunOutcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
     from benchmark.runs.records import Record
@@ -118,7 +118,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
-    published = suite.published()  # what is missing is missed before anything runs
+    published = suite.published()  # fail before any run if the file is missing
     if options.overwrite and not options.dry_run:
         discard(wanted)
     missing = [run for run in wanted if plan.found[run.id].state != "complete"]
@@ -146,7 +146,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         return 0
     for precision in dict.fromkeys(run.config.precision for run in missing):
         warn_of_slow_precision(precision, runtime.accelerator)
-    outcomes: list[pool.Outcome] = []
+    outcomes: list[pool.RunOutcome] = []
     if missing:
         display = Display(len(missing))
         try:
@@ -239,7 +239,7 @@ def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None
     print(f"{path}{others}")
 
 
-def _complain(bad: "Sequence[Outcome]") -> None:
+def _complain(bad: "Sequence[RunOutcome]") -> None:
     for outcome in bad:
         where = f"{outcome.run.cells[0]}, {outcome.run.folder}"
         print(f"{outcome.status}: {where}: {outcome.message}", file=sys.stderr)

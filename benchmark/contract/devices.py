@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmark.contract import emulated
 from benchmark.contract.federations import half_trained, tiny_federation
 from benchmark.contract.reference import Method, different, different_rows, require_equal, rounds_until
-from benchmark.federation import fit
+from benchmark.federation import optimizers
 from methods.models import cnn
 
 
@@ -28,7 +28,7 @@ def run_of(
 @contextmanager
 def as_devices_compute() -> Iterator[None]:
     """Meanwhile the CPU rounds rates to single precision, and has no form of its own for a convolution."""
-    with patch.object(cnn, "conv_pool", one_kernel), patch.object(fit, "reads_single", lambda parameters: True):
+    with patch.object(cnn, "conv_pool", one_kernel), patch.object(optimizers, "reads_single", lambda parameters: True):
         yield
 
 

@@ -105,13 +105,14 @@ def common_values(method: FedMethod) -> Values:
 def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
     """Everything that comes of a visit, by name: what is uploaded, kept, and logged."""
     engine = federation.engine
-    outcome, state = engine.client(visit, engine.sent(visit, federation.server), federation.clients.get(visit.client))
+    sent = engine.send(visit, federation.server)
+    result, state = engine.run_visit(visit, sent, federation.clients.get(visit.client))
     found = {f"kept {name}": value for name, value in state.tensors.items()}
-    if (upload := outcome.upload) is not None:
+    if (upload := result.upload) is not None:
         found |= {f"uploaded {name}": value for name, value in upload.tensors.items()}
         found |= {f"uploaded statistic {name}": value for name, value in upload.stats.items()}
         found["weight"] = torch.tensor(upload.weight, dtype=torch.float64)
-    found |= {f"logged {name}": total for name, (total, _) in outcome.sums.items()}
+    found |= {f"logged {name}": total for name, (total, _) in result.sums.items()}
     for number, own in enumerate(state.optimizers):
         for place, one in enumerate(own):
             found |= {f"optimiser {number} {place} {name}": torch.as_tensor(value) for name, value in one.items()}
@@ -240,7 +241,7 @@ def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         if RANK in hosts:
             stack.enter_context(patch.dict(os.environ, RANKS))
-            federation.engine.around = replace(federation.engine.around, rank=1, ranks=3)
+            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
         fakes = [(place, fake) for host in hosts if host != RANK for place, fake in HOSTS[host].items()]
         real = {id(getattr(*place)): fake for place, fake in fakes}
         for (module, name), fake in fakes:

@@ -277,7 +277,7 @@ def check_a_step_leaves_its_batch_alone(method: Method) -> None:
         before = {(s, f): v.clone() for s, fields in batch.items() for f, v in fields.items()}
         made = compute(self, batch, number)
         broken.update(f"batch[{s!r}][{f!r}]" for (s, f), v in before.items() if not torch.equal(batch[s][f], v))
-        losses.append(self.lightning_module.tallied("loss"))
+        losses.append(self.method.tallied("loss"))
         return made
 
     with patch.object(Fit, "compute", watched):

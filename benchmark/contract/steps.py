@@ -20,8 +20,9 @@ from benchmark.contract.reference import (
     resumed,
     rounds_until,
 )
-from benchmark.federation import fit as fits
+from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
+from benchmark.federation.optimizers import OptimizerStates, kept_states, load_states
 from benchmark.federation.recording import count_host_reads
 from benchmark.federation.reference import LocalSite
 from benchmark.federation.slots import RecordedStep, SlotsEngine
@@ -46,12 +47,12 @@ class Visited(IterableDataset[Batch]):
 class TakeUp(L.Callback):
     """Gives the optimisers of a Trainer what the client has kept of theirs."""
 
-    def __init__(self, states: fits.OptimizerStates) -> None:
+    def __init__(self, states: OptimizerStates) -> None:
         self.states = states
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Before the first step."""
-        fits.load_states(trainer.optimizers, self.states)
+        load_states(trainer.optimizers, self.states)
 
 
 def some_visits(federation: Federation) -> list[Visit]:
@@ -69,14 +70,14 @@ def check_a_visit_is_a_fit(method: Method) -> None:
     visits = some_visits(federation)
     steps = 0
     for visit in visits:
-        sent, kept = engine.sent(visit, federation.server), federation.clients.get(visit.client)
-        handed_on = engine.handed_on
-        _, state = engine.client(visit, sent, kept)
-        left, engine.handed_on = state.optimizers or engine.handed_on, handed_on
+        sent, kept = engine.send(visit, federation.server), federation.clients.get(visit.client)
+        handed_on = engine.shared_optimizer_state
+        _, state = engine.run_visit(visit, sent, kept)
+        left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
-        with engine.random(visit), warnings.catch_warnings():
+        with engine.seeded(visit), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a Trainer has much to say about loaders and devices
-            site, work = engine.arrive(visit, sent, kept)
+            site, work = engine.begin_visit(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),
                 accelerator="cpu",
@@ -92,11 +93,11 @@ def check_a_visit_is_a_fit(method: Method) -> None:
             module.make_upload(site)
         fitted = module.tensors(*SCOPES)
         require_equal(method, "a plain Trainer over a client's batches takes other steps", different(visited, fitted))
-        for ours, theirs in zip(left, fits.kept_states(module, trainer.optimizers), strict=bool(work)):
+        for ours, theirs in zip(left, kept_states(module, trainer.optimizers), strict=bool(work)):
             for own, other in zip(ours, theirs, strict=True):
                 assert own.keys() == other.keys()
                 assert all(torch.equal(torch.as_tensor(own[k]), torch.as_tensor(other[k])) for k in own)
-        module._trainer = None
+        module.trainer = None
     if visits:
         assert steps > 0
 
@@ -141,13 +142,13 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
 def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
     """Recording a step, as if it were another step of the visit: a replay serves them all."""
 
-    def recorded(self: RecordedStep, step: Any, batch: Batch, slot: Any, fit: fits.Fit) -> None:
-        counters = {name: getattr(fit, name) for name in ("batch_idx", "current_epoch", "global_step")}
-        for name, count in counters.items():
-            setattr(fit, name, count + ELSEWHERE)
+    def recorded(self: RecordedStep, step: Any, batch: Batch, slot: Any, fit: Fit) -> None:
+        counters = ((fit, "batch_idx"), (fit.trainer, "current_epoch"), (fit.trainer, "global_step"))
+        for owner, name in counters:
+            setattr(owner, name, getattr(owner, name) + ELSEWHERE)
         init(self, step, batch, slot, fit)
-        for name in counters:
-            setattr(fit, name, getattr(fit, name) - ELSEWHERE)
+        for owner, name in counters:
+            setattr(owner, name, getattr(owner, name) - ELSEWHERE)
 
     return recorded
 
@@ -155,14 +156,14 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
 def check_a_step_reads_nothing_back(method: Method) -> None:
     """No step waits for the device: it reads no number back, and no shape depends on data."""
     reads: Counter[str] = Counter()
-    compute = fits.Fit.compute
+    compute = Fit.compute
 
-    def counted(self: fits.Fit, batch: Batch, number: int) -> Any:
+    def counted(self: Fit, batch: Batch, number: int) -> Any:
         with count_host_reads() as found:
             made = compute(self, batch, number)
         reads.update(found)
         return made
 
-    with patch.object(fits.Fit, "compute", counted):
+    with patch.object(Fit, "compute", counted):
         rounds_until(contract_federation(method), 2)
     assert not reads, f"{class_of(method).__name__}: a step reads numbers back to the host ({', '.join(reads)})"

@@ -1,4 +1,4 @@
-"""What a run describes, put together: the method with its network, the data module, the federation."""
+"""Builds what a run describes: the method with its network, the data module, the federation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,20 +20,20 @@ from methods.models.norm import static_norms
 
 
 def make_data(run: Run) -> FSSLDataModule:
-    """The data module, before it has read anything."""
+    """The run's data module, not yet set up."""
     config = run.config
     data: FSSLDataModule = build(config.data, "data", data_dir=config.runtime.data_dir, run_seed=config.seed)
     return data
 
 
 def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
-    """The method with its freshly initialised network, and the data module, both on ``device``.
+    """The method with a freshly initialised network, and the data module, both on ``device``.
 
-    The network is built right after seeding torch with the run seed, as the papers' codes do.
+    The network is built right after torch is seeded with the run's seed, as in the papers' code.
 
     Raises:
         ConfigError: an argument is wrong or missing, the method needs a view that the data's pipeline lacks, or the
-            network statistics that the method does not measure.
+            network needs statistics that the method does not measure.
         DataError: the data are missing, or the partition cannot be made.
     """
     config = run.config
@@ -79,7 +79,7 @@ def assemble(
     callbacks: Sequence[RoundCallback | Callback] = (),
     store: Store | None = None,
 ) -> Federation:
-    """The federation of a run, of what ``make`` has made, with the clients' states in ``store``.
+    """The federation of a run from what ``make`` returned, with clients' states in ``store``.
 
     Raises:
         ConfigError: the roster does not fit the clients.

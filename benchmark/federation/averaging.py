@@ -8,13 +8,13 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 
 
-def added(sums: Tensors, server: Tensors) -> dict[str, Tensor]:
-    """New sums in float64: the old ones plus what the server holds after another round; ``sums`` stay as they are.
+def add_round(sums: Tensors, server: Tensors) -> dict[str, Tensor]:
+    """Sums in float64 of the server's tensors over one more round; ``sums`` is left alone.
 
-    Floating tensors alone are summed, norm statistics among them.
+    Only floating-point tensors are summed, norm statistics included.
 
     Args:
-        sums: of the rounds before, by name; none before the first.
+        sums: over the rounds before, by name; empty before the first.
         server: the server's tensors, by name.
     """
     wide = {name: value.to(torch.float64) for name, value in server.items() if value.is_floating_point()}
@@ -22,11 +22,11 @@ def added(sums: Tensors, server: Tensors) -> dict[str, Tensor]:
 
 
 def mean(sums: Tensors, rounds: int, last: Tensors) -> dict[str, Tensor]:
-    """The averaged model: means in the types of the tensors; what is no floating number is that of the last round.
+    """The averaged model: means in the tensors' own types; integer tensors are those of the last round.
 
     Args:
-        sums: of the floating tensors, by name.
-        rounds: how many rounds were summed.
-        last: the server's tensors after the last of them.
+        sums: over the rounds, of the floating-point tensors, by name.
+        rounds: number of rounds summed.
+        last: the server's tensors after the last round.
     """
     return {name: (sums[name] / rounds).to(value.dtype) if name in sums else value for name, value in last.items()}

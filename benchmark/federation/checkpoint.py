@@ -1,12 +1,12 @@
-"""Checkpoints that survive a kill at any moment, and of which only what has changed is written.
+"""Checkpoints that survive a kill at any moment. A save writes only what has changed.
 
-A checkpoint is a head, ``checkpoint.pt``, and a file for what each client keeps, in ``checkpoint.clients/``. The head
-holds the rest of the state and names the clients' files; a name contains the SHA-256 of its file. A save writes the
-files of the clients that have changed, then replaces the head, whose predecessor stays with the files that it names,
-and then removes the files that neither of them names. Every file is written under a temporary name, fsynced, renamed.
-While a save goes on there are three generations.
+A checkpoint is a head, ``checkpoint.pt``, and one file per client in ``checkpoint.clients/`` with what it keeps. The
+head holds the rest of the state and names the clients' files; each name contains the SHA-256 of the file. A save writes
+the files of clients that have changed, then replaces the head. The previous head stays, with the files that it names.
+Then the files that neither head names are removed. Every file is written under a temporary name, fsynced and renamed.
+During a save there are three generations on disk.
 
-All of them hold tensors and plain data only, and are read as such: a file from elsewhere cannot run code.
+The files hold only tensors and plain data, and are read that way: a file from elsewhere cannot run code.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from benchmark.federation.collectives import taken_apart
+from benchmark.federation.collectives import split_tensors
 from benchmark.files import problem, read_bytes, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
 MAGIC = b"fssl-bench checkpoint 2\n"
-WHOLE = b"fssl-bench checkpoint 1\n"  # of older versions: one file with everything
+WHOLE = b"fssl-bench checkpoint 1\n"  # written by older versions: one file with everything
 DIGEST_BYTES = 32
-PER_CLIENT = ("clients", "memory")  # parts of a state by client; each entry has a file of its own
-SHARE = 0.02  # of the elapsed time, at most, is spent on saving
-FIRST_RATE = 1e8  # bytes per second, taken for granted until a save has been timed
+PER_CLIENT = ("clients", "memory")  # parts of a state that are stored by client, one file each
+SHARE = 0.02  # of the elapsed time, the most that is spent on saving
+FIRST_RATE = 1e8  # bytes per second, assumed until a save has been timed
 
 Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
-"""The tensors of a client as they were saved, and how often each had been changed in place."""
+"""The tensors of a client when they were saved, and how often each had been changed in place."""
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -48,7 +48,7 @@ OptimizerStates = list[list[dict[str, Any]]]
 
 
 class OnDisk:
-    """A client's part of a state that lies in a file, as a checkpoint would write it; the file goes with this object.
+    """A client's part of a state in a file of a checkpoint's format. The file is deleted with this object.
 
     Args:
         path: the file.
@@ -61,11 +61,11 @@ class OnDisk:
 
     @classmethod
     def write(cls, path: Path, value: Any) -> "OnDisk":
-        """Write tensors and plain data.
+        """Write a value to a file.
 
         Raises:
-            OSError: there is no room; names the file.
-            RunError: the value holds something else.
+            OSError: the disk is full; names the file.
+            RunError: the value holds more than tensors and plain data.
         """
         body = _dumped(value)
         with named(path):
@@ -74,10 +74,10 @@ class OnDisk:
         return cls(path, hashlib.sha256(body).hexdigest())
 
     def read(self) -> Any:
-        """The value.
+        """Read the value.
 
         Raises:
-            RunError: the file is gone or damaged.
+            RunError: the file is missing or damaged.
         """
         try:
             body = read_bytes(self.path)
@@ -88,7 +88,7 @@ class OnDisk:
         return _opened(body, self.path)
 
     def give(self, path: Path) -> None:
-        """Let the file have this name, too, on disk when this returns; a copy where there can be no second name."""
+        """Give the file a second name, durably; where hard links are impossible, copy it."""
         with named(path):
             path.parent.mkdir(exist_ok=True)
             temporary = path.with_name(path.name + ".tmp")
@@ -107,7 +107,7 @@ class _Part(BaseModel):
 
 
 class _Head(_Part):
-    """A head as a file: by part, the names of its clients' files; a client without a file stands in the part itself."""
+    """A head on disk. ``kept`` names the clients' files by part; a client without a file is in the part itself."""
 
     kept: dict[str, dict[int, str]] = {}
     clients: dict[int, Any] = {}
@@ -130,7 +130,7 @@ class _Origin(_Part):
 
 
 class _Run(_Part):
-    """The state of a run, as ``Federation.state_dict`` makes it; what older versions did not have has a default."""
+    """The state of a run, as from ``Federation.state_dict``. What older versions did not save has a default."""
 
     round: Count
     server: Tensors
@@ -146,12 +146,12 @@ class _Run(_Part):
 
 
 class Checkpoint:
-    """The checkpoint of a run that goes on: knows what is on disk, and what saving costs. ``load`` comes first.
+    """The checkpoint of a run in progress: knows what is on disk and what a save costs. Call ``load`` first.
 
     Args:
         path: the head.
-        every_s: least number of seconds between two saves; with 0 every round is saved, whatever it costs.
-        clock: seconds of a monotonic clock.
+        every_s: least number of seconds between two saves; 0 saves every round, whatever it costs.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, path: Path, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,9 +164,9 @@ class Checkpoint:
         self.spent, self.bytes = 0.0, 0
 
     def due(self, state: Mapping[str, Any]) -> bool:
-        """Whether it is time to save: the interval has passed, and ``SHARE`` of the elapsed time pays for it.
+        """Whether it is time to save: the interval has passed, and saving stays within ``SHARE`` of the elapsed time.
 
-        What it costs follows from the bytes that have changed and from how fast the saves before were.
+        The cost is estimated from the bytes that have changed and the speed of earlier saves.
         """
         if self.every_s == 0:
             return True
@@ -174,23 +174,23 @@ class Checkpoint:
             return False
         rate = self.bytes / self.spent if self.spent and self.bytes else FIRST_RATE
         paid_at = self.began + (self.spent + self.changed_bytes(state) / rate) / SHARE
-        self.look_at = max(self.look_at, paid_at)  # more can change until then, but not less
+        self.look_at = max(self.look_at, paid_at)  # more may change until then, never less
         return self.clock() >= paid_at
 
     def changed_bytes(self, state: Mapping[str, Any]) -> int:
         """Bytes of the tensors that a save would write."""
         own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
-        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in taken_apart(part)[1])
+        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in split_tensors(part)[1])
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write what has changed since the last save; the checkpoint before it stays as its predecessor.
+        """Write what has changed since the last save; the previous checkpoint is kept as the predecessor.
 
-        A client's tensors count as unchanged if they are the same objects and PyTorch has counted no change in place.
+        A client's tensors are unchanged if they are the same objects and PyTorch has counted no in-place change.
 
         Raises:
-            OSError: it cannot be written, e.g. to a full disk; names the file. What was there is as it was, and no half
-                file takes space.
-            RunError: ``state`` holds something else than tensors and plain data.
+            OSError: a file cannot be written, e.g. to a full disk; names the file. The checkpoint on disk is as before,
+                and no partial file is left.
+            RunError: ``state`` holds more than tensors and plain data.
         """
         began, changed = self.clock(), self.changed_bytes(state)
         known: dict[tuple[str, int], tuple[Saved, str]] = {}
@@ -208,7 +208,7 @@ class Checkpoint:
                     known[part, client] = [], name
                     kept[part][client] = name
                     continue
-                if not marks:  # nothing that is worth a file
+                if not marks:  # no tensors: not worth a file
                     head[part][client], kept[part][client] = value, ""
                     continue
                 if self._is_saved((part, client), marks):
@@ -238,13 +238,13 @@ class Checkpoint:
         self.look_at = self.last + self.every_s
 
     def load(self) -> dict[str, Any] | None:
-        """The newest intact checkpoint of head and predecessor, or ``None`` if neither exists.
+        """The newest intact checkpoint, or ``None`` if there is none and never was.
 
-        A predecessor that has to serve takes the place of the damaged head, which would otherwise become the
-        predecessor. Files that belong to neither are removed.
+        If the head is damaged, its predecessor is loaded and takes its place, so that the damaged file cannot become
+        the predecessor. Files that belong to neither are removed.
 
         Raises:
-            RunError: files exist but no checkpoint is intact, or one that is holds more than tensors and plain data.
+            RunError: files exist but no checkpoint is intact, or an intact one holds more than tensors and plain data.
         """
         wrong = []
         for candidate in (self.path, previous(self.path)):
@@ -270,7 +270,7 @@ class Checkpoint:
         return None
 
     def taken_up(self, state: Mapping[str, Any]) -> None:
-        """The state that was loaded is the run's now, in these tensors: it need not be written again."""
+        """Note that ``state`` is what was loaded, now in the run's own tensors: it need not be written again."""
         self._note(state, {key: name for key, (_, name) in self.known.items()})
 
     def _note(self, state: Mapping[str, Any], names: Mapping[tuple[str, int], str]) -> None:
@@ -294,14 +294,14 @@ class _Damaged(Exception):
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state`` to the checkpoint ``path``, whole; see ``Checkpoint.save``."""
+    """Write all of ``state`` to the checkpoint ``path``; see ``Checkpoint.save``."""
     one = Checkpoint(path)
     one.now, one.before = _files_of(path), _files_of(previous(path))
     one.save(state)
 
 
 def save_plain(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` atomically to ``path``, alone and as ``torch.load`` reads it.
+    """Write ``state`` atomically to ``path``, in one file that ``torch.load`` reads.
 
     Raises:
         OSError: as ``save``.
@@ -310,11 +310,11 @@ def save_plain(path: Path, state: dict[str, Any]) -> None:
 
 
 def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """A state in parts that ``joined`` puts together: all but the clients, then clients of about ``most`` bytes."""
+    """Divide a state into parts for ``joined``: first all but the clients, then groups of clients of ``most`` bytes."""
     parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
     room = 0
     for (part, client), value in _entries(state):
-        size = sum(t.numel() * t.element_size() for t in taken_apart(value)[1])
+        size = sum(t.numel() * t.element_size() for t in split_tensors(value)[1])
         if size > room or len(parts) == 1:
             parts.append({})
             room = most
@@ -324,7 +324,7 @@ def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state that was ``divided``."""
+    """Put together the parts that ``divided`` returned."""
     state = dict(parts[0])
     for own in parts[1:]:
         for part, clients in own.items():
@@ -338,10 +338,10 @@ def load(path: Path) -> dict[str, Any] | None:
 
 
 def check(state: Mapping[str, Any], where: Path) -> None:
-    """See that a state has all that a run continues from.
+    """Check that a state has all that a run needs to continue.
 
     Raises:
-        RunError: something is missing, or of another type; names it.
+        RunError: something is missing or has the wrong type; names it.
     """
     try:
         _Run.model_validate(dict(state))
@@ -353,14 +353,14 @@ def check(state: Mapping[str, Any], where: Path) -> None:
 
 
 def previous(path: Path) -> Path:
-    """Name of the predecessor kept beside a checkpoint."""
+    """Path of a checkpoint's predecessor, beside it."""
     return path.with_name(path.name + ".previous")
 
 
 def remove(path: Path) -> None:
     """Delete a checkpoint, its predecessor and their clients' files, if any.
 
-    In a read-only folder they stay, which does no harm.
+    In a read-only folder they stay, harmlessly.
     """
     for file in (path, previous(path), path.with_name(path.name + ".tmp"), *_folder(path).glob("*")):
         with suppress(OSError):
@@ -370,14 +370,14 @@ def remove(path: Path) -> None:
 
 
 def plain(value: Any, where: str = "state") -> Any:
-    """The value with its tensors detached, if it is tensors and plain data all through.
+    """The value with its tensors detached; it must consist of tensors and plain data.
 
     Args:
         value: numbers, strings, ``None``, tensors, and dicts, lists and tuples of them.
         where: its name in the message.
 
     Raises:
-        RunError: it holds something else; says where.
+        RunError: it holds something else; the message says where.
     """
     if isinstance(value, Tensor):
         return value.detach()
@@ -389,24 +389,24 @@ def plain(value: Any, where: str = "state") -> Any:
         return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
     raise RunError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps tensors, numbers, "
-        "strings, dicts, lists and tuples only. Keep it in a registered tensor"
+        "strings, dicts, lists and tuples only. Keep the value in a registered tensor"
     )
 
 
 def _folder(path: Path) -> Path:
-    """Where the files of the clients lie."""
+    """The folder of the clients' files."""
     return path.with_suffix(".clients")
 
 
 def _listed(path: Path) -> set[str]:
-    """All files beside each other in the folder of the clients, temporary ones included."""
+    """Names of all files in the clients' folder, temporary ones included."""
     with suppress(OSError):
         return set(os.listdir(_folder(path)))
     return set()
 
 
 def _entries(state: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
-    """What is kept for each client, by part and client."""
+    """What is saved for each client, by part and client."""
     for part in PER_CLIENT:
         for client, value in state.get(part, {}).items():
             yield (part, client), value
@@ -417,20 +417,20 @@ def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marks(value: Any) -> list[tuple[Tensor, int]]:
-    """The tensors of a value and how often each was changed in place; one made for inference alone cannot be."""
-    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in taken_apart(value)[1]]
+    """The tensors of a value and how often each was changed in place (inference tensors keep no count)."""
+    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in split_tensors(value)[1]]
 
 
 def _remembered(marks: list[tuple[Tensor, int]]) -> Saved:
-    """The marks without holding the tensors: what a client no longer keeps shall take no memory."""
+    """The marks with weak references, so that tensors a client no longer keeps are freed."""
     return [(weakref.ref(tensor), version) for tensor, version in marks]
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """The content of a head whose checksum is right.
+    """The content of a head.
 
     Raises:
-        _Damaged: it is not.
+        _Damaged: it cannot be read, or its checksum is wrong.
         RunError: it holds more than tensors and plain data.
     """
     try:
@@ -449,7 +449,7 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 def _files_of(path: Path) -> set[str]:
-    """Files of clients that a head names; none if it cannot be read."""
+    """Names of the clients' files that a head refers to; none if the head cannot be read."""
     if not path.exists():
         return set()
     try:
@@ -459,7 +459,7 @@ def _files_of(path: Path) -> set[str]:
 
 
 def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int], str]]:
-    """The state of a head and of the files that it names, and these files' names.
+    """The state in a head and the files that it names, and the names of those files.
 
     Raises:
         _Damaged: one of them is missing, torn or changed.
@@ -482,7 +482,7 @@ def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int
 def _intact(folder: Path, name: str) -> bytes:
     """The bytes of a client's file."""
     if not re.fullmatch(r"[a-z]+--?\d+-[0-9a-f]{64}\.pt", name):
-        raise _Damaged(f"{name} is no name of a client's file")
+        raise _Damaged(f"{name} is not the name of a client's file")
     try:
         body = read_bytes(folder / name)
     except OSError as error:
@@ -498,7 +498,7 @@ def _opened(body: bytes, path: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, EOFError, KeyError) as error:
         first = str(error).strip().partition("\n")[0]
         raise RunError(
-            f"{path}: this checkpoint holds more than tensors and plain data, and is not opened ({first}); it was not "
+            f"{path}: this checkpoint holds more than tensors and plain data and was not opened ({first}); it was not "
             "written by this program. Bring the run's own back, or delete it to start the run over"
         ) from None
 
@@ -510,14 +510,14 @@ def _dumped(value: Any, where: str = "state") -> memoryview:
 
 
 def _write(path: Path, body: memoryview) -> None:
-    """A file that appears whole or not at all."""
+    """Write a file that appears whole or not at all."""
     with named(path):
         path.parent.mkdir(exist_ok=True)
     os.replace(_staged(path, body), path)
 
 
 def _staged(path: Path, *parts: bytes | memoryview) -> Path:
-    """A temporary file beside ``path`` with these bytes, on disk; on an error none is left."""
+    """Write these bytes durably to a temporary file beside ``path``; after an error no file is left."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with named(path), open(temporary, "wb", opener=regular) as file:

@@ -1,4 +1,4 @@
-"""What processes tell each other: tensors as flat bytes, and only their names and shapes as pickles."""
+"""Messages between processes: tensors travel as flat bytes, only their names and shapes are pickled."""
 
 import traceback
 from collections.abc import Callable
@@ -11,19 +11,19 @@ import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
 
-from datamodules.common.errors import RunError, told
+from datamodules.common.errors import RunError, message_of
 
 Found = TypeVar("Found")
 
 
-class Place:
-    """Stands for the ``number``-th tensor of a message.
+class TensorSpec:
+    """Stands for a tensor in a message.
 
     Args:
         number: position among the message's tensors.
-        shape: shape of the tensor.
-        dtype: its type.
-        stride: how it lies in memory, which has no gaps. Kernels may sum in another order where it lies otherwise.
+        shape: of the tensor.
+        dtype: of the tensor.
+        stride: its layout in memory, without gaps. It is kept, since the order in which kernels sum may depend on it.
     """
 
     def __init__(self, number: int, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> None:
@@ -31,31 +31,31 @@ class Place:
 
 
 def all_gather(fabric: Fabric, mine: Any) -> list[Any]:
-    """What every process holds, in rank order, with its tensors on this process's device.
+    """The values of all processes, in rank order, with their tensors on this process's device.
 
     Args:
         fabric: launched.
-        mine: dicts, lists, tuples and dataclasses of tensors and plain values.
+        mine: this process's value: dicts, lists, tuples and dataclasses of tensors and plain values.
     """
     if fabric.world_size == 1:
         return [mine]
-    skeleton, tensors = taken_apart(mine)
+    skeleton, tensors = split_tensors(mine)
     skeletons: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(skeletons, skeleton)
     everyone = []
     for rank, theirs in enumerate(skeletons):
         own = rank == fabric.global_rank
-        parts = _broadcast(fabric, places(theirs), tensors if own else None, rank)
-        everyone.append(mine if own else put_together(theirs, parts))
+        parts = _broadcast(fabric, tensor_specs(theirs), tensors if own else None, rank)
+        everyone.append(mine if own else join_tensors(theirs, parts))
     return everyone
 
 
-def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
-    """What ``work`` finds in every process, in rank order, as ``all_gather``.
+def gather_results(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
+    """What ``work`` returns in every process, in rank order, as ``all_gather``; no process waits for one that fails.
 
     Raises:
-        Exception: of ``work`` in this process.
-        RunError: it fails in another one, whose message this has, with its traceback as a note; nobody waits for it.
+        Exception: ``work`` fails in this process.
+        RunError: ``work`` fails in another process; has that error's message, and its traceback as a note.
     """
     if fabric.world_size == 1:
         return [work()]
@@ -63,7 +63,7 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     try:
         found = work()
     except Exception as error:
-        failed, own = (told(error), "".join(traceback.format_exception(error))), error
+        failed, own = (message_of(error), "".join(traceback.format_exception(error))), error
     everyone = all_gather(fabric, (failed, found))
     if own is not None:
         raise own
@@ -75,30 +75,47 @@ def together(fabric: Fabric, work: Callable[[], Found]) -> list[Found]:
     return [theirs for _, theirs in everyone]
 
 
+def on_first(fabric: Fabric, work: Callable[[], Found]) -> Found | None:
+    """Run ``work`` in the first process alone and return its result there; the others return ``None``.
+
+    Raises:
+        RunError: ``work`` has raised it; all processes raise the same error, so that none waits for the first.
+    """
+    found, error = None, None
+    if fabric.is_global_zero:
+        try:
+            found = work()
+        except RunError as refusal:
+            error = refusal
+    if (refused := fabric.broadcast(error)) is not None:
+        raise refused
+    return found
+
+
 def wait_for_all(fabric: Fabric) -> None:
-    """Wait until every process is here, over gloo where there is such a group: a barrier takes a GPU's group, NCCL."""
+    """Wait for all processes, over gloo where there is such a group: a barrier would use NCCL on GPUs."""
     if fabric.world_size > 1:
         dist.all_gather_object([None] * dist.get_world_size(), None)
 
 
 def from_first(fabric: Fabric, mine: Found) -> Found:
-    """What the first process holds, with its tensors on this process's device."""
+    """The first process's value, in every process, with its tensors on this process's device."""
     if fabric.world_size == 1:
         return mine
     first = fabric.global_rank == 0
-    skeleton, tensors = taken_apart(mine) if first else (None, None)
+    skeleton, tensors = split_tensors(mine) if first else (None, None)
     held = [skeleton]
     dist.broadcast_object_list(held, src=0)
-    parts = _broadcast(fabric, places(held[0]), tensors, 0)
-    theirs: Found = mine if first else put_together(held[0], parts)
+    parts = _broadcast(fabric, tensor_specs(held[0]), tensors, 0)
+    theirs: Found = mine if first else join_tensors(held[0], parts)
     return theirs
 
 
-def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
-    """The tensors of process ``source``, on the other processes from one flat message; these give ``None``."""
-    sizes = [_num_bytes(place) for place in wanted]
+def _broadcast(fabric: Fabric, wanted: list[TensorSpec], tensors: list[Tensor] | None, source: int) -> list[Tensor]:
+    """Send the tensors of process ``source`` in one flat message; the others pass ``None`` and receive them."""
+    sizes = [_num_bytes(spec) for spec in wanted]
     if not sum(sizes):
-        return [_laid_out(torch.empty(0, dtype=place.dtype, device=fabric.device), place) for place in wanted]
+        return [_laid_out(torch.empty(0, dtype=spec.dtype, device=fabric.device), spec) for spec in wanted]
     if tensors is not None:
         flat = torch.cat([_as_bytes(tensor).to(fabric.device) for tensor in tensors])
     else:
@@ -107,57 +124,57 @@ def _broadcast(fabric: Fabric, wanted: list[Place], tensors: list[Tensor] | None
     if tensors is not None:
         return tensors
     parts = torch.split(flat, sizes)
-    return [_laid_out(part.clone().view(place.dtype), place) for part, place in zip(parts, wanted, strict=True)]
+    return [_laid_out(part.clone().view(spec.dtype), spec) for part, spec in zip(parts, wanted, strict=True)]
 
 
-def _laid_out(flat: Tensor, place: Place) -> Tensor:
-    return flat.as_strided(place.shape, place.stride)
+def _laid_out(flat: Tensor, spec: TensorSpec) -> Tensor:
+    return flat.as_strided(spec.shape, spec.stride)
 
 
 def _without_gaps(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that lies without gaps in memory, in the order of its axes where it has gaps now."""
+    """The tensor itself if its memory has no gaps, otherwise a contiguous copy."""
     kept = tensor.detach()
     dense = torch.empty_like(kept, memory_format=torch.preserve_format, device="meta").stride() == kept.stride()
     return kept if dense else kept.contiguous()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor in the order in which they lie in memory."""
+    """The bytes of a tensor, in memory order."""
     kept = _without_gaps(tensor)
     return kept.as_strided((kept.numel(),), (1,)).view(torch.uint8)
 
 
-def _num_bytes(place: Place) -> int:
-    return torch.Size(place.shape).numel() * torch.empty((), dtype=place.dtype).element_size()
+def _num_bytes(spec: TensorSpec) -> int:
+    return torch.Size(spec.shape).numel() * torch.empty((), dtype=spec.dtype).element_size()
 
 
-def taken_apart(tree: Any) -> tuple[Any, list[Tensor]]:
-    """A message without its tensors, which a ``Place`` stands for, and the tensors in order."""
+def split_tensors(tree: Any) -> tuple[Any, list[Tensor]]:
+    """A message with a ``TensorSpec`` in place of each tensor, and the tensors, in order."""
     tensors: list[Tensor] = []
     return _apart(tensors, tree), tensors
 
 
 def _apart(tensors: list[Tensor], value: Any) -> Any:
-    """The value with places for its tensors, which join the others. A closure that calls itself would hold them."""
+    """The value with specs for its tensors, which are appended. (A closure that calls itself would keep them alive.)"""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return Place(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
+        return TensorSpec(len(tensors) - 1, tuple(value.shape), value.dtype, _without_gaps(value).stride())
     return _rebuilt(value, partial(_apart, tensors))
 
 
-def put_together(skeleton: Any, tensors: list[Tensor]) -> Any:
-    """The message again."""
-    if isinstance(skeleton, Place):
+def join_tensors(skeleton: Any, tensors: list[Tensor]) -> Any:
+    """The message that ``split_tensors`` split."""
+    if isinstance(skeleton, TensorSpec):
         return tensors[skeleton.number]
-    return _rebuilt(skeleton, partial(put_together, tensors=tensors))
+    return _rebuilt(skeleton, partial(join_tensors, tensors=tensors))
 
 
-def places(skeleton: Any) -> list[Place]:
-    """The places of a message without its tensors, in order."""
-    found: list[Place] = []
+def tensor_specs(skeleton: Any) -> list[TensorSpec]:
+    """The specs in a message without its tensors, in order."""
+    found: list[TensorSpec] = []
 
     def walk(value: Any) -> Any:
-        if isinstance(value, Place):
+        if isinstance(value, TensorSpec):
             found.append(value)
         return _rebuilt(value, walk)
 
@@ -165,8 +182,8 @@ def places(skeleton: Any) -> list[Place]:
     return found
 
 
-def moved(tree: Any, device: torch.device) -> Any:
-    """The message with its tensors on ``device``."""
+def to_device(tree: Any, device: torch.device) -> Any:
+    """A message with its tensors moved to ``device``."""
 
     def walk(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else _rebuilt(value, walk)
@@ -175,7 +192,7 @@ def moved(tree: Any, device: torch.device) -> Any:
 
 
 def _rebuilt(value: Any, walk: Any) -> Any:
-    """A container with ``walk`` applied to what it holds; anything else as it is."""
+    """A container with ``walk`` applied to its items; any other value as it is."""
     if isinstance(value, dict):
         return {key: walk(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""What a method declares is checked before it runs: a misspelt name would train something else without a word."""
+"""Checks of what a method declares, before it runs: a misspelt name would silently train something else."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -10,21 +10,21 @@ from torch import nn
 from datamodules.common.errors import ConfigError
 from methods.base import FedMethod, Scope
 
-NEEDED = ("sum", "mean", "each")  # of uploads' tensors, from the least to the most
+NEEDED = ("sum", "mean", "each")  # of the uploads' tensors, from least to most
 STREAMS = ("labelled", "unlabelled")
-ALIKE = 0.88  # how alike a name must be to one of the hooks to count as a misspelling of it
+ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
 
 
 def check_declarations(method: FedMethod) -> None:
-    """Look at ``scopes``, ``views`` and the names of the hooks of a method.
+    """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and the names of its functions.
 
     Raises:
-        ConfigError: the base class was not initialised; a scope or stream that does not exist, a prefix of ``scopes``
-            that no registered tensor has, views that are no names, or a function of the class that is named as hooks
-            are, or almost like one, and is none; with the nearest right name.
+        ConfigError: the base class is not initialised, a scope or stream does not exist, no registered tensor has a
+            prefix of ``scopes``, a view is not a name, or a function of the class is named almost like a hook, or
+            ``on_...`` like no hook. The message suggests the nearest name.
     """
     name = type(method).__name__
-    if not hasattr(method, "_registered"):
+    if not hasattr(method, "_engine"):
         raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
     _check_scopes(method, name)
     _check_views(method.views, name)
@@ -34,14 +34,14 @@ def check_declarations(method: FedMethod) -> None:
 
 
 def uploads_needed(cls: type) -> str:
-    """What the server of a method needs of its uploads' tensors (``FedMethod.uploads_needed``): the most that any class
-    in its line says, or needs where it says nothing.
+    """What a method's server needs of the uploads' tensors (``FedMethod.uploads_needed``): the most that the class or
+    a base declares or, without a declaration, needs because of what it overrides.
     """
 
     def own(one: type) -> str:
-        told = vars(one)
-        usual = "each" if {"aggregate", "remember"} & told.keys() else "mean" if "weights" in told else "sum"
-        return str(told.get("uploads_needed", usual))
+        defined = vars(one)
+        usual = "each" if {"aggregate", "remember"} & defined.keys() else "mean" if "weights" in defined else "sum"
+        return str(defined.get("uploads_needed", usual))
 
     found = [own(one) for one in cls.__mro__]
     return max(found, key=lambda need: NEEDED.index(need) if need in NEEDED else len(NEEDED))
@@ -64,7 +64,7 @@ def _check_scopes(method: FedMethod, name: str) -> None:
 
 
 def _is_empty(method: FedMethod, prefix: str) -> bool:
-    """Whether the method has something of this name that holds no tensors: ``None``, or a module without any."""
+    """Whether the method has an attribute of this name without tensors: ``None``, or a module without any."""
     held: Any = method
     for part in prefix.split("."):
         if not hasattr(held, part):
@@ -84,8 +84,8 @@ def _check_views(views: Any, name: str) -> None:
 
 
 def _check_hooks(cls: type, name: str) -> None:
-    """Refuse what the class defines under a name that is almost a hook's, or a function ``on_...``: nobody would call
-    it.
+    """Refuse what the class defines under a name that is almost a hook's, or a function ``on_...`` that is no hook: it
+    would never be called.
     """
     declared = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
     hooks = [*declared, *(hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_")))]
@@ -96,14 +96,14 @@ def _check_hooks(cls: type, name: str) -> None:
             continue
         if close := get_close_matches(one, hooks, n=1, cutoff=ALIKE):
             raise ConfigError(
-                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is something of its own, give it a "
-                "name that is less like the hook's"
+                f"{name}.{one} is never called: did you mean {close[0]!r}? If it is no hook, give it a name that is "
+                "less like the hook's"
             )
         if one.startswith("on_") and callable(getattr(cls, one)):
             (nearest,) = get_close_matches(one.replace("begin", "start"), training, n=1, cutoff=0.0)  # Keras's word
             raise ConfigError(
                 f"{name}.{one} is never called, for there is no such hook; the nearest is {nearest!r}. If it is "
-                "something of its own, give it a name that does not begin with on_"
+                "no hook, give it a name that does not begin with on_"
             )
 
 

@@ -144,7 +144,7 @@ class JointMean:
             self.own[key] = upload.tensors
         return without_tensors(upload)
 
-    def handed_out(self, upload: Upload) -> Upload:
+    def for_server(self, upload: Upload) -> Upload:
         """The upload as the server meets it: of its tensors there is only the mean with others'."""
         return replace(upload, tensors=cast(dict[str, Tensor], Summand(self, upload.visit)))
 
@@ -170,7 +170,7 @@ class JointMean:
             for key, tensors in self.own.items():
                 if given.get(key):
                     self._add(tensors, given[key])
-        places = self._told(given)
+        places = self._exchange_places(given)
         for name, one in self.sums.items():
             one.join(self.fabric, places[name])
         by = fsum(given.values())
@@ -178,7 +178,7 @@ class JointMean:
         self.sums = {}
         return dict(self.found)
 
-    def _told(self, given: Mapping[tuple[int, int], float]) -> dict[str, list[int]]:
+    def _exchange_places(self, given: Mapping[tuple[int, int], float]) -> dict[str, list[int]]:
         """The places that any process has, by tensor; where uploads were added up, the weights are compared, too."""
         mine = {name: sorted(one.places) for name, one in self.sums.items()}, self.weights
         everyone: list[Any] = [mine]

@@ -1,4 +1,4 @@
-"""The trained model of a run in one file: weights, configuration, record and rounds."""
+"""The trained model of a run in one file: weights, record (with the configuration) and rows of metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ WEIGHTS = "weights.pt"
 
 @dataclass(frozen=True)
 class Exported:
-    """What an exported file holds.
+    """The content of an exported file.
 
     Args:
         record: the run's.
-        rows: its evaluated rounds.
+        rows: of its evaluated rounds.
         weights: the global model of its last round, by the names of the method's tensors.
     """
 
@@ -33,11 +33,11 @@ class Exported:
 
 
 def export(path: Path, file: Path) -> None:
-    """Write the model of a complete run into a file that ``torch.load`` reads with ``weights_only``.
+    """Write the model of a complete run to a file that ``torch.load(weights_only=True)`` reads.
 
     Args:
         path: the run's folder.
-        file: what to write; it is replaced if it is there.
+        file: where to write it; an existing file is replaced.
 
     Raises:
         RunError: the run has no complete record or no weights.
@@ -45,21 +45,21 @@ def export(path: Path, file: Path) -> None:
     """
     record = read_record(path)
     if record["status"] != "complete":
-        raise RunError(f"{path}: the run is not complete; only a complete one is exported")
+        raise RunError(f"{path}: the run is not complete; only complete runs can be exported")
     held = {"format": FORMAT, "record": record, "rows": read_rows(path), "weights": read_weights(path / WEIGHTS)}
     file.parent.mkdir(parents=True, exist_ok=True)
     save_plain(file, held)
 
 
 def read_exported(file: Path) -> Exported:
-    """What ``export`` has written.
+    """Read what ``export`` has written.
 
     Raises:
-        RunError: it is another file, or damaged.
+        RunError: the file is something else, or damaged.
     """
     found = _loaded(file, "give the folder of a run, or a file that `fit --export` wrote")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RunError(f"{file}: it is no exported model ({FORMAT}); `fit --export` writes one")
+        raise RunError(f"{file}: this is not an exported model ({FORMAT}); `fit --export` writes one")
     validate(found["record"], f"{file}, record")
     return Exported(found["record"], found["rows"], found["weights"])
 
@@ -71,12 +71,12 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         RunError: there are none, or the file is damaged.
     """
     if not file.exists():
-        raise RunError(f"{file}: there are no weights; a run writes them at its end, and records have none")
+        raise RunError(f"{file}: there are no weights; a run writes them when it ends; shared records have none")
     return dict(_loaded(file, "run it again"))
 
 
 def _loaded(file: Path, remedy: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of a damaged file PyTorch's reader raises whatever it runs into
+    except Exception as error:  # for a damaged file PyTorch raises errors of many types
         raise RunError(f"{file}: the weights cannot be read ({one_line(error)}); {remedy}") from None

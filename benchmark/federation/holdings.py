@@ -1,25 +1,25 @@
-"""Which training images a site holds, for whatever positions a method hands over."""
+"""Which training images a site holds: a method may only name its own."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmark.federation.fit import describe
+from benchmark.federation.hooks import describe
 from datamodules.base import SiteData
 from datamodules.common.errors import RunError
 
 REMEDY = (
-    "take positions from client.data (client.data.unlabelled[keep]); places within them, such as torch.arange(n), are "
-    "those of other images"
+    "take positions from client.data (client.data.unlabelled[keep]); indices into them, such as torch.arange(n), are "
+    "positions of other images"
 )
 
 
 class Holdings:
-    """The images of the site of the moment, in tensors that stay where they are.
+    """The images of the site that is visited at the moment, in tensors that stay at the same place.
 
-    What a step hands over is noted on the device, since a step reads no number back, and a recorded one serves many
-    sites. The note is read when the visit ends.
+    A step must not read numbers back to the host, and a recorded step serves many sites. So whether a step has asked
+    about another site's images is noted on the device, and the note is read when the visit ends.
 
     Args:
         images: number of training images.
@@ -32,21 +32,21 @@ class Holdings:
         self.marked = torch.empty(0, dtype=torch.int64, device=device)
 
     def hold(self, data: SiteData) -> None:
-        """The next visit is to a site with these images; it takes no longer where others hold many."""
+        """The next visit is to a site with these images. The time does not depend on what other sites hold."""
         self.held.index_fill_(0, self.marked, False)
         self.own.fill_(True)
         self.marked = torch.cat([i for i in (data.labelled, data.unlabelled, data.validation) if i is not None])
         self.held.index_fill_(0, self.marked, True)
 
     def require(self, index: Any, what: str) -> None:
-        """Refuse positions of images that are not the site's, by reading one number back.
+        """Refuse positions of images that are not the site's; reads one number back to the host.
 
         Args:
             index: positions in the training set, int64 ``[n]``.
             what: who names them, for the message.
 
         Raises:
-            RunError: one of them is another's, or they are no whole numbers.
+            RunError: an image is another site's, or the positions are not integers.
         """
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = f"a tensor of {index.dtype}" if isinstance(index, Tensor) else describe(index)
@@ -56,18 +56,18 @@ class Holdings:
         if not bool(own.all()):
             raise RunError(
                 f"{what} has the training image {int(index[~own][0])}, which the site does not hold "
-                f"({int((~own).sum())} of {len(index)} are others'); {REMEDY}"
+                f"({int((~own).sum())} of {len(index)} are other sites'); {REMEDY}"
             )
 
     def note(self, index: Tensor) -> None:
-        """Note whether images are the site's, without reading anything back."""
+        """Note on the device whether images are the site's; reads nothing back."""
         self.own.logical_and_(self.held[index].all())
 
     def require_own(self) -> None:
-        """Refuse a visit in which others' images were noted.
+        """Refuse a visit in which a step has asked about another site's images.
 
         Raises:
-            RunError: they were.
+            RunError: it has.
         """
         if not bool(self.own):
             raise RunError(

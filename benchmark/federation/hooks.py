@@ -1,4 +1,4 @@
-"""What a method's hooks hand over is looked at before it is used: its type, the names and shapes of its tensors."""
+"""Checks of what a method's hooks return: its type, and the names and shapes of its tensors."""
 
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -7,20 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.federation.fit import describe
 from datamodules.common.errors import RunError
 from datamodules.views.batches import LocalWork, Pass
 from methods.base import FedMethod, Upload, Visit
 
 Shapes = Mapping[str, Tensor]
-"""Tensors by name, of which only names, shapes and types count."""
+"""Tensors by name; only their names, shapes and types matter."""
 
 
 def cohorts(made: Any, num_clients: int) -> list[list[int]]:
-    """What ``select_clients`` returned.
+    """The cohorts that ``select_clients`` returned.
 
     Raises:
-        RunError: it is no list of lists of client ids, or a client does not exist.
+        RunError: it is not a list of lists of client ids, or a client does not exist.
     """
     if not _is_list(made) or not all(_is_list(cohort) for cohort in made):
         inner = next((part for part in made if not _is_list(part)), None) if _is_list(made) else made
@@ -36,7 +35,7 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
 
 
 def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
-    """Tensors by name that go into registered ones of these names.
+    """Tensors by name, to be copied into the registered tensors of those names.
 
     Args:
         made: what the hook returned.
@@ -44,7 +43,7 @@ def tensors(made: Any, like: Shapes, hook: str) -> dict[str, Tensor]:
         hook: its name, for the message.
 
     Raises:
-        RunError: it is no dict of tensors with data, or a name or a shape is not that of a registered tensor.
+        RunError: it is not a dict of tensors with data, or a name or shape is not that of a registered tensor.
     """
     if not isinstance(made, Mapping):
         raise RunError(f"{hook} returned {describe(made)}; return a dict of tensors by name")
@@ -61,7 +60,7 @@ def local_work(made: Any) -> LocalWork:
     """What ``local_work`` returned.
 
     Raises:
-        RunError: it is no list of ``Pass`` and of functions that make one.
+        RunError: it is not a list of ``Pass`` and of functions that make one.
     """
     for part in made if _is_list(made) else [made]:
         if not _is_list(made) or not (isinstance(part, Pass) or callable(part)):
@@ -77,25 +76,61 @@ def one_pass(made: Any) -> Pass:
     """What a function in ``local_work`` returned.
 
     Raises:
-        RunError: it is no ``Pass``.
+        RunError: it is not a ``Pass``.
     """
     if not isinstance(made, Pass):
         raise RunError(f"a function in local_work returned {describe(made)}; return a Pass")
     return made
 
 
+def step_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned, as a dict with a scalar ``loss``; empty for ``None``, which takes no step.
+
+    Raises:
+        RunError: it is something else.
+    """
+    if made is None:
+        return {}
+    outputs = dict(made) if isinstance(made, Mapping) else {"loss": made}
+    loss = outputs.get("loss")
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise RunError(
+            f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
+            "dict with a scalar 'loss', or None"
+        )
+    if not loss.requires_grad:  # backward would say so, too, but not whose loss it is
+        raise RunError(
+            "training_step returned a loss that does not require grad: is it detached, or computed under "
+            "torch.no_grad()? Return None for a batch without a loss"
+        )
+    return outputs
+
+
+def manual_step_outputs(made: Any) -> dict[str, Any]:
+    """What ``training_step`` returned with manual optimisation, as a dict: a tensor is the ``loss``.
+
+    Raises:
+        RunError: it is not a tensor, a dict or ``None``.
+    """
+    if not (made is None or isinstance(made, Tensor | Mapping)):
+        raise RunError(
+            f"training_step returned {describe(made)}; with manual optimisation it returns a tensor, a dict, or None"
+        )
+    return {} if made is None else dict(made) if isinstance(made, Mapping) else {"loss": made}
+
+
 def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | None:
     """What ``make_upload`` returned, in tensors of its own.
 
     Args:
-        made: it.
+        made: what it returned.
         visit: the visit that it ends.
         shared: the server's tensors that clients upload.
         live: the module's registered tensors, which the next client writes into.
 
     Raises:
-        RunError: it is no ``Upload``; its tensors are not the shared ones, name by name and shape by shape; its weight
-            is no number from 0, or its bytes are no whole number from 0.
+        RunError: it is not an ``Upload``; its tensors are not exactly the shared ones, in name and shape; its weight is
+            not a number from 0, or its bytes are not a whole number from 0.
     """
     if made is None:
         return None
@@ -127,10 +162,10 @@ def upload(made: Any, visit: Visit, shared: Shapes, live: Shapes) -> Upload | No
 
 
 def byte_count(made: Any, hook: str) -> int:
-    """A number of bytes that a hook gives.
+    """A number of bytes that a hook returned.
 
     Raises:
-        RunError: it is no whole number from 0.
+        RunError: it is not a whole number from 0.
     """
     try:
         count = index(made)
@@ -146,14 +181,14 @@ def remembered(made: Any, num_clients: int) -> dict[int, dict[str, Tensor]]:
     """What ``remember`` returned, in tensors of its own.
 
     Raises:
-        RunError: it is no dict of dicts of tensors with data, or a key is no id of a client.
+        RunError: it is not a dict of dicts of tensors with data, or a key is not a client id.
     """
     if not isinstance(made, Mapping):
         raise RunError(f"remember returned {describe(made)}; return tensors by name, by client")
     for client, own in made.items():
         if not _is_whole(client) or not 0 <= client < num_clients:
             raise RunError(
-                f"remember gives something for {client!r}, which is no id of a client; ids run from 0 to "
+                f"remember gives something for {client!r}, which is not a client id; ids run from 0 to "
                 f"{num_clients - 1}"
             )
         for value in own.values() if isinstance(own, Mapping) else [own]:
@@ -165,7 +200,7 @@ def probabilities(made: Any, rows: int) -> Tensor:
     """What ``predict`` returned for so many images.
 
     Raises:
-        RunError: it is no tensor ``[rows, classes]`` with data.
+        RunError: it is not a tensor ``[rows, classes]`` with data.
     """
     _require_data(made, f"predict returned {{}} for {rows} images", f"probabilities [{rows}, classes]")
     if made.ndim != 2 or len(made) != rows:
@@ -175,27 +210,33 @@ def probabilities(made: Any, rows: int) -> Tensor:
 
 
 def in_place(method: FedMethod) -> None:
-    """Look whether the registered tensors are still those of the start.
+    """Check that the registered tensors are still the original ones.
 
     Raises:
-        RunError: one of them was bound anew, or is new.
+        RunError: one of them was replaced, or registered late.
     """
-    if names := method.bound_anew():
+    known = method._engine.tensors
+    if known is not None and (names := known.replaced_in(method)):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise RunError(
-            f"the registered tensor {names[0]!r}{more} is not that of the start any more (self.x = ..., p.data = ..., "
-            "or registered late): what it holds would be lost. Register all of them in __init__, and change them in "
-            "place (self.x += 1, copy_, load_tensors)"
+            f"the registered tensor {names[0]!r}{more} is no longer the one registered in __init__ (self.x = ..., "
+            "p.data = ..., or registered late): its values would be lost. Register all tensors in __init__, and change "
+            "them in place (self.x += 1, copy_, load_tensors)"
         )
 
 
+def describe(value: object) -> str:
+    """A value as an error message names it: its type or, of a tensor, its shape."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
 def _require_data(value: Any, says: str, wanted: str = "a tensor") -> None:
-    """Refuse what is no ordinary tensor.
+    """Refuse what is not an ordinary tensor.
 
     Args:
-        value: what a hook gives.
-        says: that in words, with ``{}`` for the value.
-        wanted: what to give in its place.
+        value: what a hook returned.
+        says: the message's first half, with ``{}`` for the value.
+        wanted: what to return instead.
     """
     if not isinstance(value, Tensor):
         raise RunError(f"{says.format(describe(value))}; give {wanted}")

@@ -1,4 +1,4 @@
-"""The loop: select, broadcast, visits, upload, aggregate, server, evaluate, record."""
+"""The loop over rounds: select, broadcast, visit, upload, aggregate, server step, evaluate."""
 
 import time
 import warnings
@@ -17,11 +17,11 @@ from torch.nn.utils import get_total_norm
 
 from benchmark.federation import averaging, hooks
 from benchmark.federation.checkpoint import OnDisk
-from benchmark.federation.collectives import all_gather, from_first, moved, together
+from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
-from benchmark.federation.fit import OptimizerStates
-from benchmark.federation.reference import ClientState, Outcome, ReferenceEngine, Sums, Surroundings, place
+from benchmark.federation.optimizers import OptimizerStates
+from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
@@ -39,39 +39,39 @@ from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
 from methods.parts.tally import different_shapes
 
-AT_A_TIME = 4  # clients of each process whose states are sent in one message
+CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
 
 
 class RoundCallback(Protocol):
     """Called on every rank after each round."""
 
     def on_round_end(self, federation: "Federation", row: dict[str, Any] | None) -> None:
-        """``row`` is the evaluated round's line of the record, ``None`` where the round was not evaluated."""
+        """``row`` is the round's row of metrics; ``None`` if the round was not evaluated."""
 
 
 class Federation:
-    """One federated run, from initialisation (or a checkpoint) to the last round.
+    """One federated run, from the initial model or a checkpoint to the last round.
 
     Args:
-        method: the method; its tensors at this moment are the initial global model.
+        method: the method; its present tensors are the initial global model.
         data: data module, already set up.
-        roster: who is registered and who takes part.
-        fabric: launched Fabric; used for device, precision and ranks. The method is not wrapped:
-            gradients of different clients must never be reduced into each other.
-        rounds: rounds of the run.
-        seed: run seed.
-        eval_every: evaluate every so many rounds, and after the last.
-        callbacks: called on every rank after each round (``RoundCallback``), or during every visit (Lightning's).
-        slots: clients that a process trains in turns (``SlotsEngine``); ``None``: one after the other.
-        replay: whether the slots record their steps and replay them.
-        nonfinite: what becomes of an upload whose loss or tensors are not finite: it ends the run (``stop``), or is
-            left out of the aggregate and counted (``skip``).
-        average_last: average the global weights of so many last rounds, and evaluate that model once, after the last
-            (``averaged``); a run with fewer is averaged whole. 0: no average.
-        store: where the clients' states are kept; default: in host memory.
-        sums: how the mean of uploads is made: in client-id order from all of them in every process (``ordered``), or
-            without rounding in the processes where they are, and joined (``exact``). Methods that need each client's
-            tensors (``uploads_needed``) have them ``ordered`` in any case.
+        roster: which clients are registered and which take part.
+        fabric: launched; gives device, precision and ranks. It does not wrap the method, since gradients of different
+            clients must never be averaged.
+        rounds: number of rounds.
+        seed: the run's seed.
+        eval_every: rounds between evaluations; the last round is always evaluated.
+        callbacks: called on every rank after each round (``RoundCallback``) or during every visit (Lightning's).
+        slots: number of clients that a process trains in turns (``SlotsEngine``); ``None``: one after another.
+        replay: whether slots record steps and replay them.
+        nonfinite: what to do with an upload whose loss or tensors are not finite: end the run (``stop``), or leave it
+            out of the aggregate and count it (``skip``).
+        average_last: average the global weights of this many last rounds (or of all, if there are fewer) and evaluate
+            that model once, at the end (``averaged``). 0: no average.
+        store: where clients' states are kept; default: in host memory.
+        sums: how uploads are averaged: in client-id order, all of them in every process (``ordered``), or by sums
+            without rounding in the processes where they were made, which are then added up (``exact``). Methods that
+            need each client's tensors (``uploads_needed``) always use ``ordered``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Federation:
         self.method, self.data, self.roster, self.fabric = method.to(fabric.device), data, roster, fabric
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.callbacks = [one for one in callbacks if hasattr(one, "on_round_end")]
-        around = Surroundings(
+        context = RunContext(
             data,
             seed,
             rounds,
@@ -108,7 +108,7 @@ class Federation:
             rank=fabric.global_rank,
             ranks=fabric.world_size,
         )
-        self.engine = ReferenceEngine(method, around) if slots is None else SlotsEngine(method, around, slots, replay)
+        self.engine = ReferenceEngine(method, context) if slots is None else SlotsEngine(method, context, slots, replay)
         method.spread = self.spread
         self.memory: dict[int, dict[str, Tensor]] = {}
         method.memory = self.memory
@@ -128,16 +128,16 @@ class Federation:
 
     @property
     def client_state_bytes(self) -> int:
-        """What all clients together may keep between their visits, in bytes."""
+        """Bytes that all clients together may keep between visits."""
         return self.engine.kept_bytes() * self.data.num_clients
 
     @cached_property
-    def held(self) -> Tensor:
-        """Images per client and class, labelled or not, [K, C]; for metrics alone."""
+    def class_counts(self) -> Tensor:
+        """Images per client and class, labelled or not, ``[K, C]``; used only for metrics."""
         return torch.from_numpy(self.data.class_counts("labelled") + self.data.class_counts("unlabelled"))
 
     def run(self) -> None:
-        """Run the remaining rounds, and evaluate the averaged model if there is one.
+        """Run the remaining rounds, then evaluate the averaged model, if there is one.
 
         ``confusion`` is then that of the last round's model (``metrics.scores``).
         """
@@ -163,16 +163,16 @@ class Federation:
                 "nothing was trained: return the loss (or set self.automatic_optimization = False)",
                 stacklevel=2,
             )
-        if self.confusion is None:  # a run that was stopped after its last round
+        if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate()
         if self.average_last:
             last, self.averaged = self.confusion, self.evaluate_averaged()
             self.confusion = last
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
-        """Give an evaluated round to Fabric's loggers, or to some of them.
+        """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
 
-        One that fails says so once and is left out from then on.
+        A logger that fails is removed, with a warning.
         """
         if not self.fabric.is_global_zero:
             return
@@ -186,30 +186,30 @@ class Federation:
                 warnings.warn(f"{type(logger).__name__} is off, the run goes on: {error}", stacklevel=2)
 
     def run_round(self, number: int) -> dict[str, Any] | None:
-        """One round; returns the line of the record if it was evaluated."""
+        """Run one round; returns its row of metrics if it was evaluated."""
         visits = self.visits(number)
-        uploads, by_client, outcomes = self.run_visits(visits)
-        self.steps += sum(outcome.steps for outcome in outcomes)
-        self.learnt |= any("loss" in outcome.sums for outcome in outcomes)
-        self.bytes_down += sum(outcome.bytes_down for outcome in outcomes)
+        uploads, by_client, results = self.run_visits(visits)
+        self.steps += sum(result.steps for result in results)
+        self.learnt |= any("loss" in result.sums for result in results)
+        self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
         self.become_server()
         logged: Sums = {}
         if uploads:
             logged = self.engine.aggregate(uploads, number)
-            with self.engine.outside("remember", number):
+            with self.engine.hook_context("remember", number):
                 kept = hooks.remembered(self.method.remember(uploads), self.data.num_clients)
             self.memory.update(kept)
         parts = [("in aggregate", logged), ("in server_step", self.server_phase(number))]
         if number >= self.rounds - self.average_last:
-            self.summed = averaging.added(self.summed, self.server)
-        with self.engine.outside("log", number):
-            sums = added(by_client) | {f"server/{name}": value for name, value in added(parts).items()}
+            self.summed = averaging.add_round(self.summed, self.server)
+        with self.engine.hook_context("log", number):
+            sums = sum_logged(by_client) | {f"server/{name}": value for name, value in sum_logged(parts).items()}
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
         means = read_means(sums)
-        with self.engine.outside("is_warmup", number):
+        with self.engine.hook_context("is_warmup", number):
             warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
             "round": number,
@@ -228,7 +228,7 @@ class Federation:
     def visits(self, number: int) -> list[Visit]:
         """The round's visits, cohort by cohort."""
         visits, seen = [], Counter[int]()
-        with self.engine.outside("select_clients", number):
+        with self.engine.hook_context("select_clients", number):
             cohorts = hooks.cohorts(self.method.select_clients(number, self.roster), self.data.num_clients)
         for cohort, clients in enumerate(cohorts):
             for client in clients:
@@ -248,63 +248,70 @@ class Federation:
                 seen[client] += 1
         return visits
 
-    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[Outcome]]:
-        """Run the visits, sharded over ranks by client; every rank ends up with all results.
+    def run_visits(self, visits: Sequence[Visit]) -> tuple[list[Upload], list[tuple[str, Sums]], list[VisitResult]]:
+        """Run the visits, sharded over ranks by client; every rank gets all results.
 
-        Uploads, and sums with who logged them, come back in (client id, repeat) order: the number of
-        processes changes no bit. An upload with numbers that are not finite ends the run, or is left out and counted
-        (``nonfinite``); its client then keeps what it had before the round.
+        An upload that is not finite ends the run, or is left out and counted (``nonfinite``); its client then keeps
+        what it had before the round.
+
+        Returns:
+            uploads, logged sums with their clients, and results, all in (client id, repeat) order, so that the number
+            of processes changes no bit.
         """
         ranks = self.fabric.world_size
         if self.joint is not None:
             self.joint.begin({name: self.server[name] for name in self.method.names("shared")})
-        shares = in_order(visits, ranks) if self.engine.hands_on else assign(visits, ranks)
+        shares = all_on_first_rank(visits, ranks) if self.engine.sequential else assign(visits, ranks)
         mine = shares[self.fabric.global_rank]
-        results: dict[tuple[int, int], Outcome] = {}
+        results: dict[tuple[int, int], VisitResult] = {}
         left_out: set[tuple[int, int]] = set()
-        for theirs in together(self.fabric, lambda: self.own_visits(mine)):
+        for theirs in gather_results(self.fabric, lambda: self.run_own_visits(mine)):
             results |= theirs.results
             left_out |= set(theirs.skipped)
-            self.engine.handed_on = theirs.handed_on or self.engine.handed_on
+            self.engine.shared_optimizer_state = theirs.shared_optimizer_state or self.engine.shared_optimizer_state
         self.share_states(shares)
         self.skipped += len(left_out)
         self.bytes_up += sum(upload.num_bytes for key in left_out if (upload := results[key].upload) is not None)
         sound = {key: results[key] for key in sorted(results) if key not in left_out}
-        uploads = [outcome.upload for outcome in sound.values() if outcome.upload is not None]
+        uploads = [result.upload for result in sound.values() if result.upload is not None]
         if self.joint is not None:
-            uploads = [self.joint.handed_out(upload) for upload in uploads]
-        sums = [(f"by client {client}", outcome.sums) for (client, _), outcome in sound.items()]
+            uploads = [self.joint.for_server(upload) for upload in uploads]
+        sums = [(f"by client {client}", result.sums) for (client, _), result in sound.items()]
         return uploads, sums, list(results.values())
 
-    def own_visits(self, mine: Sequence[Visit]) -> "Visited":
+    def run_own_visits(self, mine: Sequence[Visit]) -> "RankResults":
         """Run the visits of this process.
 
-        After a visit that is left out, the next round takes up the optimiser state that this one had taken up.
+        If a visit is left out, the next round starts from the shared optimiser state that this round started from.
         """
-        before = self.engine.handed_on
+        before = self.engine.shared_optimizer_state
         self.clients.expect([visit.client for visit in mine])
         lost: list[Visit] = []
 
-        def leave(visit: Visit, outcome: Outcome) -> Outcome:
+        def on_visit_end(visit: Visit, result: VisitResult) -> VisitResult:
             if self.joint is None:
-                return outcome
-            lost.extend(self.not_finite({visit: outcome}))
-            return outcome if outcome.upload is None else outcome._replace(upload=self.give_up(outcome.upload, lost))
+                return result
+            lost.extend(self.nonfinite_visits({visit: result}))
+            if result.upload is None:
+                return result
+            return result._replace(upload=self.add_to_mean(result.upload, lost))
 
         stops = self.nonfinite == "stop"
-        new: dict[int, ClientState] = {}  # what may have to be forgotten again
-        results = self.engine.visits(mine, self.server, self.clients if stops else ChainMap(new, self.clients), leave)
+        new: dict[int, ClientState] = {}  # not yet stored: a visit may turn out not to count
+        results = self.engine.run_visits(
+            mine, self.server, self.clients if stops else ChainMap(new, self.clients), on_visit_end
+        )
         if self.joint is None:
-            lost = self.not_finite({v: results[v.client, v.repeat] for v in mine})
+            lost = self.nonfinite_visits({v: results[v.client, v.repeat] for v in mine})
         for visit in lost:
             new.pop(visit.client, None)
-            self.engine.handed_on = before
+            self.engine.shared_optimizer_state = before
         self.clients.update(new)
         skipped = [(visit.client, visit.repeat) for visit in lost]
-        return Visited(results, skipped, self.engine.handed_on if mine else [])
+        return RankResults(results, skipped, self.engine.shared_optimizer_state if mine else [])
 
     def share_states(self, shares: Sequence[Sequence[Visit]]) -> None:
-        """Every process takes over what the clients of the others keep now, a few clients at a time.
+        """Send what clients keep to all processes, a few clients at a time.
 
         Args:
             shares: the visits of each process.
@@ -313,82 +320,82 @@ class Federation:
             return
         clients = [list(dict.fromkeys(visit.client for visit in share)) for share in shares]
         rank = self.fabric.global_rank
-        for start in range(0, max(map(len, clients)), AT_A_TIME):
-            own = {k: self.clients[k] for k in clients[rank][start : start + AT_A_TIME] if k in self.clients}
+        for start in range(0, max(map(len, clients)), CLIENTS_PER_MESSAGE):
+            own = {k: self.clients[k] for k in clients[rank][start : start + CLIENTS_PER_MESSAGE] if k in self.clients}
             for other, theirs in enumerate(all_gather(self.fabric, own)):
                 if other != rank:
                     self.clients.update(theirs)
 
-    def not_finite(self, outcomes: Mapping[Visit, Outcome]) -> list[Visit]:
-        """The visits that are left out since something of them is not finite.
+    def nonfinite_visits(self, results: Mapping[Visit, VisitResult]) -> list[Visit]:
+        """The visits whose loss or upload is not finite, which are left out.
 
         Raises:
-            RunError: there is one, and ``nonfinite`` says ``stop``.
+            RunError: there is one, and ``nonfinite`` is ``stop``.
         """
-        found = unfinished(outcomes)
+        found = find_nonfinite(results)
         if self.nonfinite == "stop":
             for visit, what in found.items():
-                raise RunError(f"{place(self.method, visit)}: {what}")
+                raise RunError(f"{location(self.method, visit)}: {what}")
         return list(found)
 
-    def give_up(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
-        """The upload without its tensors, which are a part of the joint mean, unless its visit is lost."""
+    def add_to_mean(self, upload: Upload, lost: Sequence[Visit]) -> Upload:
+        """Add an upload to the joint mean, unless its visit is left out; returns it without its tensors."""
         assert self.joint is not None
         if upload.visit in lost:
             return without_tensors(upload)
-        with self.engine.outside(f"weights for client {upload.visit.client}", upload.visit.round):
+        with self.engine.hook_context(f"weights for client {upload.visit.client}", upload.visit.round):
             weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
             return self.joint.take(upload, float(weight))
 
     def become_server(self) -> None:
-        """The module turns from the last client into the server; nothing of the client stays in it."""
+        """Load the server's tensors into the module; nothing of the last client remains."""
         self.method.load_tensors({**self.engine.initial, **self.server})
 
     def server_phase(self, number: int, first: bool = False) -> Sums:
-        """Let the server work on its own labels, then refresh static norm statistics; returns what it logged.
+        """Run the server's step, then refresh static norm statistics; returns what was logged.
 
-        The method is the server already, but before the first round.
+        The module is the server already, except before the first round (``first``).
         """
         if first:
             self.become_server()
-        state, logged, steps = self.engine.server(number, self.server_state, first)
+        state, logged, steps = self.engine.run_server(number, self.server_state, first)
         self.steps += steps
         self.learnt |= "loss" in logged
-        for visit, found in unfinished({Visit(number, SERVER): Outcome(None, logged, 0, steps)}).items():
-            raise RunError(f"{place(self.method, visit)}: {found}")
+        for visit, found in find_nonfinite({Visit(number, SERVER): VisitResult(None, logged, 0, steps)}).items():
+            raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
         server, self.server_state, logged = from_first(self.fabric, (own, state, logged))
-        if server is not own:  # devices may round differently: all take over the first process's model
+        if server is not own:  # devices may round differently: all take the first process's model
             self.method.load_tensors(server)
-        with self.engine.outside("refresh_norm", number):
+        with self.engine.hook_context("refresh_norm", number):
             self.method.refresh_norm(self.data)
         self.server = self.method.tensors("shared", "server")
         return logged
 
     @torch.inference_mode()
     def evaluate(self) -> dict[str, Any]:
-        """Metrics of the global model on the whole test set (4 decimals), its blocks sharded over ranks.
+        """Metrics of the global model on the whole test set (4 decimals), sharded over ranks.
 
-        ``acc_by_class`` has the accuracy on each class (2 decimals, ``None`` where the test set has none of it), and
-        ``confusion`` keeps the matrix behind it. The method is the server.
+        ``acc_by_class`` has the accuracy on each class (2 decimals; ``None`` for a class without test images). The
+        matrix behind it is kept in ``confusion``. The module is the server.
         """
         self.method.eval()
-        with self.engine.outside("predict", self.round), self.method.autocast():
+        with self.engine.hook_context("predict", self.round), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.engine.train_mode()
         metrics, self.confusion = scores(torch.cat(probabilities).cpu(), self.data.test_labels)
         by_class = class_accuracies(self.confusion)
-        metrics |= client_accuracies(by_class, self.held)
+        metrics |= client_accuracies(by_class, self.class_counts)
         rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]
         return {name: round(score, 4) for name, score in metrics.items()} | {"acc_by_class": rounded}
 
     def evaluate_averaged(self) -> dict[str, Any]:
         """The reading ``averaged``: the number of ``rounds`` and the metrics of their averaged model.
 
-        Averaged is all that the server holds (scopes ``shared`` and ``server``), since ``predict`` may read either.
-        The method is the server before and after.
+        All that the server holds is averaged (scopes ``shared`` and ``server``), since ``predict`` may read either.
+        The module is the server before and after.
         """
         self.method.load_tensors(averaging.mean(self.summed, self.average_last, self.server))
         reading = self.evaluate()
@@ -400,23 +407,23 @@ class Federation:
         return hooks.probabilities(self.method.predict(images), len(images))
 
     def spread(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Results of all items, in order; every rank works on its share of them and gets the others' results."""
+        """Results of all items, in order: every rank works on its share and gets the results of the others."""
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
 
         def mine() -> dict[int, Any]:
             return {i: work(item) for i, item in enumerate(items) if i % ranks == rank}
 
-        results = {i: result for part in together(self.fabric, mine) for i, result in part.items()}
+        results = {i: result for part in gather_results(self.fabric, mine) for i, result in part.items()}
         return [results[i] for i in sorted(results)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on; later rounds make tensors of their own and change none of these."""
+        """Everything that the next round depends on. Later rounds make new tensors and leave these alone."""
         return {
             "round": self.round,
             "server": self.server,
             "clients": self.clients.saved(),
             "memory": dict(self.memory),
-            "handed_on": self.engine.handed_on,
+            "handed_on": self.engine.shared_optimizer_state,
             "server_state": self.server_state.optimizers if self.server_state else None,
             "bytes": (self.bytes_up, self.bytes_down),
             "steps": self.steps,
@@ -425,47 +432,47 @@ class Federation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken; the method becomes the server, as it was then."""
+        """Continue exactly where ``state_dict`` was taken; the module becomes the server, as it was then."""
         device = self.fabric.device
         self.round = state["round"]
-        self.server = moved(state["server"], device)
+        self.server = to_device(state["server"], device)
         self.clients.clear()
         for client, kept in state["clients"].items():
-            self.clients[client] = ClientState(*moved(kept.read() if isinstance(kept, OnDisk) else kept, device))
+            self.clients[client] = ClientState(*to_device(kept.read() if isinstance(kept, OnDisk) else kept, device))
         self.memory.clear()
-        self.memory.update(moved(state.get("memory", {}), device))
-        self.engine.handed_on = moved(state.get("handed_on", []), device)
+        self.memory.update(to_device(state.get("memory", {}), device))
+        self.engine.shared_optimizer_state = to_device(state.get("handed_on", []), device)
         optimizers = state["server_state"]
-        self.server_state = None if optimizers is None else ClientState({}, moved(optimizers, device))
+        self.server_state = None if optimizers is None else ClientState({}, to_device(optimizers, device))
         self.bytes_up, self.bytes_down = state["bytes"]
         self.steps, self.skipped = state.get("steps", 0), state.get("skipped", 0)
-        self.summed = moved(state.get("summed", {}), device)
+        self.summed = to_device(state.get("summed", {}), device)
         self.become_server()
 
 
-class Visited(NamedTuple):
-    """What came of a process's visits in a round, by client and repeat.
+class RankResults(NamedTuple):
+    """The results of one process's visits in a round, by client and repeat.
 
     Args:
-        results: all outcomes.
-        skipped: visits that are left out.
-        handed_on: the state of optimisers that go from visit to visit.
+        results: of all visits.
+        skipped: the visits that are left out.
+        shared_optimizer_state: the state of optimisers that clients share, after the last visit.
     """
 
-    results: dict[tuple[int, int], Outcome]
+    results: dict[tuple[int, int], VisitResult]
     skipped: list[tuple[int, int]]
-    handed_on: OptimizerStates
+    shared_optimizer_state: OptimizerStates
 
 
-def in_order(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """All visits for the first rank: each begins with what the one before has left."""
+def all_on_first_rank(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
+    """All visits on the first rank, since each starts from what the one before it left."""
     return [list(visits), *([] for _ in range(ranks - 1))]
 
 
 def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
-    """Split visits over ranks: all visits of a client stay together, in order; the loads are levelled.
+    """Split visits over ranks so that loads are balanced; all visits of a client stay on one rank, in order.
 
-    The largest client (images times visits) goes to the least loaded rank first.
+    Clients are assigned from the largest (images times visits) down, each to the rank with the smallest load.
     """
     load: dict[int, int] = {}
     for visit in visits:
@@ -477,14 +484,14 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
 
 
-def added(parts: Iterable[tuple[str, Sums]]) -> Sums:
-    """Sums and weights of several visits, added in their order.
+def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
+    """Logged sums and weights, added in order.
 
     Args:
-        parts: where each was logged, for the message, and what.
+        parts: where each was logged, for the message, and what was logged.
 
     Raises:
-        RunError: two of them have another shape.
+        RunError: a value is logged in two shapes.
     """
     total: Sums = {}
     first: dict[str, str] = {}
@@ -500,9 +507,12 @@ def added(parts: Iterable[tuple[str, Sums]]) -> Sums:
     return total
 
 
-def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
-    """What is not finite, by visit: a loss, a tensor that was uploaded, or its weight. All are looked at together."""
-    parts = {visit: _numbers(outcome) for visit, outcome in outcomes.items()}
+def find_nonfinite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
+    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
+
+    All visits are checked with one read from the device.
+    """
+    parts = {visit: _numbers(result) for visit, result in results.items()}
     flags = {visit: get_total_norm([value for _, value in own], inf).isfinite() for visit, own in parts.items() if own}
     if not flags:
         return {}
@@ -517,13 +527,10 @@ def unfinished(outcomes: Mapping[Visit, Outcome]) -> dict[Visit, str]:
     return found
 
 
-def _numbers(outcome: Outcome) -> list[tuple[str, Tensor]]:
-    """The loss and the uploaded tensors of a visit that may be infinite, with what an error message calls them.
-
-    A statistic may have the name of a tensor.
-    """
-    numbers = [("the loss", outcome.sums["loss"][0])] if "loss" in outcome.sums else []
-    if (upload := outcome.upload) is not None:
+def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
+    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
+    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
+    if (upload := result.upload) is not None:
         uploaded = (*upload.tensors.items(), *upload.stats.items())
         numbers += [(f"the uploaded {name}", value) for name, value in uploaded]
         device = next((value.device for _, value in numbers), None)
@@ -532,8 +539,9 @@ def _numbers(outcome: Outcome) -> list[tuple[str, Tensor]]:
 
 
 def read_means(sums: Sums) -> dict[str, float | list[float] | None]:
-    """Means as the record holds them, read from the device at once: a number, a short list for a vector (per class),
-    ``None`` for what is larger or was never logged.
+    """Means as they are recorded, fetched from the device in one read.
+
+    A scalar is a number, a vector (per class) is a list. What is larger, or was never logged, is ``None``.
     """
     names = sorted(sums)
     flat = [part.detach().to(torch.float64).flatten() for name in names for part in sums[name]]

@@ -1,11 +1,11 @@
-"""Records one training step as the list of tensor operations that it runs, and runs that list again.
+"""Records a training step as the list of tensor operations that it runs, and replays that list.
 
-A recorded step reads and writes the same memory every time: whoever replays it first copies the next batch, state and
-numbers into the tensors that the step was recorded with. What Python decided while it was recorded stays decided:
-branches, loop counts, and every Python number that entered an operation.
+A recorded step always reads and writes the same memory. Before a replay, the next batch, state and numbers are copied
+into the tensors that it was recorded with. All that Python decided during the recording stays as it was: branches, loop
+counts, and every Python number that entered an operation.
 
-On CUDA the list is a CUDA graph. On the CPU it is a list of calls that keeps to the rules of a CUDA graph, slowly: the
-test that a step may be captured.
+On CUDA the list is a CUDA graph. On the CPU it is a list of calls that follows the rules of a CUDA graph. That is slow;
+it tests whether a step may be captured.
 """
 
 import os
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from datamodules.common.errors import RunError
 
-# Operations that read values inside their kernels, on CUDA too, which torch does not tag.
+# Operations whose kernels read values, on CUDA, too, but which torch does not tag.
 _UNTAGGED = {
     "aten::_linalg_check_errors",
     "aten::_linalg_eigh",
@@ -50,7 +50,7 @@ _INDEXING = {
     "aten::_unsafe_index_put",
 }
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-# Methods that give data to Python without any operation, where the tensor is on the CPU already.
+# Methods that give data to Python without an operation if the tensor is on the CPU already.
 _METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu}
 
 
@@ -59,7 +59,7 @@ class Recording(ABC):
 
     @abstractmethod
     def replay(self) -> None:
-        """Run the step again, on what its tensors hold now. Draws go on from where the generators stand."""
+        """Run the step again on what its tensors hold now. Random draws continue from the state of the generators."""
 
 
 def record(
@@ -69,22 +69,22 @@ def record(
     stream: torch.cuda.Stream | None = None,
     pool: Any = None,
 ) -> Recording:
-    """Run a step once and record it meanwhile.
+    """Run a step once and record it.
 
-    Run the step at least once without recording before, on CUDA on the same ``stream``: an optimiser's first step makes
-    its state, and a replay would make it anew. The tensors that the step works on must outlive the recording, at the
-    same place: state is copied into them, never exchanged for others. The step clears its gradients itself.
+    Run the step at least once before, on CUDA on the same ``stream``: an optimiser's first step creates its state,
+    which a replay would create again. The tensors that the step works on must outlive the recording and stay at the
+    same place: state is copied into them. The step clears its gradients itself.
 
     Args:
-        step: zero_grad, forward, backward, optimiser and all that belongs to them.
+        step: the whole step: zero_grad, forward, backward, optimiser step.
         device: where the step computes.
-        generators: the only ones that it may draw from. Seed them anew in place; a replay knows no others.
-        stream: for CUDA, where the step is captured; a new one if not given. A replay runs on the current stream.
-        pool: for CUDA, memory for recordings that never run at the same time (``torch.cuda.graph_pool_handle``).
+        generators: the only ones that it may draw from. Reseed them in place; a replay knows no others.
+        stream: for CUDA, where the step is captured; default: a new one. A replay runs on the current stream.
+        pool: for CUDA, memory shared by recordings that never run concurrently (``torch.cuda.graph_pool_handle``).
 
     Raises:
         RunError: the step reads a number back to the host, makes a shape that depends on data, or draws from another
-            generator. It stops there, half done.
+            generator. The step is then left half done.
     """
     if device.type == "cpu":
         return OperationList(step, generators)
@@ -93,12 +93,12 @@ def record(
 
 @contextmanager
 def count_host_reads() -> Iterator[Counter[str]]:
-    """Count what reads numbers back to the host or makes shapes that depend on data, by name of the operation.
+    """Count operations that read numbers back to the host or make shapes that depend on data, by their names.
 
-    The rules are those of ``record``, which would raise; here all runs to its end.
+    The rules are those of ``record``; here nothing is refused.
 
-    While anything looks at operations, torch derives some functions by other formulas: tangents of norm layers round
-    otherwise, the backward pass of ``prod`` reads nothing. Steps that run in here take the formulas of a recording.
+    While operations are watched, torch differentiates some functions by other formulas: tangents of norm layers round
+    differently, and the backward pass of ``prod`` reads nothing. Steps in this context use the formulas of a recording.
     """
     found: Counter[str] = Counter()
 
@@ -112,10 +112,10 @@ def count_host_reads() -> Iterator[Counter[str]]:
 class CudaGraph(Recording):
     """A step as a CUDA graph; see ``record``. Capturing runs nothing, so the graph is replayed once.
 
-    Nobody looks at the operations meanwhile, which would take longer than they do: CUDA itself refuses what cannot be
-    captured, without a line. Draws from CUDA's global generator go unnoticed. A recording on the CPU names both.
+    Operations are not watched, which would take longer than running them. CUDA refuses what cannot be captured but does
+    not say which line it was, and draws from its global generator go unnoticed. A recording on the CPU names both.
 
-    Adam must be ``capturable``, and a rate in a tensor float32: fused kernels take no other on CUDA.
+    Adam must be ``capturable``, and a rate in a tensor must be float32, as fused kernels on CUDA require.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class CudaGraph(Recording):
             self.graph.register_generator_state(generator)
         with accelerator.device(device):
             stream = stream or accelerator.Stream()
-            try:  # other threads, as those that watch over NCCL, may go on asking CUDA
+            try:  # other threads, such as NCCL's watchdog, may still call CUDA
                 with accelerator.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     step()
             except RuntimeError as error:
@@ -150,7 +150,7 @@ class CudaGraph(Recording):
 
 
 class OperationList(Recording):
-    """A step as a list of calls, for the CPU; see ``record``. It keeps all intermediate tensors alive."""
+    """A step as a list of calls, for the CPU; see ``record``. It keeps all intermediate tensors in memory."""
 
     def __init__(self, step: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
         recorder = _Recorder(_refuse, generators)
@@ -159,7 +159,7 @@ class OperationList(Recording):
         self.calls = recorder.calls
 
     def replay(self) -> None:
-        """Call every operation again, below autograd and autocast, where it was recorded."""
+        """Call every operation again, below autograd and autocast, as it was recorded."""
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             for call in self.calls:
                 call.again()
@@ -167,9 +167,9 @@ class OperationList(Recording):
 
 @dataclass
 class _Call:
-    """One operation, with aliases of its tensors: they share memory with the step's own and know no graph.
+    """One operation, with aliases of its tensors: they share memory with the step's own, but have no autograd graph.
 
-    ``results`` are the tensors that it made, ``None`` for those that share memory with an argument.
+    ``results`` are the tensors that it created, ``None`` for those that share memory with an argument.
     """
 
     operation: Any
@@ -178,7 +178,7 @@ class _Call:
     results: list[Tensor | None]
 
     def again(self) -> None:
-        """Run it and write what it makes over what it made before. Changes in place and views need no more."""
+        """Run it and copy what it creates over what it created before; in-place changes and views need no copy."""
         made = tree_leaves(self.operation(*self.args, **self.kwargs))
         for old, new in zip(self.results, made, strict=True):
             if old is not None:
@@ -186,7 +186,7 @@ class _Call:
 
 
 class _Methods(TorchFunctionMode):
-    """Sees calls of the methods of tensors that read without an operation."""
+    """Watches calls of tensor methods that read data without an operation."""
 
     def __init__(self, host_read: Callable[[str], None]) -> None:
         super().__init__()
@@ -199,11 +199,11 @@ class _Methods(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the operations of a step, those of its backward passes too, and looks for what no replay can repeat.
+    """Watches the operations of a step and its backward passes for what a replay cannot repeat.
 
     Args:
-        host_read: called with the name of an operation that needs the data on the host.
-        generators: those that the step may draw from; ``None``: draws do not matter.
+        host_read: called with the name of an operation that needs data on the host.
+        generators: those that the step may draw from; ``None``: any.
     """
 
     def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator] | None = None) -> None:
@@ -213,7 +213,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            with self:  # in inference mode a composite operation comes whole: see its parts
+            with self:  # in inference mode a composite operation arrives whole: watch its parts
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if _reads_host(func, args):
             self.host_read(_name(func))
@@ -226,8 +226,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not given <= known or not torch.equal(before, torch.get_rng_state()):
             raise RunError(
                 f"{_name(func)} at {_place()}: a step may not draw from torch's global generator or from one that the "
-                "recording does not know, for nobody could seed it for a replay. Draw with generator=self.generator; "
-                "where an operation takes no generator (dropout), draw a mask with one that does"
+                "recording does not know, since a replay could not seed it. Draw with generator=self.generator; "
+                "if an operation takes no generator (dropout), draw a mask with one that does"
             )
         return out
 
@@ -237,18 +237,18 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Recorder(_Operations):  # type: ignore[no-untyped-call]
-    """Keeps the operations as well."""
+    """Records the operations as well."""
 
     def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator]) -> None:
         super().__init__(host_read, generators)
         self.calls: list[_Call] = []
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation and note it."""
-        if func.namespace == "profiler":  # marks of an optimiser for the profiler, no work
+        """Run one operation and record it."""
+        if func.namespace == "profiler":  # an optimiser's marks for the profiler
             return func(*args, **kwargs)
         kept_args, kept_kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-        if func is torch.ops.aten.lift_fresh.default:  # a tensor from Python numbers: a replay makes it anew
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor from Python numbers, which a replay creates again
             kept_args = (args[0].clone(),)
         out = func(*args, **kwargs)
         memory = {_memory(t) for t in tree_leaves((kept_args, kept_kwargs)) if isinstance(t, Tensor)}
@@ -262,9 +262,9 @@ class _Recorder(_Operations):  # type: ignore[no-untyped-call]
 
 
 def _reads_host(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation needs values on the host, for its result or for the shape of it."""
+    """Whether an operation needs values on the host, for its result or its shape."""
     if func._schema.name in _INDEXING:
-        if len(args) > 2 and args[2].ndim == 0:  # x[mask] = 0.0 before torch 2.12: on CUDA, too, it fills by the mask
+        if len(args) > 2 and args[2].ndim == 0:  # x[mask] = 0.0 before torch 2.12: a masked fill, on CUDA, too
             return False
         return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return not _TAGS.isdisjoint(func.tags) or func.name() in _UNTAGGED
@@ -276,16 +276,16 @@ def _name(func: Any) -> str:
 
 def _refuse(name: str) -> None:
     raise RunError(
-        f"{name} at {_place()}: a step may not read numbers back to the host, nor make shapes that depend on data, for "
-        "a replay would not see them change. Keep the number in a StepNumber, or another 0-dim tensor; use masks "
-        "(torch.where, products) in place of boolean indexing; or do it in on_train_batch_start"
+        f"{name} at {_place()}: a step may not read numbers back to the host or make shapes that depend on data, since "
+        "a replay would not see them change. Keep the number in a StepNumber or another 0-dim tensor; use masks "
+        "(torch.where, products) instead of boolean indexing; or do it in on_train_batch_start"
     )
 
 
 def _place() -> str:
-    """File and line of the innermost code that is neither torch's nor of this module.
+    """File and line of the innermost code that is neither torch's nor this module's.
 
-    A backward pass on a GPU runs in a thread of torch's own, which has no such code.
+    There is none in the thread in which torch runs backward passes on a GPU.
     """
     torchs = f"{Path(torch.__file__).parent}{os.sep}"
     frames = [f for f in traceback.extract_stack() if f.filename != __file__ and not f.filename.startswith(torchs)]
@@ -297,5 +297,5 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _address(generator: Any) -> int:
-    """Tells generators apart: an operation is given another Python object for the same one."""
+    """Identifies a generator: operations get different Python objects for the same one."""
     return int(generator._cdata)

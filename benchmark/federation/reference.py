@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other in the live module, ordinary autograd, ``torch.optim``."""
+"""The reference engine: clients train one after another in the live module, with autograd and ``torch.optim``."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,35 +11,37 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from benchmark.federation import hooks
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.scaling import LossScaler
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
-from datamodules.common.errors import RunError, Stopped, words
+from datamodules.common.errors import RunError, Stopped, safe_str
 from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
 from methods.models.backbone import draw_from
 from methods.parts.aggregation import num_bytes
+from methods.parts.engine_state import EngineState, RegisteredTensors
 from methods.parts.tensors import one_hot
 
 EVAL_BLOCK = 256
 
 Sums = dict[str, tuple[Tensor, Tensor]]
-"""Weighted sum and sum of weights by name."""
+"""By name: a weighted sum, and the sum of the weights."""
 
 
 class Sent(NamedTuple):
-    """What a client is sent: tensors by name, and the bytes on the way."""
+    """What a client is sent: tensors by name, and how many bytes that takes."""
 
     tensors: dict[str, Tensor]
     bytes: int
 
 
-class Outcome(NamedTuple):
-    """What came of a visit."""
+class VisitResult(NamedTuple):
+    """The result of a visit."""
 
     upload: Upload | None
     sums: Sums
@@ -47,29 +49,29 @@ class Outcome(NamedTuple):
     steps: int
 
 
-Leave = Callable[[Visit, Outcome], Outcome]
-"""Takes what came of a visit that has ended, and gives what is held of it."""
+OnVisitEnd = Callable[[Visit, VisitResult], VisitResult]
+"""Called with the result of each visit as soon as it has ended; returns the result to keep."""
 
 
 @dataclass
 class ClientState:
-    """What a client keeps between visits: personal tensors, and the state of its optimisers."""
+    """What a client keeps between visits: its personal tensors and the state of its optimisers."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     optimizers: OptimizerStates = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What all visits of a run share.
+class RunContext:
+    """What all visits of a run have in common.
 
     Args:
-        data: the data module, set up and placed on the device of the method.
-        seed: run seed of all random streams.
-        rounds: planned rounds, for schedules.
+        data: the data module, set up, on the method's device.
+        seed: the run's seed, from which all random streams are derived.
+        rounds: number of rounds of the run, for schedules.
         autocast: makes the mixed-precision context of the run.
-        scaler: makes what scales losses in ``16-mixed``, or gives ``None``.
-        callbacks: Lightning callbacks that see every fit.
+        scaler: makes the loss scaler of ``16-mixed``; returns ``None`` in other precisions.
+        callbacks: Lightning callbacks, called in every fit.
         loggers: Lightning loggers that a method finds as ``self.loggers``.
         rank: rank of this process.
         ranks: number of processes.
@@ -87,16 +89,16 @@ class Surroundings:
 
 
 class LocalSite:
-    """The place a visit happens at, as the hooks of a method see it (see ``methods.base.Site``).
+    """The site of a visit, as a method's hooks see it (see ``methods.base.Site``).
 
-    What a hook has no business with (the whole data set, the hidden labels, what is measured with them) is private.
-    Whatever positions a hook names, they must be those of the site's own images.
+    What hooks must not use (the whole data set, hidden labels and what is measured with them) is private. Hooks may
+    only ask for the site's own images.
     """
 
     def __init__(
         self,
         method: FedMethod,
-        around: Surroundings,
+        context: RunContext,
         data: SiteData,
         visit: Visit,
         states: OptimizerStates,
@@ -104,39 +106,39 @@ class LocalSite:
         holdings: Holdings | None = None,
     ) -> None:
         self.data, self.visit, self.optimizer_states = data, visit, states
-        self._method, self._around = method, around
-        self._hidden = Tally() if hidden is None else hidden  # hooks write there, only the engine reads
-        self._holdings = Holdings(around.data.num_images, around.data.device) if holdings is None else holdings
+        self._method, self._context = method, context
+        self._hidden = Tally() if hidden is None else hidden  # written by hooks, read by the engine alone
+        self._holdings = Holdings(context.data.num_images, context.data.device) if holdings is None else holdings
         self._holdings.hold(data)
         self.passes = self.steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random stream of this visit; ``order/...`` lives on the CPU so that devices agree on it."""
+        """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""
         v = self.visit
-        device = "cpu" if purpose.startswith("order") else self._around.data.device
-        return random_streams.generator(self._around.seed, purpose, v.round, v.client, v.repeat, device=device)
+        device = "cpu" if purpose.startswith("order") else self._context.data.device
+        return random_streams.generator(self._context.seed, purpose, v.round, v.client, v.repeat, device=device)
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = EVAL_BLOCK) -> Iterator[Tensor]:
         """Float views of the site's training images at ``index`` in blocks of ``size``."""
         self._holdings.require(index, f"views({view!r}, ...)")
         generator = self.generator(purpose)
         for start in range(0, len(index), size):
-            yield self._around.data.take(view, index[start : start + size], generator)
+            yield self._context.data.take(view, index[start : start + size], generator)
 
     def batches(self, work: LocalWork, number: int) -> Iterator[Batch]:
-        """The batches of the epoch ``number`` of ``work``, whose streams are made now."""
+        """The batches of epoch ``number`` of ``work``; its streams are made now."""
         made = work[number]
         if callable(made):
-            with modes_kept(self._method):
+            with preserve_modes(self._method):
                 made = hooks.one_pass(made())
         for name, stream in made.streams.items():
             self._holdings.require(stream.index, f"the stream {name!r}")
         self.passes += 1
         count = self.passes
-        return epoch(made.streams, self._around.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
+        return epoch(made.streams, self._context.data, lambda purpose: self.generator(f"{purpose}/{count}"), made.steps)
 
     def fit(self, work: LocalWork) -> int:
-        """Train the module as it stands; optimiser state is taken up from, and left for, the site's other visits."""
+        """Train the module as it stands, from the optimiser state that the site kept; returns the number of steps."""
         work = hooks.local_work(work)
         fit = self.prepare_fit(len(work))
         for _ in fit.run(len(work), lambda number: self.batches(work, number)):
@@ -145,18 +147,18 @@ class LocalSite:
         return fit.steps
 
     def prepare_fit(self, epochs: int = 0) -> Fit:
-        """A fit of so many epochs, whose optimisers have taken up what the site has kept of theirs."""
-        around, states = self._around, self.optimizer_states
-        return Fit(self._method, states, around.callbacks, around.loggers, around.rank, around.ranks, epochs)
+        """A fit of ``epochs`` epochs whose optimisers start from the state that the site has kept."""
+        context, states = self._context, self.optimizer_states
+        return Fit(self._method, states, context.callbacks, context.loggers, context.rank, context.ranks, epochs)
 
     def keep(self, fit: Fit) -> None:
-        """Keep the state of a fit's optimisers, by ``optimizer_scopes``, and count its steps."""
+        """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""
         self.steps += fit.steps
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        """Shares of selected pseudo-labels and of right ones among them, as means over samples."""
-        data, count = self._around.data, len(index)
+        """Log the shares of pseudo-labels that are selected, correct, or both; see ``methods.base.Site``."""
+        data, count = self._context.data, len(index)
         if not count:
             return
         self._holdings.note(index)
@@ -167,169 +169,168 @@ class LocalSite:
             self._hidden.add(f"pseudo/{name}_by_class", (classes * hits[:, None]).float().mean(dim=0), count)
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
-        """Whether labels are true; see ``methods.base.Site``."""
+        """Whether labels are the true ones; see ``methods.base.Site``."""
         if not self._method.uses_oracle:
             raise RunError(
-                "the method asked for hidden labels without being a declared oracle; set uses_oracle = True on it"
+                "the method asked for hidden labels but is not a declared oracle; set uses_oracle = True on its class"
             )
         self._holdings.note(index)
-        return self._around.data.oracle.correct(index, labels)
+        return self._context.data.oracle.correct(index, labels)
 
 
 class ReferenceEngine:
-    """Runs visits. The definition of truth: any faster engine must give the same results.
+    """Runs visits. It defines what is right: a faster engine must give the same results.
 
     Args:
-        method: the live module; it becomes the client of the moment.
-        around: what all visits share.
+        method: the live module; during a visit it is that client.
+        context: what all visits have in common.
     """
 
-    def __init__(self, method: FedMethod, around: Surroundings) -> None:
-        self.method, self.around = method, around
-        self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what hidden labels say of its own
-        self.generator = torch.Generator(device=around.data.device)
-        self.holdings = Holdings(around.data.num_images, around.data.device)
-        method.precision, method.loss_scaler = around.autocast, around.scaler()
+    def __init__(self, method: FedMethod, context: RunContext) -> None:
+        self.method, self.context = method, context
+        self.tally, self.hidden = Tally(), Tally()  # what the method logs, and what only the engine may know
+        self.generator = torch.Generator(device=context.data.device)
+        self.holdings = Holdings(context.data.num_images, context.data.device)
+        method._engine = EngineState(context.autocast, context.scaler(), tensors=RegisteredTensors(method))
         draw_from(method, self.generator)
-        method.remember_registered()
         self.initial = method.tensors("shared", "personal", "local", "server")
-        if not method.training:  # it has predicted since it was built, and no mode of its parts is left
+        if not method.training:  # it was put into evaluation mode after it was built
             method.train()
-        self.resting = [part for part in method.modules() if not part.training]
+        self.always_eval = [part for part in method.modules() if not part.training]
         self.shared = {name: self.initial[name] for name in method.names("shared")}
-        self.handed_on: OptimizerStates = []  # what the last visit has left for the next, where clients share it
+        self.shared_optimizer_state: OptimizerStates = []
 
     @cached_property
-    def hands_on(self) -> bool:
-        """Whether an optimiser's state goes from visit to visit, so that visits come one after the other."""
-        with self.outside("optimizer_scopes", 0):
+    def sequential(self) -> bool:
+        """Whether clients share an optimiser's state, so that all visits must come one after another."""
+        with self.hook_context("optimizer_scopes", 0):
             return "shared" in self.method.optimizer_scopes()
 
     def counts(self) -> dict[str, int]:
-        """How the steps of clients were taken so far, where there are several ways."""
+        """How many client steps were taken in which way; empty if there is only one way."""
         return {}
 
     def kept_bytes(self) -> int:
-        """Bytes that a client keeps between its visits: personal tensors and what survives of its optimisers."""
-        if self.hands_on:
+        """Bytes that a client keeps between visits: its personal tensors and the optimiser state that is kept."""
+        if self.sequential:
             return num_bytes(self.method.tensors("personal"))
-        with self.outside("configure_optimizers", 0):
+        with self.hook_context("configure_optimizers", 0):
             optimizers = Fit(self.method, []).optimizers
-        self.method._trainer = None
+        self.method.trainer = None
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     optimizer.state[parameter] = dict.fromkeys(_state_names(group), parameter)
-        with self.outside("optimizer_scopes", 0):
+        with self.hook_context("optimizer_scopes", 0):
             states = kept_states(self.method, optimizers)
         kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
         return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
 
-    def visits(
+    def run_visits(
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
         kept: MutableMapping[int, ClientState],
-        leave: Leave = lambda visit, outcome: outcome,
-    ) -> dict[tuple[int, int], Outcome]:
-        """Let clients take part, one after the other.
+        on_visit_end: OnVisitEnd = lambda visit, result: result,
+    ) -> dict[tuple[int, int], VisitResult]:
+        """Run visits, one after another.
 
         Args:
-            visits: of this process; a client may come several times.
+            visits: those of this process; a client may have several.
             server: the server's tensors at the beginning of the round.
-            kept: what the clients that took part before have kept; what those of now keep is put there.
-            leave: gets what came of each visit as soon as it has ended, and gives what to hold of it.
+            kept: what clients have kept from earlier visits; it is updated.
+            on_visit_end: called with each result; returns the result to keep.
 
         Returns:
-            what came of the visits, by client and repeat.
+            the results, by client and repeat.
 
         Raises:
-            RunError: anything the method raises, with method, client and round.
+            RunError: whatever the method raises, with the method, client and round.
         """
-        results: dict[tuple[int, int], Outcome] = {}
-        sent = [self.sent(visit, server) for visit in visits]  # as long as the module is the server
+        results: dict[tuple[int, int], VisitResult] = {}
+        sent = [self.send(visit, server) for visit in visits]  # while the module is still the server
         for visit, tensors in zip(visits, sent, strict=True):
-            outcome, kept[visit.client] = self.client(visit, tensors, kept.get(visit.client))
-            results[visit.client, visit.repeat] = leave(visit, outcome)
-            del outcome
+            result, kept[visit.client] = self.run_visit(visit, tensors, kept.get(visit.client))
+            results[visit.client, visit.repeat] = on_visit_end(visit, result)
+            del result
         return results
 
-    def client(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[Outcome, ClientState]:
-        """Let one client take part; returns what came of it, and what the client keeps."""
-        with self.random(visit):
-            site, work = self.arrive(visit, sent, state)
-            with self.presence(site):
+    def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
+        """Run one visit; returns its result and what the client keeps."""
+        with self.seeded(visit):
+            site, work = self.begin_visit(visit, sent, state)
+            with self.error_context(site):
                 site.fit(work)
-            return self.depart(site, sent)
+            return self.end_visit(site, sent)
 
-    def sent(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
-        """What the method's ``broadcast`` sends for a visit."""
-        with self.outside(f"broadcast to client {visit.client}", visit.round):
+    def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
+        """What the method's ``broadcast`` sends to the visited client."""
+        with self.hook_context(f"broadcast to client {visit.client}", visit.round):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
             return Sent(sent, hooks.byte_count(self.method.sent_bytes(sent, visit), "sent_bytes"))
 
-    def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
-        """The module becomes the client, takes up what it was sent and prepares what it will train on."""
+    def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[LocalSite, LocalWork]:
+        """The module becomes the client: it loads what was sent and what the client kept, and prepares local work."""
         method, state = self.method, state or ClientState()
-        own, states = self.around.data.client(visit.client), state.optimizers or self.handed_on
-        site = LocalSite(method, self.around, own, visit, states, self.hidden, self.holdings)
+        own, states = self.context.data.client(visit.client), state.optimizers or self.shared_optimizer_state
+        site = LocalSite(method, self.context, own, visit, states, self.hidden, self.holdings)
         method.load_tensors({**self.initial, **sent.tensors, **state.tensors})
-        self.begin(visit)
+        self.attach(visit)
         self.train_mode()
-        with self.presence(site):
+        with self.error_context(site):
             work = hooks.local_work(method.local_work(site))
         self.train_mode()
         return site, work
 
     def train_mode(self) -> None:
-        """The module trains, but for the parts that were built in evaluation mode, as in a fit of Lightning's."""
+        """Training mode for all parts but those that were built in evaluation mode, as in a fit of Lightning's."""
         self.method.train()
-        for part in self.resting:
+        for part in self.always_eval:
             part.training = False
 
-    def begin(self, visit: Visit) -> None:
-        """What the module knows of the visit before it starts."""
+    def attach(self, visit: Visit) -> None:
+        """Connect the module to a visit: its tally, its generator, freshly seeded."""
         method = self.method
         self.tally.clear()
         self.hidden.clear()
         self.generator.manual_seed(self.torch_seed(visit))
-        method.visit, method._tally, method.generator = visit, self.tally, self.generator
+        method.visit, method.generator, method._engine.tally = visit, self.generator, self.tally
 
-    def depart(self, site: LocalSite, sent: Sent) -> tuple[Outcome, ClientState]:
-        """What the trained client leaves behind."""
+    def end_visit(self, site: LocalSite, sent: Sent) -> tuple[VisitResult, ClientState]:
+        """The client uploads; returns the result of the visit and what the client keeps."""
         method = self.method
-        with self.presence(site):
+        with self.error_context(site):
             made = method.make_upload(site)
-            self.look_back()
+            self.check_visit()
             upload = hooks.upload(made, site.visit, self.shared, method.registered())
-        sums = self.end()
-        outcome, personal = Outcome(upload, sums, sent.bytes, site.steps), method.tensors("personal")
-        if not self.hands_on:
-            return outcome, ClientState(personal, site.optimizer_states)
-        self.handed_on = site.optimizer_states
-        return outcome, ClientState(personal)
+        sums = self.detach()
+        result, personal = VisitResult(upload, sums, sent.bytes, site.steps), method.tensors("personal")
+        if not self.sequential:
+            return result, ClientState(personal, site.optimizer_states)
+        self.shared_optimizer_state = site.optimizer_states
+        return result, ClientState(personal)
 
-    def look_back(self) -> None:
-        """Refuse what a visit has done without a word; nothing of it counts then.
+    def check_visit(self) -> None:
+        """Refuse a visit that has broken a rule unnoticed; it has no result then.
 
         Raises:
-            RunError: a registered tensor was bound anew, or images of others were asked about.
+            RunError: a registered tensor was replaced, or the method asked about another site's images.
         """
         hooks.in_place(self.method)
         self.holdings.require_own()
 
-    def end(self) -> Sums:
-        """The visit is over; what it logged."""
-        self.method._tally, self.method._trainer = None, None
+    def detach(self) -> Sums:
+        """Disconnect the module from the visit; returns what it logged."""
+        self.method._engine.tally = self.method.trainer = None
         return self.tally.taken() | self.hidden.taken()
 
-    def server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
-        """Let the server train on its labelled data, before the first round (``first``) or after an aggregation.
+    def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
+        """Run ``server_step``, before the first round (``first``) or after an aggregation.
 
         Returns:
-            what the server keeps, what it logged, and its steps.
+            what the server keeps, what it logged, and its number of steps.
         """
-        data = self.around.data.server
+        data = self.context.data.server
         if not self.method.uses_validation:
             data = replace(data, validation=None, validation_labels=None)
         visit = Visit(
@@ -339,32 +340,32 @@ class ReferenceEngine:
             labelled=len(data.labelled) > 0,
             size=data.size,
             first=state is None,
-            rounds=self.around.rounds,
+            rounds=self.context.rounds,
         )
         kept = state.optimizers if state else []
-        site = LocalSite(self.method, self.around, data, visit, kept, self.hidden, self.holdings)
-        self.begin(visit)
-        with self.random(visit), self.presence(site):
+        site = LocalSite(self.method, self.context, data, visit, kept, self.hidden, self.holdings)
+        self.attach(visit)
+        with self.seeded(visit), self.error_context(site):
             self.train_mode()
             self.method.server_step(site)
-            self.look_back()
-        return ClientState({}, site.optimizer_states), self.end(), site.steps
+            self.check_visit()
+        return ClientState({}, site.optimizer_states), self.detach(), site.steps
 
     def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:
-        """The server turns uploads into its next model; returns what it logged."""
-        tally = self.method._tally = Tally()
+        """The server aggregates uploads into its next model; returns what it logged."""
+        tally = self.method._engine.tally = Tally()
         try:
-            with self.outside("aggregate", round):
+            with self.hook_context("aggregate", round):
                 self.method.aggregate(uploads)
         finally:
-            self.method._tally = None
+            self.method._engine.tally = None
         return tally.taken()
 
     @contextmanager
-    def outside(self, hook: str, round: int) -> Iterator[None]:
-        """For a hook that runs at no site: it draws from a stream of its own, and its errors say where they were."""
+    def hook_context(self, hook: str, round: int) -> Iterator[None]:
+        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round."""
         with torch.random.fork_rng(self._forked):
-            self.seed_torch(random_streams.derive_seed(self.around.seed, f"torch/{hook}", round))
+            self.seed_torch(random_streams.derive_seed(self.context.seed, f"torch/{hook}", round))
             try:
                 yield
                 hooks.in_place(self.method)
@@ -375,70 +376,70 @@ class ReferenceEngine:
                 raise RunError(f"{where}: {cause(error, self.method)}") from error
 
     @contextmanager
-    def random(self, visit: Visit) -> Iterator[None]:
-        """Torch's own generators during a visit: seeded for it, and as they were afterwards."""
+    def seeded(self, visit: Visit) -> Iterator[None]:
+        """Seed torch's global generators for a visit, and restore them afterwards."""
         with torch.random.fork_rng(self._forked):
             self.seed_torch(self.torch_seed(visit))
             yield
 
     @contextmanager
-    def presence(self, site: LocalSite) -> Iterator[None]:
-        """Errors say where they were; an error ends the visit."""
+    def error_context(self, site: LocalSite) -> Iterator[None]:
+        """Errors name the method, client and round, and end the visit."""
         try:
             yield
         except (KeyboardInterrupt, Stopped):
             raise
         except BaseException as error:
-            self.end()
-            raise RunError(f"{place(self.method, site.visit)}: {cause(error, self.method)}") from error
+            self.detach()
+            raise RunError(f"{location(self.method, site.visit)}: {cause(error, self.method)}") from error
 
     def torch_seed(self, visit: Visit) -> int:
-        """Seed of what a visit draws without naming a stream."""
+        """Seed of what a visit draws from torch's global generators."""
         place = visit.round, visit.client, visit.repeat
-        return random_streams.derive_seed(self.around.seed, "torch", *place)
+        return random_streams.derive_seed(self.context.seed, "torch", *place)
 
     def seed_torch(self, seed: int) -> None:
-        """Torch's own generators; ``torch.manual_seed`` would write down the stack for devices that nobody uses."""
-        if self.around.data.device.type == "cpu":
+        """Seed torch's global generators. ``torch.manual_seed`` is slow on the CPU: it records the stack."""
+        if self.context.data.device.type == "cpu":
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
 
     @property
     def _forked(self) -> list[torch.device]:
-        device = self.around.data.device
+        device = self.context.data.device
         return [device] if device.type == "cuda" else []
 
 
 @contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Afterwards all parts train, or do not, as before."""
+def preserve_modes(module: nn.Module) -> Iterator[None]:
+    """Restore the training or evaluation mode of all parts afterwards."""
     before = [(part, part.training) for part in module.modules()]
     yield
     for part, training in before:
         part.training = training
 
 
-def place(method: FedMethod, visit: Visit) -> str:
-    """Method, client and round, for an error message."""
+def location(method: FedMethod, visit: Visit) -> str:
+    """Method, client and round, as an error message names them."""
     who = "the server" if visit.client == SERVER else f"client {visit.client} ({visit.size} images)"
     return f"{type(method).__name__}, {who}, round {visit.round}"
 
 
 def cause(error: BaseException, method: FedMethod) -> str:
-    """What an error inside a hook says: those of ours as they are, others with their kind and the user's line."""
+    """The message of an error inside a hook; unless it is a ``RunError``, with its type and the line of the user's."""
     if isinstance(error, SystemExit):
         return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
     if isinstance(error, RunError):
-        return words(error)
+        return safe_str(error)
     classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]
     line = users_place(error, {cls.__module__ for cls in classes})
-    return f"{type(error).__name__}: {words(error)}" + (f" ({line})" if line else "")
+    return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
 
 
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:
-    """State that an optimiser keeps of a parameter in its shape: Adam two tensors, SGD with momentum one."""
+    """Optimiser state of the shape of a parameter: Adam keeps two tensors, SGD with momentum one."""
     return ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
 
 
-__all__ = ["ClientState", "LocalSite", "Outcome", "ReferenceEngine", "Sums", "Surroundings", "cause", "place"]
+__all__ = ["ClientState", "LocalSite", "ReferenceEngine", "RunContext", "Sums", "VisitResult", "cause", "location"]

@@ -1,4 +1,4 @@
-"""Half precision (``16-mixed``): losses are scaled up before the backward pass, for float16 has no small gradients."""
+"""Half precision (``16-mixed``): losses are scaled up before the backward pass, so small gradients do not vanish."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ from datamodules.common.errors import ConfigError, RunError
 from methods.base import FedMethod
 
 FIRST_SCALE = 2.0**10
-"""Gradients of 64 are the first that overflow then, and those below 6e-11 vanish."""
+"""With it, gradients from 64 overflow and those below 6e-11 vanish."""
 
 
 class LossScaler(GradScaler):
-    """Torch's scaler as a fit needs it: every fit begins with the same scale, in the same tensors.
+    """Torch's ``GradScaler``, but every fit begins with the same scale, in the same tensors.
 
-    So it is no state of a client: no visit depends on another, and a run that is resumed meets the scale it would have
-    met. Within a ``training_step`` the scale stands still, also where several optimisers step; it moves after it.
+    So the scale is not part of a client's state: no visit depends on another, and a resumed run uses the same scales.
+    The scale is constant within a ``training_step``, even if several optimisers step, and is updated after it.
 
     Args:
-        device: where the loss is.
-        scale: that a fit begins with.
+        device: of the loss.
+        scale: at the beginning of each fit.
     """
 
     def __init__(self, device: torch.device, scale: float = FIRST_SCALE) -> None:
@@ -33,7 +33,7 @@ class LossScaler(GradScaler):
         self._lazy_init_scale_growth_tracker(device)
 
     def begin(self, optimizers: list[Optimizer]) -> None:
-        """A fit begins with these optimisers."""
+        """Begin a fit with these optimisers."""
         self.load_state_dict(self._fresh)
         self._per_optimizer_states.clear()
         for optimizer in optimizers:
@@ -41,7 +41,7 @@ class LossScaler(GradScaler):
                 begin_momentum(optimizer)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide gradients by the scale, unless that has been done in this ``training_step``."""
+        """Divide gradients by the scale, unless this ``training_step`` has done so already."""
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             super().unscale_(optimizer)
 
@@ -53,8 +53,8 @@ class LossScaler(GradScaler):
         """
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
             raise RunError(
-                "an optimiser steps twice in one training_step, and in 16-mixed the scale of the loss moves after it "
-                "only; use one optimiser for each, or --precision bf16-mixed or 32-true"
+                "an optimiser steps twice in one training_step, but 16-mixed updates the scale of the loss only after "
+                "it; use one optimiser for each step, or --precision bf16-mixed or 32-true"
             )
         return super().step(optimizer, *args, **kwargs)
 
@@ -65,22 +65,20 @@ class LossScaler(GradScaler):
         return found
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Move the scale after a ``training_step`` in which an optimiser stepped."""
+        """Update the scale after a ``training_step`` in which an optimiser has stepped."""
         if self._per_optimizer_states:
             super().update(new_scale)
 
 
 def begin_momentum(optimizer: SGD) -> None:
-    """Give momentum a tensor of zeros where it has none: fused SGD makes one and leaves it as memory happens to be if
-    the first step is left out.
-    """
+    """Initialise momentum with zeros: fused SGD leaves it uninitialised if its first step is skipped."""
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] and group["fused"] else ():
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def loss_scaler(fabric: Fabric, method: FedMethod) -> LossScaler | None:
-    """A scaler where Fabric's precision has one.
+    """A loss scaler if Fabric's precision has one, otherwise ``None``.
 
     Raises:
         ConfigError: the method cannot train with a scaled loss.
@@ -96,7 +94,7 @@ def loss_scaler(fabric: Fabric, method: FedMethod) -> LossScaler | None:
 
 
 def fabric_precision(precision: str, accelerator: str) -> dict[str, Any]:
-    """Arguments of Fabric for a precision: by itself it takes bfloat16 for ``16-mixed`` on a CPU."""
+    """Fabric's arguments for a precision; by default Fabric uses bfloat16 for ``16-mixed`` on a CPU."""
     if precision == "16-mixed" and accelerator == "cpu":
         return {"plugins": MixedPrecision("16-mixed", "cpu")}
     return {"precision": precision}

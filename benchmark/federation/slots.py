@@ -1,8 +1,8 @@
-"""The slots engine: copies of the method that clients take turns in; a step is recorded once and replayed from then on.
+"""The slots engine: clients take turns in copies of the method, and a step is recorded once, then replayed.
 
-A slot's tensors never move: the state of a client, and of its optimisers, is copied into them. So a step that was
-recorded for one client's batch serves every later batch of the same shapes, in every client and round. On a GPU each
-slot has a stream of its own, and a recorded step is a CUDA graph.
+A slot's tensors never move: the state of a client and of its optimisers is copied into them. So a step that was
+recorded for one batch serves every later batch of the same shapes, of any client in any round. On a GPU each slot has a
+stream of its own, and a recorded step is a CUDA graph.
 """
 
 import copy
@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from benchmark.federation.fit import Fit, parameters_of
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import parameters_of
 from benchmark.federation.recording import Recording, record
 from benchmark.federation.reference import (
     ClientState,
-    Leave,
     LocalSite,
-    Outcome,
+    OnVisitEnd,
     ReferenceEngine,
+    RunContext,
     Sent,
-    Surroundings,
+    VisitResult,
 )
 from datamodules.common.errors import ConfigError
 from datamodules.common.memory import available_bytes
@@ -34,10 +35,11 @@ from methods.base import FedMethod, Visit
 from methods.models.backbone import draw_from
 from methods.models.norm import serially
 from methods.parts.aggregation import num_bytes
+from methods.parts.engine_state import EngineState
 
-AUTO = 8  # slots that are made without being asked for, at most: beyond these, nobody has measured a gain
-SHARE = 0.8  # of the memory that is left, for these; batches of other shapes and what clients upload need some, too
-MOST_RECORDINGS = 64  # per slot; steps of further kinds run unrecorded, the rarest ones
+AUTO = 8  # most slots that ``auto`` makes: no gain has been measured beyond
+SHARE = 0.8  # of the free memory goes to slots; uploads and batches of other shapes need some, too
+MOST_RECORDINGS = 64  # per slot; the rarest kinds of steps beyond these run unrecorded
 BETWEEN = ("on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start")
 SKIPPED = ("params", "lr", "initial_lr")
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -45,89 +47,93 @@ _training, _requires_grad = itemgetter("training"), attrgetter("requires_grad")
 
 
 class SlotsEngine(ReferenceEngine):
-    """Runs visits in up to ``slots`` clients at a time, one step of each in turn.
+    """Trains up to ``slots`` clients at a time, one step of each in turn.
 
     Args:
         method: the live module, which is also the first slot.
-        around: what all visits share.
-        slots: copies of the method, at least 1. ``auto``: on a GPU as many as have room, at most ``AUTO``, by what the
-            largest client of the first round takes in the first one; on a CPU, where they bring nothing, one.
-        replay: whether steps are recorded and replayed; Lightning callbacks switch it off, since they see every step.
+        context: what all visits have in common.
+        slots: number of slots, at least 1. ``auto``: on a GPU as many as fit, at most ``AUTO``, judged by the memory
+            that the largest client of the first round takes; on a CPU one, since more gain nothing there.
+        replay: whether steps are recorded and replayed. Lightning callbacks switch it off, since they see every step.
 
     Raises:
         ConfigError: ``slots`` is not positive.
     """
 
     def __init__(
-        self, method: FedMethod, around: Surroundings, slots: int | Literal["auto"], replay: bool = True
+        self, method: FedMethod, context: RunContext, slots: int | Literal["auto"], replay: bool = True
     ) -> None:
-        self.device = around.data.device
+        self.device = context.data.device
         grows, number = slots == "auto" and self.device.type != "cpu", 1 if slots == "auto" else slots
         if number < 1:
-            raise ConfigError(f"slots={slots}: at least one client trains at a time")
-        method.generator, method.loss_scaler = None, None  # nothing of an earlier run
-        method.spread, method.precision = serially, nullcontext
+            raise ConfigError(f"slots={slots}: give a number from 1, or auto")
+        # The copies inherit nothing of an earlier run.
+        method.generator, method.spread, method._engine = None, serially, EngineState()
         draw_from(method, None)
         copies = [copy.deepcopy(method) for _ in range(number - 1)]
-        self.spare = copy.deepcopy(method) if grows else None  # of which further slots are made
-        super().__init__(method, around)
-        self.replay = replay and not around.callbacks
+        self.spare = copy.deepcopy(method) if grows else None  # further slots are copies of it
+        super().__init__(method, context)
+        self.replay = replay and not context.callbacks
         self.slots = [Slot(self, self.replay)]
         self.add_slots(copies)
 
     def add_slots(self, copies: Sequence[FedMethod]) -> None:
-        """Let clients train in these copies of the method, too."""
+        """Make a slot of each of these copies of the method."""
         for one in copies:
-            engine = ReferenceEngine(one, self.around)
-            engine.initial, engine.shared = self.initial, self.shared  # nobody changes them: once is enough
+            engine = ReferenceEngine(one, self.context)
+            engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
             self.slots.append(Slot(engine, self.replay))
 
-    def visits(
+    def run_visits(
         self,
         visits: Sequence[Visit],
         server: Mapping[str, Tensor],
         kept: MutableMapping[int, ClientState],
-        leave: Leave = lambda visit, outcome: outcome,
-    ) -> dict[tuple[int, int], Outcome]:
-        """As in the reference engine; the second visit of a client begins after the first has ended.
+        on_visit_end: OnVisitEnd = lambda visit, result: result,
+    ) -> dict[tuple[int, int], VisitResult]:
+        """As in the reference engine; a client's second visit begins after its first has ended.
 
-        Where visits hand on the state of an optimiser, there is one at a time.
+        If clients share an optimiser's state, there is one visit at a time.
         """
-        results: dict[tuple[int, int], Outcome] = {}
-        sent = {(visit.client, visit.repeat): self.sent(visit, server) for visit in visits}  # while it is the server
-        for together in [[visit] for visit in visits] if self.hands_on else self.turns(visits):
-            taken = self.seats(together)
+        results: dict[tuple[int, int], VisitResult] = {}
+        sent = {
+            (visit.client, visit.repeat): self.send(visit, server) for visit in visits
+        }  # while the module is still the server
+        for together in [[visit] for visit in visits] if self.sequential else self.groups(visits):
+            taken = self.assign_slots(together)
             for slot, visit in taken.items():
-                with slot.on_stream():  # what comes from the host is the stream's, and waits for no other client
+                with slot.on_stream():  # what comes from the host waits for no other slot
                     state = kept.get(visit.client)
-                slot.arrive(visit, sent[visit.client, visit.repeat], state)
+                slot.begin_visit(visit, sent[visit.client, visit.repeat], state)
             walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
             for slot, visit in taken.items():
-                outcome, kept[visit.client] = slot.depart()
-                results[visit.client, visit.repeat] = leave(visit, outcome)
-                del outcome
+                result, kept[visit.client] = slot.end_visit()
+                results[visit.client, visit.repeat] = on_visit_end(visit, result)
+                del result
         return results
 
-    def turns(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
-        """Groups of visits that go on together; the first one shows how many slots there are, where that is open."""
+    def groups(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
+        """Groups of visits that run together. With ``auto``, the first visit shows how many slots fit."""
         rest = list(visits)
         if rest and (spare := self.spare) is not None:
             self.spare, before = None, available_bytes(self.device)
-            (largest,) = first = next(in_turns(rest, 1))
+            (largest,) = first = next(grouped(rest, 1))
             yield first
             rest.remove(largest)
             after = available_bytes(self.device)
             own = num_bytes(spare.registered())
             more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
-            more = min(more, self.around.data.num_clients - 1)
+            more = min(more, self.context.data.num_clients - 1)
             self.add_slots([spare, *(copy.deepcopy(spare) for _ in range(more - 1))][:more])
-        yield from in_turns(rest, len(self.slots))
+        yield from grouped(rest, len(self.slots))
 
-    def seats(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
-        """A slot for each visit: one that has trained a client of that size, where it is free, for it has recorded such
-        steps; else the one that has met the fewest sizes.
+    def assign_slots(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
+        """A slot for each visit.
+
+        Preferred is one that has trained a client of the same size, since it has recorded such steps; then the one that
+        has met the fewest sizes.
         """
         taken: dict[Slot, Visit] = {}
         for visit in together:
@@ -140,8 +146,9 @@ class SlotsEngine(ReferenceEngine):
         return taken
 
     def counts(self) -> dict[str, int]:
-        """Steps of clients so far, in this process: in how many ``slots``, the ``forms`` of their batches, and how many
-        steps were ``captured``, ``replayed`` or taken ``eager``.
+        """Client steps in this process so far: how many were ``captured``, ``replayed`` or taken ``eager``.
+
+        Beside them the number of ``slots``, and of ``forms`` of batches.
         """
         forms = {form for slot in self.slots for form in slot.forms}
         ways = {way: sum(slot.taken[way] for slot in self.slots) for way in ("captured", "replayed", "eager")}
@@ -149,7 +156,7 @@ class SlotsEngine(ReferenceEngine):
 
 
 class Slot:
-    """A copy of the method with tensors that stay where they are.
+    """A copy of the method whose tensors stay at the same place.
 
     Args:
         engine: runs visits in the copy.
@@ -158,56 +165,56 @@ class Slot:
 
     def __init__(self, engine: ReferenceEngine, replay: bool) -> None:
         self.engine, self.replay = engine, replay
-        self.device = engine.around.data.device
+        self.device = engine.context.data.device
         self.accelerator: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self.stream = self.accelerator.Stream(self.device) if self.accelerator else None
         self.pool = self.accelerator.graph_pool_handle() if self.accelerator else None  # recordings run one at a time
         self.states: dict[Tensor, dict[str, Any]] = {}
         self.rates: list[Tensor] = []
-        self.held: list[Any] = []  # the numbers in these tensors
+        self.held: list[Any] = []  # the numbers in ``rates``
         self.parts = [vars(part) for part in engine.method.modules()]
         self.parameters = list(engine.method.parameters())
-        self.settled: dict[Any, int] = {}  # settings of optimisers and modes of parts, numbered
+        self.settled: dict[Any, int] = {}  # numbers for settings of optimisers and modes of modules
         self.met: Counter[Any] = Counter()
         self.recorded: dict[Any, RecordedStep] = {}
-        self.forms, self.sizes = set[Any](), set[int]()  # of batches, and of clients' data
+        self.forms, self.sizes = set[Any](), set[int]()  # of batches met, and of clients trained
         self.taken = Counter[str]()
 
-    def arrive(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
-        """The copy becomes the client and prepares its work."""
+    def begin_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> None:
+        """The copy becomes the client and prepares its local work."""
         if self.stream is not None:
             self.stream.wait_stream(self.accelerator.current_stream(self.device))
-        with self.on_stream(), self.engine.random(visit):
+        with self.on_stream(), self.engine.seeded(visit):
             self.sent = sent
-            self.site, self.work = self.engine.arrive(visit, sent, state)
+            self.site, self.work = self.engine.begin_visit(visit, sent, state)
 
     def train(self) -> Iterator[None]:
-        """Take all steps of the visit, and pause after each."""
+        """Take all steps of the visit; yields after each."""
         site: LocalSite = self.site
         work: LocalWork = self.work
-        with self.on_stream(), self.engine.presence(site):
+        with self.on_stream(), self.engine.error_context(site):
             fit = site.prepare_fit(len(work))
-            step = self.step(fit) if self.settle(fit) else fit.step
+            step = self.step(fit) if self.use_own_state(fit) else fit.step
             walk = fit.run(len(work), lambda number: site.batches(work, number), step)
         while True:
-            with self.on_stream(), self.engine.presence(site):
+            with self.on_stream(), self.engine.error_context(site):
                 if next(walk, "done") == "done":
                     break
             yield
-        with self.on_stream(), self.engine.presence(site):
+        with self.on_stream(), self.engine.error_context(site):
             site.keep(fit)
             site.optimizer_states = copied(site.optimizer_states)
 
-    def depart(self) -> tuple[Outcome, ClientState]:
-        """What the trained client leaves behind."""
-        with self.on_stream(), self.engine.random(self.site.visit):
-            left = self.engine.depart(self.site, self.sent)
+    def end_visit(self) -> tuple[VisitResult, ClientState]:
+        """The client uploads; returns the result of the visit and what the client keeps."""
+        with self.on_stream(), self.engine.seeded(self.site.visit):
+            left = self.engine.end_visit(self.site, self.sent)
         if self.stream is not None:
             self.accelerator.current_stream(self.device).wait_stream(self.stream)
         return left
 
-    def settle(self, fit: Fit) -> bool:
-        """Give the optimisers of a visit the slot's own state tensors; whether steps of theirs can be recorded."""
+    def use_own_state(self, fit: Fit) -> bool:
+        """Keep the optimisers' state in the slot's tensors; returns whether their steps can be recorded."""
         if not self.replay or not all(map(recordable, fit.optimizers)):
             return False
         for optimizer in fit.optimizers:
@@ -222,7 +229,7 @@ class Slot:
         return True
 
     def write_rates(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Write the rates of parameter groups into the slot's own tensors, where recorded steps read them."""
+        """Write learning rates into the slot's tensors, where recorded steps read them."""
         while len(self.rates) < len(groups):
             self.rates.append(_rate(self.device))
             self.held.append(None)
@@ -234,7 +241,7 @@ class Slot:
 
     @contextmanager
     def own_rates(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
-        """Meanwhile the groups have the slot's own tensors for rates; hooks meet numbers."""
+        """Within it, parameter groups have the slot's tensors as rates; hooks otherwise see numbers."""
         self.write_rates(groups)
         given = [group["lr"] for group in groups]
         for group, rate in zip(groups, self.rates, strict=False):
@@ -246,7 +253,7 @@ class Slot:
                 group["lr"] = rate
 
     def settings(self, fit: Fit) -> Callable[[], int]:
-        """Gives a number for what is set at the moment: numbers of optimisers, who trains, who gets gradients."""
+        """A function that numbers the present settings: optimisers' options, modes of modules, ``requires_grad``."""
         groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
         getters = [itemgetter(*(name for name in group if name not in SKIPPED)) for group in groups]
         before, number = None, 0
@@ -266,10 +273,10 @@ class Slot:
         return look
 
     def step(self, fit: Fit) -> Any:
-        """How a visit takes its steps: eagerly where a kind of step is new, then recording, then by replay.
+        """How a visit takes its steps: a new kind of step eagerly, the second one recorded, all further ones replayed.
 
-        A step that itself changes what its recording would hold fast, as one that moves a schedule, is never recorded.
-        ``on_train_batch_end`` is part of the step, so a schedule moves after it; elsewhere it moves before.
+        A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
+        of the recorded step, so schedules move after it; elsewhere they move before it.
         """
 
         groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
@@ -278,13 +285,13 @@ class Slot:
 
         def unit(batch: Batch) -> None:
             outputs = fit.compute(batch, fit.batch_idx)
-            fit.call("on_train_batch_end", outputs, batch, fit.batch_idx)
+            fit.trainer.call("on_train_batch_end", outputs, batch, fit.batch_idx)
 
         def take(batch: Batch, number: int) -> None:
             nonlocal settled, epoch
             same = True
-            if restless or epoch != fit.current_epoch:
-                settled, epoch = look(), fit.current_epoch
+            if restless or epoch != fit.trainer.current_epoch:
+                settled, epoch = look(), fit.trainer.current_epoch
             key = settled, form(batch)
             recorded = self.recorded.get(key)
             if recorded is not None:
@@ -298,7 +305,7 @@ class Slot:
             else:
                 before = numbers(fit)
                 unit(batch)
-                self.adopt(fit)
+                self.adopt_state(fit)
                 same = self.met[key] > 0 or numbers(fit) == before
                 self.taken["eager"] += 1
                 self.forms.add(key[1])
@@ -309,7 +316,7 @@ class Slot:
         return take
 
     def has_room(self, key: Any) -> bool:
-        """Whether another kind of step can be recorded; the rarest one gives way to one that is more frequent."""
+        """Whether another kind of step can be recorded; a more frequent kind displaces the rarest one."""
         if len(self.recorded) < MOST_RECORDINGS:
             return True
         rarest = min(self.recorded, key=self.met.__getitem__)
@@ -318,8 +325,8 @@ class Slot:
         del self.recorded[rarest]
         return True
 
-    def adopt(self, fit: Fit) -> None:
-        """Keep the state tensors that an optimiser has made; they are the slot's from now on."""
+    def adopt_state(self, fit: Fit) -> None:
+        """Make the state tensors that an optimiser has created the slot's own."""
         for optimizer in fit.optimizers:
             for parameter in parameters_of(optimizer):
                 state = optimizer.state.get(parameter)
@@ -327,22 +334,22 @@ class Slot:
                     self.states[parameter] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """The slot's stream on a GPU."""
+        """On a GPU, the context of the slot's stream."""
         return nullcontext() if self.stream is None else self.accelerator.stream(self.stream)
 
 
 class RecordedStep:
-    """A step on batches of one form.
+    """A recorded step, for batches of one form.
 
     Args:
-        step: takes it.
-        batch: the batch that it is taken on while it is recorded.
-        slot: where.
-        fit: of the visit that it is part of.
+        step: takes the step.
+        batch: the batch on which the step is recorded.
+        slot: the slot that it runs in.
+        fit: the fit of the visit in which it is recorded.
     """
 
     def __init__(self, step: Any, batch: Batch, slot: Slot, fit: Fit) -> None:
-        engine, taken = slot.engine, fit.global_step
+        engine, taken = slot.engine, fit.trainer.global_step
         self.inputs = {name: {f: value.clone() for f, value in fields.items()} for name, fields in batch.items()}
         self.places = [value for fields in self.inputs.values() for value in fields.values()]
         tallies = (engine.tally, engine.hidden)
@@ -352,34 +359,34 @@ class RecordedStep:
         self.recording: Recording = record(
             lambda: step(self.inputs), slot.device, [engine.generator], slot.stream, slot.pool
         )
-        self.optimizer_steps = fit.global_step - taken
+        self.optimizer_steps = fit.trainer.global_step - taken
         self.logged = [dict(tally.touched) for tally in tallies]
         for tally, names in zip(tallies, before, strict=True):
             tally.touched.update(names)
 
     def replay(self, batch: Batch, engine: ReferenceEngine, fit: Fit) -> None:
-        """Take the step on another batch of the same form, in any visit."""
+        """Take the step on another batch of the same form."""
         torch._foreach_copy_(self.places, [value for fields in batch.values() for value in fields.values()])
         self.recording.replay()
         for tally, names in zip((engine.tally, engine.hidden), self.logged, strict=True):
             tally.touched.update(names)
-        fit.global_step += self.optimizer_steps
+        fit.trainer.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
-            setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that none came
+            setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
 
 
 def more_slots(free: int, each: int) -> int:
-    """How many slots fit beside the first one, into ``SHARE`` of what is free.
+    """How many more slots fit into ``SHARE`` of the free memory.
 
     Args:
-        free: bytes that are left after a visit in the first slot.
+        free: free bytes after a visit in the first slot.
         each: bytes that a slot takes.
     """
     return min(AUTO - 1, int(SHARE * free / max(each, 1)))
 
 
-def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
-    """Groups of up to ``slots`` visits of different clients; a client's visits stay in order, larger ones are first."""
+def grouped(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
+    """Groups of up to ``slots`` visits of different clients, largest first; a client's visits stay in order."""
     for repeat in sorted({visit.repeat for visit in visits}):
         alike = sorted((v for v in visits if v.repeat == repeat), key=lambda v: (-v.size, v.client))
         for start in range(0, len(alike), slots):
@@ -387,32 +394,32 @@ def in_turns(visits: Sequence[Visit], slots: int) -> Iterator[list[Visit]]:
 
 
 def changes_between_steps(fit: Fit) -> bool:
-    """Whether code that runs between the steps of an epoch may change how a step is taken: a hook, or a schedule."""
-    own = type(fit.lightning_module)
-    return bool(fit.lr_scheduler_configs) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
+    """Whether a hook or a schedule that runs between steps may change how a step is taken."""
+    own = type(fit.method)
+    return bool(fit.schedules) or any(getattr(own, hook) is not getattr(FedMethod, hook) for hook in BETWEEN)
 
 
 def form(batch: Batch) -> tuple[Any, ...]:
-    """Streams, fields, shapes and types of a batch."""
+    """The form of a batch: its streams, fields, shapes, types and strides."""
     return tuple((s, f, v.shape, v.dtype, v.stride()) for s, fields in batch.items() for f, v in fields.items())
 
 
 def recordable(optimizer: Optimizer) -> bool:
-    """Whether an optimiser's steps read everything that changes from tensors, and its fresh state is all zeros."""
+    """Whether an optimiser reads all that changes from tensors, and starts from a state of zeros."""
     known = type(optimizer) in (SGD, Adam, AdamW)
     return known and all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
 
 
 def numbers(fit: Fit) -> tuple[Any, ...]:
-    """What a step that is recorded may not change: settings and rates of optimisers, places of schedules."""
-    optimizers, schedules = fit.optimizers, fit.lr_scheduler_configs
+    """What a recorded step must not change: settings and rates of optimisers, positions of schedules."""
+    optimizers, schedules = fit.optimizers, fit.schedules
     rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     places = [getattr(one.scheduler, "last_epoch", None) for one in schedules]
     return [settings(optimizer) for optimizer in optimizers], rates, places
 
 
 def settings(optimizer: Optimizer) -> tuple[Any, ...]:
-    """An optimiser's numbers that are no tensors."""
+    """An optimiser's options, without its tensors and rates."""
     return type(optimizer), *(
         (k, v if isinstance(v, PLAIN) else str(v))
         for group in optimizer.param_groups
@@ -422,12 +429,12 @@ def settings(optimizer: Optimizer) -> tuple[Any, ...]:
 
 
 def copied(states: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Optimiser states in tensors of their own."""
+    """Copies of optimiser states."""
     return [
         [{k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()} for state in own] for own in states
     ]
 
 
 def _rate(device: torch.device) -> Tensor:
-    """A learning rate that a fused kernel reads: in double precision on the CPU, as the kernel wants it on a GPU."""
+    """A tensor for a learning rate, in the type that fused kernels read: float64 on the CPU, float32 on a GPU."""
     return torch.zeros((), dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)

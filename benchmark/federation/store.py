@@ -1,4 +1,4 @@
-"""What clients keep between their visits: in host memory up to a limit, what was visited longest ago on disk."""
+"""What clients keep between visits: in host memory up to a limit, the least recently visited clients on disk."""
 
 import shutil
 import weakref
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.checkpoint import OnDisk
-from benchmark.federation.collectives import put_together, taken_apart
+from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.reference import ClientState
 
 HOST = torch.device("cpu")
 
 
 class _Held(NamedTuple):
-    """A state in host memory, and where its tensors were."""
+    """A state in host memory, and the devices that its tensors came from."""
 
     state: ClientState
     devices: list[torch.device]
@@ -26,32 +26,32 @@ class _Held(NamedTuple):
 
 
 class Store(MutableMapping[int, ClientState]):
-    """Clients' states by client, on the device again when they are asked for.
+    """Clients' states by client id; a state that is asked for is on its device again.
 
     Args:
-        limit: bytes that may lie in memory; the state that was set last stays there in any case. ``None``: all of them.
-        folder: for the files of the others; it is this store's alone, and goes with it. It must be given with a limit.
+        limit: bytes of states that may stay in memory; the state set last always does. ``None``: no limit.
+        folder: for the files of the other states; used by this store alone, and deleted with it. Required with a limit.
     """
 
     def __init__(self, limit: int | None = None, folder: Path | None = None) -> None:
         self.limit, self.bytes = limit, 0
-        self._here: dict[int, _Held] = {}  # in the order in which they were set
+        self._here: dict[int, _Held] = {}  # in the order they were set
         self._there: dict[int, tuple[OnDisk, list[torch.device]]] = {}
         self._folder, self._written = folder, 0
         self._coming: list[int] = []
         self._ahead: tuple[int, Future[ClientState]] | None = None
         self._reader: ThreadPoolExecutor | None = None
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def expect(self, clients: Sequence[int]) -> None:
-        """These states are asked for next, in this order: each is read from disk while the one before is in use."""
+        """Announce which states are asked for next, in order: each is read from disk while the one before is in use."""
         self._coming, self._ahead = list(clients), None
         self._read_ahead()
 
     def saved(self) -> dict[int, tuple[Any, Any] | OnDisk]:
-        """What a checkpoint holds of every client: its tensors and its optimisers' states, or the file with both."""
+        """What a checkpoint saves of each client: its tensors and optimiser states, or the file that holds both."""
         here = {client: (held.state.tensors, held.state.optimizers) for client, held in self._here.items()}
         return {**here, **{client: file for client, (file, _) in self._there.items()}}
 
@@ -73,7 +73,7 @@ class Store(MutableMapping[int, ClientState]):
         if client in self:
             del self[client]
         held, devices = _moved(state)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in taken_apart(held)[1])
+        size = sum(tensor.numel() * tensor.element_size() for tensor in split_tensors(held)[1])
         self._here[client] = _Held(held, devices, size)
         self.bytes += size
         while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:
@@ -88,7 +88,7 @@ class Store(MutableMapping[int, ClientState]):
             self._ahead = None
 
     def clear(self) -> None:
-        """Forget all clients, without reading their files."""
+        """Drop all states without reading their files."""
         for client in list(self):
             del self[client]
 
@@ -121,8 +121,8 @@ class Store(MutableMapping[int, ClientState]):
 
 
 def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) -> tuple[ClientState, list[torch.device]]:
-    """The state on the host, pinned where it comes from a GPU, or on ``devices``, and where its tensors were before."""
-    skeleton, tensors = taken_apart(state)
+    """The state on ``devices`` (default: the host, pinned if it comes from a GPU), and the devices it came from."""
+    skeleton, tensors = split_tensors(state)
     before = [tensor.device for tensor in tensors]
     if all(one == HOST for one in [*before, *(devices or ())]):
         return state, before
@@ -130,7 +130,7 @@ def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) ->
         there = [_on_host(tensor) for tensor in tensors]
     else:
         there = [tensor.to(device, non_blocking=True) for tensor, device in zip(tensors, devices, strict=True)]
-    moved: ClientState = put_together(skeleton, there)
+    moved: ClientState = join_tensors(skeleton, there)
     return moved, before
 
 

@@ -1,4 +1,4 @@
-"""Keep freed memory in the process: on the CPU, page faults cost more than the arithmetic of large batches."""
+"""Keep freed memory in the process: on the CPU, page faults can cost more than the arithmetic."""
 
 import ctypes
 import os
@@ -10,11 +10,11 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 def keep_memory() -> bool:
     """Tell glibc's malloc to serve everything from the heap and never to trim it.
 
-    Large forward passes and full-batch steps become up to twice as fast; the price is that the process does not
-    give memory back before it ends. ``FSSL_KEEP_MEMORY=0`` in the environment switches it off.
+    Large forward passes and full-batch steps become up to twice as fast, but the process does not return memory to the
+    system until it ends. ``FSSL_KEEP_MEMORY=0`` in the environment switches this off.
 
     Returns:
-        whether it was done (only on Linux with glibc).
+        whether the settings were made (only on Linux with glibc).
     """
     if os.environ.get("FSSL_KEEP_MEMORY", "1") == "0" or not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""A short calibration of a configuration: what its rounds take on this machine, and how large its states are."""
+"""Calibrates a configuration: how long a run takes on this machine, and how large its states are."""
 
 import signal
 import time
@@ -18,36 +18,33 @@ from benchmark.runs.environment import IDLE, others
 from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 
-SHORT_S = 5.0  # a round that takes less is run once more: the first time also warms the machine up
-LIMIT_S = 60.0  # a round that takes longer is given up
+SHORT_S = 5.0  # a shorter round is run again, since the first one includes warming up
+LIMIT_S = 60.0  # a longer round is given up
 BUSY = "other programs are using the machine"
 
 
 class Unmeasured(BenchError):
-    """Whole rounds do not say what a run takes; the message is why."""
+    """Rounds could not be timed; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a run's states: what all its clients keep between their visits, and what the server has."""
+    """Sizes of a run's states in bytes: what all clients keep between visits, and what the server holds."""
 
     clients: int
     server: int
 
     @property
     def checkpoints(self) -> int:
-        """What a checkpoint, its predecessor and the next one, while that is written, may take on disk.
-
-        All go when the run is complete.
-        """
+        """Bytes on disk of a checkpoint, its predecessor and the one being written; a complete run has none."""
         return 3 * (self.clients + self.server)
 
 
 class Calibration:
-    """A run that leaves nothing behind.
+    """A trial of a run that leaves no files behind.
 
     Args:
-        run: what is run.
+        run: the run.
 
     Raises:
         ConfigError: the configuration cannot be run.
@@ -71,15 +68,15 @@ class Calibration:
         self.preparation = time.perf_counter() - began
 
     def sizes(self) -> Sizes:
-        """How large the states get."""
+        """How large the states may become."""
         return Sizes(self.federation.client_state_bytes, num_bytes(self.federation.server))
 
     def seconds(self) -> float:
-        """Of the whole run, judged by one round of its warm-up, if it has one, and one after it.
+        """Estimated seconds of the whole run, from one round of the warm-up, if there is one, and one after it.
 
         Raises:
-            Unmeasured: a round takes longer than ``LIMIT_S``, or other programs have used the machine meanwhile (looked
-                at on the CPU only).
+            Unmeasured: a round takes longer than ``LIMIT_S``, or other programs used the machine meanwhile (checked on
+                the CPU only).
             RunError: a round fails.
         """
         used, before = others(), torch.get_num_threads()
@@ -94,7 +91,7 @@ class Calibration:
         return self.preparation + taken
 
     def _rounds(self) -> float:
-        """Seconds that all rounds would take, and what comes before the first."""
+        """Estimated seconds of all rounds and of the server's step before them."""
         total = self._timed(lambda: self.federation.server_phase(0, first=True), "the server's work before the rounds")
         rounds = self.config.rounds
         warm = sum(self.method.is_warmup(number) for number in range(rounds))
@@ -104,10 +101,10 @@ class Calibration:
         return total
 
     def _round(self, number: int) -> float:
-        """Seconds of a round, with its share of the evaluations."""
+        """Seconds of a round, including its share of the evaluations."""
         federation, every = self.federation, self.federation.eval_every
         if every > 1 and (number + 1) % every == 0:
-            number -= 1  # a round that is not evaluated
+            number -= 1  # time a round that is not evaluated
         federation.round = number
 
         def work() -> None:
@@ -129,10 +126,10 @@ class Calibration:
 
 @contextmanager
 def _at_most(seconds: float, what: str) -> Iterator[None]:
-    """Give up what takes longer than so many seconds, as a signal that asks to stop does.
+    """Interrupt what takes longer than ``seconds``, in the way a signal that asks to stop does.
 
     Raises:
-        Unmeasured: it has taken longer.
+        Unmeasured: it took longer.
     """
 
     def give_up(number: int, frame: FrameType | None) -> None:
@@ -152,7 +149,7 @@ def _at_most(seconds: float, what: str) -> Iterator[None]:
 
 
 def _in_one_process(runtime: Runtime) -> Runtime:
-    """Where the run would take place, but in one process that has the threads of all."""
+    """The same runtime, but one process with the threads of all."""
     assert isinstance(runtime.devices, int) and isinstance(runtime.threads, int)
     threads = runtime.threads * (runtime.devices if runtime.accelerator == "cpu" else 1)
     return replace(runtime, devices=1, threads=threads)

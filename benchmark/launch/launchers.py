@@ -1,4 +1,4 @@
-"""Who has started the processes of a run: the run itself, or ``torchrun``, ``fabric run`` or SLURM before it."""
+"""What started the processes of a run: the run itself, or ``torchrun``, ``fabric run`` or SLURM."""
 
 import os
 from dataclasses import replace
@@ -9,14 +9,14 @@ from datamodules.common.errors import ConfigError
 
 
 class Torchrun(NamedTuple):
-    """What ``torchrun`` has started: processes on each node, and nodes."""
+    """What ``torchrun`` has started: the number of processes per node, and of nodes."""
 
     local: int
     nodes: int
 
 
 def torchrun() -> Torchrun | None:
-    """The processes of which this is one; ``None`` if ``torchrun`` has not started it."""
+    """The processes of this run, if ``torchrun`` has started them; otherwise ``None``."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # as Lightning's TorchElasticEnvironment detects it
         return None
     local = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -24,17 +24,17 @@ def torchrun() -> Torchrun | None:
 
 
 def slurm_tasks() -> int:
-    """Processes that SLURM has started for this run, this one among them; 0 without SLURM."""
+    """Number of processes that SLURM has started for this run, including this one; 0 without SLURM."""
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # imports torch
 
     return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else 0
 
 
 def within(runtime: Runtime, started: Torchrun) -> Runtime:
-    """The runtime with as many devices and nodes as ``torchrun`` has started processes for.
+    """The runtime with the devices and nodes that ``torchrun`` has started processes for.
 
     Raises:
-        ConfigError: others are asked for; says how to start them.
+        ConfigError: other numbers are asked for; the message says how to start them.
     """
     asked = started.local if runtime.devices == "auto" else runtime.devices
     nodes = started.nodes if runtime.num_nodes == 1 else runtime.num_nodes
@@ -48,7 +48,7 @@ def within(runtime: Runtime, started: Torchrun) -> Runtime:
 
 
 def refuse_torchrun(command: str) -> None:
-    """Refuse to be one of several processes, for a command that starts its own.
+    """Refuse several processes of ``torchrun`` for a command that starts its own.
 
     Raises:
         ConfigError: ``torchrun`` has started several.

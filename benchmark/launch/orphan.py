@@ -1,4 +1,4 @@
-"""Processes that end with their parent: nobody waits for an orphan, and its run must be free to resume."""
+"""Processes that end with their parent: an orphan would keep its run locked, so that it could not be resumed."""
 
 import multiprocessing
 import os
@@ -11,9 +11,9 @@ LOOK_S = 0.5
 
 @cache
 def die_with_parent() -> None:
-    """Watch the process that spawned this one, or ``torchrun``, from a thread, and end at once when it is gone.
+    """Watch the process that spawned this one (or ``torchrun``) from a thread, and exit as soon as it is gone.
 
-    A second call does nothing more.
+    Further calls do nothing.
     """
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_wait, daemon=True).start()
@@ -29,7 +29,7 @@ def _wait() -> None:
 
 
 def _look(parent: int) -> None:
-    """As ``_wait``, for a process that was not started through ``multiprocessing``: its parent becomes another one."""
+    """As ``_wait``, for a process not started by ``multiprocessing``: an orphan gets another parent."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Where a run takes place, if its configuration leaves that open: the accelerator, processes and their threads."""
+"""Where a run takes place if its configuration leaves that open: accelerator, processes and threads."""
 
 from dataclasses import replace
 
@@ -12,23 +12,23 @@ from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import ConfigError, RunError
 from methods import models
 
-WORTH_PROCESSES = 2_000_000  # images that a run trains on in all: fewer are not worth starting processes for
-WORTH_THREADS = 1_000_000  # parameters: larger networks are as fast with threads
+WORTH_PROCESSES = 2_000_000  # images a run trains on in total; below, starting processes does not pay
+WORTH_THREADS = 1_000_000  # parameters; networks from this size on are as fast with threads
 
 
 def placed(run: Run) -> Run:
-    """The run with ``auto`` in its runtime replaced by what is faster here.
+    """The run with ``auto`` in its runtime replaced by what is fastest on this machine.
 
-    On the CPU, one single-threaded process per core, up to one per participant, beats one process with all cores for
-    small networks; those of a million parameters or more are as fast with threads (`docs/performance.md`), which hold
-    clients' states once. A run of a few seconds is not worth starting processes for. On GPUs a run takes one process:
-    several runs side by side use the others. Under SLURM the processes are the tasks that it has started.
+    On the CPU, small networks are fastest with one single-threaded process per core, up to one per participant.
+    Networks of a million parameters or more are as fast with threads (`docs/performance.md`), which hold clients'
+    states only once. For a run of a few seconds, starting processes does not pay. On GPUs a run has one process;
+    several runs at a time use the other GPUs. Under SLURM the processes are the tasks that it has started.
 
-    The threads are those of ``OMP_NUM_THREADS`` where it is set; else a run that continues has as many as before, and a
-    new one takes the cores that nobody else is using.
+    The number of threads is ``OMP_NUM_THREADS`` if that is set. Otherwise a resumed run has as many as before, and a
+    new run has as many as there are idle cores.
 
     Raises:
-        ConfigError: ``devices`` is no number of processes.
+        ConfigError: ``devices`` is not a number of processes.
     """
     config, rt = run.config, run.config.runtime
     accelerator = rt.accelerator
@@ -56,13 +56,14 @@ def _threads(run: Run, devices: int) -> int:
     before = kept_threads(run)
     if before is not None:
         return before
-    several = devices * run.config.runtime.num_nodes > 1  # all processes have as many; what is idle differs among nodes
+    several = devices * run.config.runtime.num_nodes > 1  # all have the same number; idle cores differ between nodes
     return max(1, cores() // devices) if several else idle_cores()
 
 
 def kept_threads(run: Run) -> int | None:
-    """Threads of a run that continues, which with another number would round differently; ``None`` for a new run, and
-    for one whose record cannot be read, which it will say itself.
+    """Threads of a run that is resumed, since it would round differently with another number.
+
+    ``None`` for a new run, and for one whose record cannot be read: the run itself will report that.
     """
     path = run.folder
     if saved_rounds(path) == 0 or not (path / "record.json").exists():
@@ -80,5 +81,5 @@ def _is_small(run: Run) -> bool:
     try:
         parameters = models.num_parameters(config.model, getattr(cls, "num_classes", 10), **(shape | config.model_args))
         return parameters < WORTH_THREADS
-    except ConfigError:  # it does not take images; feature vectors come with small networks
+    except ConfigError:  # not a network for images; those for feature vectors are small
         return True

@@ -1,4 +1,4 @@
-"""Many runs on one machine: worker processes, one run each at a time, and a report of how each ended."""
+"""Many runs on one machine: worker processes that take one run at a time and report how it ended."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from benchmark.runs.environment import asked_threads, bearable, check_processes,
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state
-from datamodules.common.errors import BenchError, Stopped, told
+from datamodules.common.errors import BenchError, Stopped, message_of
 
 FIT = "benchmark.run.fit"
 LOG = "output.log"
@@ -29,7 +29,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: ``complete``, ``failed``, or ``busy`` (another process works on it)."""
 
     run: Run
@@ -37,44 +37,44 @@ class Outcome:
     message: str = ""
 
 
-def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[Outcome]:
-    """Run everything, ``jobs`` at once; a run that fails does not stop the others.
+def run_all(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str = FIT) -> list[RunOutcome]:
+    """Carry out all runs, ``jobs`` at once; a run that fails does not stop the others.
 
     Args:
-        runs: what to run.
-        jobs: worker processes; 1 without GPUs runs in this process, as the runs' runtime says.
-        gpus: GPUs that the workers share out among themselves; 0 on the CPU.
-        display: is told what happens.
-        fit: dotted path of the function that runs a ``Run``.
+        runs: the runs.
+        jobs: number of worker processes; 1 without GPUs: the runs are carried out in this process, by their runtime.
+        gpus: number of GPUs, which are divided among the workers; 0 on the CPU.
+        display: shows progress.
+        fit: dotted path of the function that carries out a ``Run``.
 
     Returns:
         One outcome per run, in order of completion.
 
     Raises:
-        ConfigError: more workers than the machine can bear.
-        Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs that were going on have saved the end of their
-            last round.
+        ConfigError: there are more workers than the machine can run.
+        Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the runs in progress have saved the end of their last
+            round.
     """
     refuse_torchrun("a command with many runs")
     with display:
         placed = pinned(runs, jobs, gpus)
         if jobs <= 1 and not gpus:
-            return _here(placed, display, fit)
+            return _run_here(placed, display, fit)
         workers = min(max(1, jobs), len(runs))
         check_processes("--jobs", workers)
-        return _workers(placed, workers, gpus, display, fit)
+        return _run_in_workers(placed, workers, gpus, display, fit)
 
 
 def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
-    """The runs as ``run_all`` would run them: where several go on at once, in one process each.
+    """The runs as ``run_all`` carries them out: several at once have one process each.
 
-    Their threads are those that were asked for, those that a run had before it was interrupted, or else an even share
-    of the cores.
+    Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
+    the cores.
     """
     if jobs <= 1 and not gpus:
         return list(runs)
     placed = []
-    # However few runs are left: another number of threads would round differently.
+    # The same however few runs are left: another number of threads would round differently.
     share = max(1, cores() // max(1, jobs))
     for run in runs:
         threads = run.config.runtime.threads
@@ -86,47 +86,47 @@ def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
 
 
 def attempt(run: Run, fit: Callable[[Run], Path]) -> tuple[str, str]:
-    """Run once and say how it ended; a failure is also kept in the run's record."""
+    """Carry out a run and return how it ended; a failure is also recorded."""
     try:
         fit(run)
     except RunLocked as error:
         return "busy", str(error)
     except Exception as error:
-        check_stopped()  # what went wrong while it saved is told; the stop matters more
+        check_stopped()  # a stop matters more than what failed while saving, which has been printed
         with suppress(OSError, BenchError):  # a record that cannot be read or written stays as it is
             if state(run.folder) in ("missing", "stale"):
                 RunFolder(run.folder).fail(error, run)
-        return "failed", one_line(told(error))
+        return "failed", one_line(message_of(error))
     return "complete", ""
 
 
 def default_jobs(runtime: Runtime) -> tuple[int, int]:
-    """``(jobs, gpus)`` for ``--jobs auto``: a worker per GPU, else a worker per core, as the memory allows."""
+    """``(jobs, gpus)`` for ``--jobs auto``: one worker per GPU, or per core as far as memory allows."""
     import torch
 
     gpus = 0 if runtime.accelerator == "cpu" else torch.cuda.device_count()
     return gpus or bearable(cores()), gpus
 
 
-def _here(runs: Sequence[Run], display: Display, fit: str) -> list[Outcome]:
+def _run_here(runs: Sequence[Run], display: Display, fit: str) -> list[RunOutcome]:
     function = imported(fit)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     for run in runs:
         display.start(run)
         with display.ticking():
             status, message = attempt(run, function)
         display.finish(run, status, message)
-        outcomes.append(Outcome(run, status, message))
+        outcomes.append(RunOutcome(run, status, message))
     return outcomes
 
 
 class _Worker:
-    """A process that runs what it is sent, one after the other."""
+    """A process that carries out the runs it is sent, one after another."""
 
     def __init__(self, number: int, gpus: int, fit: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, number, gpus, fit), name=f"worker {number}")
+        self.process = context.Process(target=_worker_main, args=(theirs, number, gpus, fit), name=f"worker {number}")
         self.process.start()
         theirs.close()
         self.run: Run | None = None
@@ -136,7 +136,7 @@ class _Worker:
         self.pipe.send(run)
 
     def result(self) -> tuple[str, str]:
-        """How the present run ended, the death of the process included."""
+        """How the present run ended, even if its process died."""
         try:
             status, message, last = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -149,9 +149,9 @@ class _Worker:
         return status, message
 
 
-def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[Outcome]:
+def _run_in_workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: str) -> list[RunOutcome]:
     queue = list(runs)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     workers = [_Worker(number, gpus, fit) for number in range(jobs)]
     try:
         while len(outcomes) < len(runs):
@@ -167,12 +167,12 @@ def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: s
                 run, (status, message) = worker.run, worker.result()
                 assert run is not None
                 worker.run = None
-                outcomes.append(Outcome(run, status, message))
+                outcomes.append(RunOutcome(run, status, message))
                 display.finish(run, status, message)
             display.tick()
     except Stopped as asked:
         for worker in workers:
-            worker.pipe.close()  # one that waits for its next run would wait for ever
+            worker.pipe.close()  # a worker that waits for its next run would wait forever
         stop([worker.process for worker in workers], asked.signal)
         raise
     finally:
@@ -182,8 +182,8 @@ def _workers(runs: Sequence[Run], jobs: int, gpus: int, display: Display, fit: s
     return outcomes
 
 
-def _work(pipe: Connection, number: int, gpus: int, fit: str) -> None:
-    """Body of a worker: runs until the pipe closes or it is stopped, and then saves first; dies with its parent."""
+def _worker_main(pipe: Connection, number: int, gpus: int, fit: str) -> None:
+    """Entry point of a worker: works until the pipe closes or it is stopped, and saves first; ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     try:
@@ -213,11 +213,11 @@ def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
         last = status == "failed" and _gpu_lost()
         pipe.send((status, message, last))
         if last:
-            os._exit(1)  # another process takes the next run; this one might not even end in good order
+            os._exit(1)  # another process takes the next run; this one may not be able to shut down properly
 
 
 def _gpu_lost() -> bool:
-    """Whether the GPU is of no more use to this process: after some errors every further call fails."""
+    """Whether this process can no longer use its GPU: after some errors every further call fails."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():
@@ -229,7 +229,7 @@ def _gpu_lost() -> bool:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Send stdout and stderr of this process, and of what it starts, to a file."""
+    """Redirect stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         kept = {number: os.dup(number) for number in (1, 2)}

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: an overall line and a line per run, or plain lines in a log."""
+"""Progress of runs: in a terminal one line overall and one per run, in a log plain lines."""
 
 import sys
 import time
@@ -20,12 +20,12 @@ PLAIN_EVERY_S, POLL_S = 60.0, 0.5
 
 @dataclass
 class Pace:
-    """How fast a run goes, from when its rounds were seen to end.
+    """How fast a run goes, judged by when its rounds were seen to end.
 
     Args:
         run: the run.
         begun: when it was started, in seconds of a monotonic clock.
-        said: when a line of a log last spoke of it.
+        said: when the log last had a line about it.
     """
 
     run: Run
@@ -36,24 +36,24 @@ class Pace:
 
     @property
     def done(self) -> int:
-        """Rounds that are done, earlier sessions included."""
+        """Rounds done, including those before an interruption."""
         return self.last[1] if self.last else 0
 
     def see(self, done: int, now: float) -> None:
-        """So many rounds are done by now."""
-        if self.last is None or done < self.last[1]:  # fewer: a run that continues has forgotten what it must do again
+        """Note that ``done`` rounds are done at the time ``now``."""
+        if self.last is None or done < self.last[1]:  # fewer: a resumed run repeats rounds after its checkpoint
             self.first = self.last = now, done
         elif done > self.last[1]:
             self.last = now, done
 
     def seconds_per_round(self) -> float | None:
-        """Mean over the rounds seen; ``None`` before the second one has ended."""
+        """Mean over the rounds seen; ``None`` until two have ended."""
         if self.first is None or self.last is None or self.first == self.last:
             return None
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
 
     def left(self, now: float) -> float | None:
-        """Seconds that are left, at this pace."""
+        """Estimated seconds left."""
         each = self.seconds_per_round()
         if each is None or self.last is None:
             return None
@@ -69,10 +69,10 @@ class Pace:
 
 
 class Display:
-    """Progress on stderr; live in a terminal, plain lines elsewhere.
+    """Progress on stderr: live in a terminal, plain lines elsewhere.
 
     Args:
-        total: runs to do.
+        total: number of runs.
         console: where to write, by default stderr.
     """
 
@@ -107,7 +107,7 @@ class Display:
 
     @property
     def going_on(self) -> list[Run]:
-        """The runs that have begun and not ended."""
+        """The runs in progress."""
         return [pace.run for pace in self.paces.values()]
 
     def start(self, run: Run) -> None:
@@ -118,7 +118,7 @@ class Display:
             self.tasks[run.id] = self.live.add_task(label(run), total=run.config.rounds, note="")
 
     def tick(self) -> None:
-        """Look how far the runs are that go on, and say so: at once in a terminal, now and then in a log."""
+        """Update the progress of all runs: at once in a terminal, every ``PLAIN_EVERY_S`` seconds in a log."""
         for key, pace in list(self.paces.items()):
             now, row = time.monotonic(), last_row(pace.run.folder)
             done = rounds_done(pace.run, row)
@@ -135,7 +135,7 @@ class Display:
                 self.console.print(f"  {label(pace.run)}: {rounds}, {going_on}", highlight=False, markup=False)
 
     def ticking(self) -> AbstractContextManager[None]:
-        """Look at the runs now and then, from a thread, for as long as the context lasts."""
+        """Within the context, update the progress regularly from a thread."""
         return repeatedly(self.tick, POLL_S)
 
     def finish(self, run: Run, status: str, message: str) -> None:
@@ -151,8 +151,9 @@ class Display:
 
 
 def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
-    """Rounds that a run has done, from its last row or, where not every round is evaluated, from its record; ``None``
-    if neither can be read.
+    """Rounds that a run has done, from its last row and, if not every round is evaluated, its record.
+
+    ``None`` if neither can be read.
     """
     known = [] if row is None else [int(row["round"]) + 1]
     if run.config.eval_every > 1:
@@ -162,7 +163,7 @@ def rounds_done(run: Run, row: dict[str, Any] | None) -> int | None:
 
 
 def continuation(run: Run) -> str:
-    """What the same command does with a run that was interrupted, as the end of a sentence."""
+    """What the same command would do with an interrupted run, as the end of a sentence."""
     path, rounds = run.folder, run.config.rounds
     if state(path) == "complete":
         return f"finds {path.name} complete"

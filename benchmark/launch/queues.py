@@ -1,11 +1,11 @@
-"""Work queues of a GPU: streams that share one wait for each other."""
+"""Work queues of a GPU: streams that share a queue wait for each other."""
 
 import os
 
 
 def enough_queues() -> None:
-    """Ask CUDA for its most queues, 32 instead of 8, before it starts: more than eight slots would share theirs.
+    """Ask CUDA, before it starts, for 32 queues (its maximum) instead of 8: more than eight slots would have to share.
 
-    ``CUDA_DEVICE_MAX_CONNECTIONS`` in the environment decides where it is set.
+    ``CUDA_DEVICE_MAX_CONNECTIONS`` takes precedence if it is set in the environment.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

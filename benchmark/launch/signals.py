@@ -1,8 +1,8 @@
-"""Signals that ask a program to stop: of a scheduler that takes the machine away, or of a terminal that is closed.
+"""Signals that ask a program to stop: from a scheduler that reclaims the machine, or a terminal that is closed.
 
 ``SIGTERM``, ``SIGUSR1`` and ``SIGHUP`` raise ``Stopped`` in the main thread, as Ctrl-C raises ``KeyboardInterrupt``.
-The run saves what it had at the end of its last round and ends with the code 75, which says that the same command goes
-on from there. A signal that is ignored, as ``nohup`` does with ``SIGHUP``, stays ignored.
+The run saves its state at the end of the last round and exits with code 75: the same command continues from there. A
+signal that is ignored, as ``SIGHUP`` is under ``nohup``, stays ignored.
 """
 
 import multiprocessing
@@ -26,13 +26,12 @@ _came: list[signal.Signals] = []
 
 @contextmanager
 def stoppable(*more: signal.Signals) -> Iterator[None]:
-    """Let the first signal raise ``Stopped``, and ignore what follows, so that there is peace to save.
+    """Let the first signal raise ``Stopped`` and ignore further ones, so that saving is not interrupted.
 
-    Inside another such context it changes nothing, and neither in other threads than the main one, which alone may say
-    what signals do.
+    Inside another such context, or outside the main thread (which alone may set signal handlers), it does nothing.
 
     Args:
-        more: signals to treat alike, beside ``SIGNALS``.
+        more: further signals to treat like ``SIGNALS``.
     """
     global _watched
     if _watched or threading.current_thread() is not threading.main_thread():
@@ -59,30 +58,29 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_terminal() -> None:
-    """Write to nowhere what went to a terminal: it is gone, and writing to it fails."""
+    """Redirect output from the terminal to nowhere: the terminal is gone, and writing to it fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty says no, since the terminal is gone
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty is false once the terminal is gone
             os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
 def check_stopped() -> None:
-    """Raise ``Stopped`` once more where the first one was swallowed, as in a destructor, or is still to be raised."""
+    """Raise ``Stopped`` if a signal came and its exception was swallowed, as in a destructor, or is yet to come."""
     if _came:
         raise Stopped(_came[0])
 
 
 def children() -> set[BaseProcess]:
-    """Processes that this one has started through ``multiprocessing`` and that go on."""
+    """The running processes that this one has started through ``multiprocessing``."""
     return set(multiprocessing.active_children())
 
 
 def stop(processes: Iterable[BaseProcess], number: int) -> None:
-    """Pass a signal on to processes, and wait until they have ended.
+    """Pass a signal on to processes and wait until they have ended.
 
-    There is no limit to the time that they take to save: whoever sent the signal has one. A second Ctrl-C ends them at
-    once.
+    They may take as long as they need to save; whoever sent the signal sets the limit. A second Ctrl-C kills them.
     """
     asked = list(processes)
     try:

@@ -1,4 +1,4 @@
-"""Runs as a SLURM job array, whose tasks continue where they were when SLURM took the node back."""
+"""Runs as a SLURM job array. A task that loses its node continues from its checkpoint when it is requeued."""
 
 import hashlib
 import shlex
@@ -55,11 +55,11 @@ exit $$failed
 
 @dataclass(frozen=True)
 class Array:
-    """How runs are spread over the tasks of a job array.
+    """How runs are distributed over the tasks of a job array.
 
     Args:
-        bundle: runs of a task, one after the other; what starts a task is paid once for all of them.
-        at_once: tasks that go on at the same time, at most; ``None``: as many as the cluster lets.
+        bundle: runs per task, one after another, so that a task's start-up is paid once for all of them.
+        at_once: most tasks at the same time; ``None``: as many as the cluster allows.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -74,16 +74,16 @@ class Array:
                 raise ConfigError(f"{option} is {number}; it must be at least 1")
 
     def tasks(self, runs: int) -> int:
-        """Number of tasks of so many runs."""
+        """Number of tasks for ``runs`` runs."""
         return -(-runs // self.bundle)
 
     def spelled(self, runs: int) -> str:
-        """As ``sbatch --array`` wants it."""
+        """The argument of ``sbatch --array``."""
         return f"1-{self.tasks(runs)}" + (f"%{self.at_once}" if self.at_once else "")
 
 
 def plan(runs: Sequence[Run], options: str, array: Array) -> str:
-    """What ``write`` and ``submit`` would do with these runs, in words: a line in all, and one for each task."""
+    """What ``write`` and ``submit`` would do with these runs: a summary, then one line per task."""
     count = array.tasks(len(runs))
     limit = f", at most {array.at_once} at once" if array.at_once else ""
     lines = [f"{len(runs)} runs in {count} tasks{limit}: sbatch --array={array.spelled(len(runs))} {options}".rstrip()]
@@ -95,15 +95,15 @@ def plan(runs: Sequence[Run], options: str, array: Array) -> str:
 
 
 def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = None) -> Path:
-    """Write the script of a job array for some runs, their list, and a configuration file for each.
+    """Write a job array's script, the list of its runs, and a configuration file for each run.
 
-    Tasks read the list when they start, so every list has a folder of its own: a later array leaves it alone.
+    Tasks read the list when they start, so each list has a folder of its own, which later arrays leave alone.
 
     Args:
         runs: at least one.
-        name: of the job; the folder in ``<results>/slurm`` has it, and a digest of the runs and where they take place.
-        results: folder of results that all nodes see under the same path.
-        array: how they are spread over tasks; default: a task for each.
+        name: of the job. The folder, in ``<results>/slurm``, is named after it and a digest of the configurations.
+        results: folder of results, under the same path on all nodes.
+        array: how runs are distributed over tasks; default: one task each.
 
     Returns:
         the script, ready for ``sbatch``.
@@ -135,25 +135,25 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
             stopped=STOPPED,
             command=one_line(
                 shlex.join(["python", "-m", "benchmark", *sys.argv[1:]])
-            ),  # what breaks a comment is executed
+            ),  # a line break would end the comment and be executed
         ),
     )
     return script
 
 
 def submit(script: Path, options: str) -> str:
-    """Hand a script to ``sbatch``.
+    """Submit a script with ``sbatch``.
 
     Args:
         script: as ``write`` returns it.
         options: of ``sbatch``, as one would type them: ``--partition=gpu --gpus-per-task=1 --time=4:00:00``.
 
     Returns:
-        the number of the job array.
+        the id of the job array.
 
     Raises:
-        ConfigError: there is no ``sbatch`` here, or a quotation mark in the options has no partner.
-        RunError: ``sbatch`` refuses; says what it says.
+        ConfigError: there is no ``sbatch`` on this machine, or the options have an unbalanced quotation mark.
+        RunError: ``sbatch`` fails; the message has its output.
     """
     if shutil.which("sbatch") is None:
         by_hand = f"sbatch {options} {script}"
@@ -164,5 +164,5 @@ def submit(script: Path, options: str) -> str:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
-        raise RunError(f"`{shlex.join(command)}` refuses: {done.stderr.strip()}")
+        raise RunError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
     return done.stdout.strip().partition(";")[0]

@@ -1,1 +1,1 @@
-"""How fast the suite is, as ratios within one run: ``make perf``."""
+"""Performance measurements, as ratios within one run: ``make perf``."""

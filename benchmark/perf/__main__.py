@@ -35,18 +35,18 @@ SECTIONS: dict[str, tuple[str, int]] = {
     "start": ("start.section", 1),
     "profiles": ("profiles.section", 2),
 }
-"""By name: the function that measures, of a module that is imported when its turn comes, and how many methods it takes.
+"""Sections by name: measuring function, of a module that is imported only when needed, and number of methods.
 
-On a machine that is lent for an hour there may be few packages beside torch.
+A rented GPU machine may have few packages besides torch.
 """
 GPU, NO_GPU = "gpu", 2
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the chosen tables, and write them to a file if asked; nothing here is a test.
+    """Print the chosen tables, and optionally write them to a file.
 
     Returns:
-        exit code: 2 if a GPU is asked for and there is none.
+        Exit code; 2 if a GPU is requested but not available.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     known = f"{', '.join(SECTIONS)}, {GPU}"
@@ -91,7 +91,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def with_gpu(plan: gpu.Plan, parts: Sequence[str], file: Path | None) -> None:
-    """Go through parts of the plan; every line is in the file as soon as it is measured."""
+    """Measure parts of the plan; every line is written as soon as it is measured."""
     worker = Worker()
 
     def grown(section: Section) -> None:
@@ -106,7 +106,7 @@ def with_gpu(plan: gpu.Plan, parts: Sequence[str], file: Path | None) -> None:
 
 
 def publish(section: Section, file: Path | None) -> None:
-    """Put a section into the file, if there is one."""
+    """Write a section to the file, if any."""
     if file is not None:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         write_atomic(file, merged(before, [section]))

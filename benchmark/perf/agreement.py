@@ -1,4 +1,4 @@
-"""How far other engines and devices end from the reference engine, by method."""
+"""Agreement of other engines and devices with the reference engine, by method."""
 
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ DEVICE_NOTE = (
 
 
 def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> Run:
-    """A short run of a method in the scenario it was made for: one warm-up round, one epoch, labels flow."""
+    """Configure a short run of a method in its scenario: one warm-up round, one epoch, with pseudo-labels."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
@@ -72,7 +72,7 @@ def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) ->
 def federation(
     run: Run, device: str = "cpu", same_views: bool = False, slots: int | None = None, replay: bool = True
 ) -> Federation:
-    """The federation of a run; ``same_views``: every image looks the same at every place and time."""
+    """Create the federation of a run; ``same_views``: every image always has the same view."""
     config = run.config
     fabric = launched(device, config.precision)
     made, data = make(run, fabric.device)
@@ -85,7 +85,7 @@ def federation(
 
 
 def ends(method: str, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
-    """All numbers of the global model before and after a run, float64; for the options see ``federation``."""
+    """Return the global model before and after a run as float64 vectors; for the options see ``federation``."""
     with arithmetic(precision), tensor_cores(products=False, convolutions=False):
         made = federation(configured(method, precision), **options)
         before = numbers(made)
@@ -94,13 +94,13 @@ def ends(method: str, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def distance(reference: tuple[Tensor, Tensor], after: Tensor) -> str | float:
-    """How far a run ended from where the reference run ended."""
+    """Distance of a run's final model from the reference run's."""
     began, ended = reference
     return "equal" if torch.equal(ended, after) else float((after - ended).norm() / (ended - began).norm())
 
 
 def compared(method: str, precision: str, engines: list[str], reference: dict[str, Any], **options: Any) -> list[Any]:
-    """Cells for some engines: how far each ends from the reference engine run with the options ``reference``."""
+    """Cells with each engine's distance from the reference engine run with the options ``reference``."""
     began = attempt(lambda: ends(method, precision, **reference))
     if isinstance(began, str):
         return [began] * len(engines)
@@ -112,18 +112,18 @@ def compared(method: str, precision: str, engines: list[str], reference: dict[st
 
 
 def row(method: str) -> list[Any]:
-    """A method's engines on the CPU."""
+    """Row of a method's engines on the CPU."""
     engines = [name for name in ENGINES if name != "reference"]
     return [method, *(cell for p in PRECISIONS for cell in compared(method, p, engines, {}))]
 
 
 def headers() -> list[str]:
-    """Names of the cells of ``row``."""
+    """Column names of ``row``."""
     return ["method", *(f"{name}, {p}" for p in PRECISIONS for name in ENGINES if name != "reference")]
 
 
 def device_row(method: str, device: str) -> list[Any]:
-    """A method's engines on a device: against the CPU's reference, then against the reference on the device."""
+    """Row of a method's engines on a device: against the reference on the CPU, then on the device."""
     cells: list[Any] = [method]
     for p in PRECISIONS:
         cells += compared(method, p, list(ENGINES), {"same_views": True}, device=device, same_views=True)
@@ -132,14 +132,14 @@ def device_row(method: str, device: str) -> list[Any]:
 
 
 def device_headers() -> list[str]:
-    """Names of the cells of ``device_row``."""
+    """Column names of ``device_row``."""
     other = [f"{name} - CPU, {p}" for p in PRECISIONS for name in ENGINES]
     own = [f"{name} - GPU, {PRECISIONS[0]}" for name in ENGINES if name != "reference"]
     return ["method", *other, *own]
 
 
 def section() -> list[Section]:
-    """Every method; the engines on the CPU."""
+    """Measure every method's engines on the CPU."""
     speed = probe()
     rows = [row(method) for method in known_names(KINDS["method"])]
     title = "Agreement with the reference engine on the CPU"
@@ -147,5 +147,5 @@ def section() -> list[Section]:
 
 
 def numbers(made: Federation) -> Tensor:
-    """The global model as one vector, float64, on the CPU."""
+    """Return the global model as one float64 vector on the CPU."""
     return torch.cat([t.double().cpu().flatten() for t in made.server.values()])

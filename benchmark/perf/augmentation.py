@@ -1,4 +1,4 @@
-"""Views per second: whole batches on the device against one image at a time through Pillow."""
+"""Views per second: whole batches on the device against single images with Pillow."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ NOTE = (
 
 
 def section() -> list[Section]:
-    """Weak and strong views of the pipelines, for all cores."""
+    """Measure weak and strong views of the pipelines on all cores."""
     with threads(cores()):
         before, data = probe(), {}
         for name in ("zoom_crop_flip", "randaugment_uniform", "randaugment_maximal", "randaugment_levels_cutout"):

@@ -1,4 +1,4 @@
-"""The visits of a round by the engines: clients one after the other, or in turns in slots, eagerly or by replay."""
+"""Visits of a round by engine: clients one after the other, or interleaved in slots, eager or replayed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ REFERENCE = "reference"
 
 
 class Pixels(Backbone):
-    """A linear network on the pixels, for what has no convolutions, such as classifiers of feature vectors."""
+    """A linear network on pixels, to measure networks without convolutions."""
 
     def __init__(self, num_classes: int, image_size: int = 32) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Pixels(Backbone):
         self.head = nn.Linear(self.feature_dim, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Pixels ``[B, 3 side side]``."""
+        """Return pixels ``[B, 3 side side]``."""
         return x.flatten(1)
 
 
@@ -46,14 +46,14 @@ def visits(
     slots: int | None = None,
     replay: bool = False,
 ) -> Callable[[], Any]:
-    """The visits of all clients, each with so many full batches; returns when the device has done them."""
+    """Visits of all clients with full batches each, until the device has finished."""
     data = Noise(clients * batches * batch, num_clients=clients, labelled_clients=clients, partition="iid")
     fabric = launched(device, precision)
     made = federation(method, data, network, fabric=fabric, slots=slots, replay=replay, batch_size=batch)
     planned = made.visits(0)
 
     def run() -> None:
-        made.engine.visits(planned, made.server, {})
+        made.engine.run_visits(planned, made.server, {})
         synchronize(device)
 
     return run
@@ -62,25 +62,25 @@ def visits(
 def timed(
     method: str, network: str, batch: int, slots: Sequence[int], replay: bool, **options: Any
 ) -> dict[str, float]:
-    """Seconds of the visits by the reference engine and by numbers of slots, in turn; options: see ``visits``."""
+    """Seconds of visits by the reference engine and by numbers of slots, interleaved; options: see ``visits``."""
     chosen: dict[str, dict[str, Any]] = {REFERENCE: {}}
     chosen |= {engine_name(n): {"slots": n, "replay": replay} for n in slots}
     return interleaved({name: visits(method, network, batch, **own, **options) for name, own in chosen.items()})
 
 
 def alone(precision: str, repeats: int, method: str, network: str, batch: int, **options: Any) -> float:
-    """Seconds of the visits by a single engine, in a precision (see ``arithmetic``), after a warm-up."""
+    """Seconds of visits by a single engine in a precision (see ``arithmetic``), after a warm-up."""
     with arithmetic(precision) as known:
         return interleaved({"it": visits(method, network, batch, precision=known, **options)}, repeats)["it"]
 
 
 def engine_name(slots: int) -> str:
-    """How tables call so many slots."""
+    """Name of a number of slots in tables."""
     return f"K = {slots}"
 
 
 def section(method: str) -> list[Section]:
-    """Networks and batch sizes on the CPU, with all cores."""
+    """Measure networks and batch sizes on all CPU cores."""
     with threads(cores()):
         before, rows = probe(), []
         for network, batch in CASES:

@@ -1,4 +1,4 @@
-"""One local epoch of a mean-teacher method on the small CNN: the engine, a bare loop, and the released way."""
+"""One local epoch of a mean-teacher method on the small CNN: the engine, a bare loop, released-style code."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,21 +15,22 @@ from methods import models
 IMAGES, CLASSES = 5_000, 100
 NOTE = (
     f"A client with {IMAGES:,} images, batches of 64, two views and a teacher (unlabelled) or one view. The bare loop "
-    "does the same work without any framework; the released way takes Pillow views, one image at a time, from a "
-    "DataLoader, and loops over parameters. With several processes: seconds per client while all of them run."
+    "does the same work without a framework. The released way works like released code: Pillow views, one image at a "
+    "time, from a DataLoader, and loops over parameters. With several processes: seconds per client while all of them "
+    "run."
 )
 
 
 def visit(number: int, method: str, labelled: bool = False) -> Callable[[], Any]:
-    """One visit of the engine to a client with, or without, labels."""
+    """One visit of the engine to a client with or without labels."""
     data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
     made = federation(method, data, warmup_rounds=0)
     chosen = next(v for v in made.visits(0) if v.labelled == labelled)
-    return lambda: made.engine.client(chosen, made.engine.sent(chosen, made.server), None)[0].bytes_down
+    return lambda: made.engine.run_visit(chosen, made.engine.send(chosen, made.server), None)[0].bytes_down
 
 
 def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
-    """The bare loop on the same images, and the released way with workers to choose (unlabelled only)."""
+    """The bare loop on the same images, and released-style code with a choice of workers (unlabelled only)."""
     data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
     data.setup()
     model, teacher = (models.build("small_cnn", CLASSES) for _ in range(2))
@@ -47,7 +48,7 @@ def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
 
 
 def section(method: str) -> list[Section]:
-    """For one thread and for all cores: unlabelled and labelled epochs."""
+    """Measure unlabelled and labelled epochs with one thread and with all cores."""
     sections = []
     for count in sorted({1, cores()}):
         with threads(count):

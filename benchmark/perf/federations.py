@@ -1,4 +1,4 @@
-"""Federations over random images: speed does not depend on what they show."""
+"""Federations over random images, since speed does not depend on content."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ class Noise(FSSLDataModule):
         self.images, self.pixels = images, pixels
 
     def read(self) -> Arrays:
-        """Fixed random pixels and labels; as many test images, up to 10 000."""
+        """Return fixed random pixels and labels; as many test images, up to 10 000."""
         rng, test = np.random.RandomState(0), min(self.images, 10_000)
         pixels = rng.randint(0, 256, (self.images + test, self.pixels, self.pixels, 3), np.uint8)
         labels = np.arange(len(pixels)) % self.num_classes
@@ -58,7 +58,7 @@ def federation(
     store: Store | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation of many rounds that is evaluated after the last one only; it sets the data up.
+    """Create a federation of many rounds that is evaluated only after the last, with its data set up.
 
     Args:
         method: name of the method.
@@ -67,10 +67,10 @@ def federation(
         precision: as in Fabric.
         participants: clients per round; default: all.
         fabric: a launched Fabric; default: one process on the CPU.
-        slots: clients that train in turns; default: the reference engine.
-        replay: whether the slots record their steps and replay them.
+        slots: number of interleaved clients; default: the reference engine.
+        replay: whether slots record and replay their steps.
         sums: how uploads are averaged.
-        store: for the clients' states; default: in memory.
+        store: store of the clients' states; default: in memory.
         options: arguments of the method.
     """
     fabric = fabric or launched("cpu", precision)
@@ -95,7 +95,7 @@ def federation(
 
 
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
-    """One process on a device (``cpu`` or ``cuda``)."""
+    """Launch one process on a device (``cpu`` or ``cuda``)."""
     enough_queues()
     fabric = Fabric(accelerator=device, devices=1, **fabric_precision(precision, device))
     fabric.launch()
@@ -104,8 +104,10 @@ def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
 
 @contextmanager
 def arithmetic(name: str) -> Iterator[Any]:
-    """Precision as Fabric names it, for such a name or for ``tf32``: single precision with TF32 in matrix products and
-    convolutions. All other names compute as runs do, with PyTorch's own settings.
+    """Set a precision by its Fabric name or ``tf32``, while the context is open.
+
+    ``tf32`` is single precision with TF32 in matrix products and convolutions. All others compute as runs do, with
+    PyTorch's defaults.
     """
     if name != "tf32":
         yield name
@@ -116,7 +118,7 @@ def arithmetic(name: str) -> Iterator[Any]:
 
 @contextmanager
 def tensor_cores(products: bool, convolutions: bool) -> Iterator[None]:
-    """Whether matrix products, and convolutions, of single precision are computed in TF32 meanwhile."""
+    """Switch TF32 in matrix products and in convolutions on or off while the context is open."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if products else "highest")
     torch.backends.cudnn.allow_tf32 = convolutions
@@ -128,6 +130,6 @@ def tensor_cores(products: bool, convolutions: bool) -> Iterator[None]:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the work of a GPU."""
+    """Wait for a GPU to finish."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -38,15 +38,15 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Goal:
-    """A row of a paper's suite that shall not take longer than so many seconds.
+    """A row of a paper's suite with a time limit.
 
     Args:
         paper: key of the suite.
         row: ``table/dataset/method``; the first such row counts.
-        rounds: rounds of the limit.
-        limit: seconds.
-        options: what is changed in the row's configuration, as on the command line.
-        tiny: for a trial of this code: few images, a small network, one epoch.
+        rounds: number of rounds for the limit.
+        limit: limit in seconds.
+        options: changes to the row's configuration, as on the command line.
+        tiny: use few images, a small network and one epoch, for a trial of this code.
     """
 
     paper: str
@@ -58,12 +58,12 @@ class Goal:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         changed = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.paper} {self.row}{f' ({changed})' if changed else ''}"
 
     def config(self) -> RunConfig:
-        """The row's configuration, with random images in place of its data set.
+        """Return the row's configuration, with random images instead of its data set.
 
         Raises:
             ConfigError: there is no such row, or an option is unknown.
@@ -82,7 +82,7 @@ class Goal:
         return replace(config, data=ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", noise))
 
     def shrunk(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration that takes moments."""
+        """Shrink a configuration so that it takes moments."""
         given, clients = values["data"]["init_args"], values["data"]["init_args"]["num_clients"]
         small: dict[str, Any] = {"model": "small_cnn", "model_args": {}, "data.partition": "iid"}
         if (given.get("num_labels") or 0) > 2 * clients:
@@ -93,10 +93,10 @@ class Goal:
 
 
 def parsed(words: Sequence[str]) -> Goal:
-    """A goal from ``PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]``.
+    """Parse a goal from ``PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]``.
 
     Raises:
-        ConfigError: the words are none.
+        ConfigError: the words do not have this form.
     """
     try:
         paper, row, rounds, limit, *options = words
@@ -108,7 +108,7 @@ def parsed(words: Sequence[str]) -> Goal:
 
 
 def federation(goal: Goal, precision: Any, slots: int, device: str) -> Federation:
-    """The federation of a goal; slots: at most so many as there are participants."""
+    """Create the federation of a goal, with at most as many slots as participants."""
     config = goal.config()
     fabric = launched(device, precision)
     made, data = make(Run.of(replace(config, precision=precision)), fabric.device)
@@ -120,7 +120,7 @@ def federation(goal: Goal, precision: Any, slots: int, device: str) -> Federatio
 
 
 def rounds_of(made: Federation, device: str) -> Callable[[], float]:
-    """Seconds of the next round at every call, from the first one that is no warm-up."""
+    """Return a function that runs the next round (from the first after warm-up) and returns its seconds."""
     made.round = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
 
     def unit() -> float:
@@ -136,18 +136,18 @@ def rounds_of(made: Federation, device: str) -> Callable[[], float]:
 
 
 def recordings(made: Federation) -> int:
-    """Steps that the slots have recorded so far."""
+    """Number of steps recorded by the slots so far."""
     return made.engine.counts().get("captured", 0)
 
 
 def steady(taken: Sequence[float], recorded: Sequence[bool]) -> float:
-    """Mean seconds of the rounds in which nothing was recorded; of all, where there are none; 0 without rounds."""
+    """Mean seconds of rounds without recording; of all rounds if there are none; 0 without rounds."""
     replayed = [seconds for seconds, new in zip(taken, recorded, strict=True) if not new]
     return fmean(replayed or taken or [0.0])
 
 
 def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float) -> list[Any]:
-    """A line of the table; after ``allowed`` seconds no further round begins."""
+    """Measure a line of the table; no round starts after ``allowed`` seconds."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with arithmetic(precision) as known:

@@ -1,6 +1,6 @@
-"""What to do first with a GPU: check that engines and devices agree, time the engines, time the goals, then profile.
+"""Measurements on a GPU: agreement of engines and devices, speed of the engines, goals, and profiles.
 
-Every measurement is a task of its own: one that fails becomes a line that says why, and the rest goes on.
+Every measurement is a separate task: one that fails becomes a line with the reason, and the others continue.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmark.perf import agreement, engines, goals, profiles, reads, visits
+from benchmark.perf import agreement, engines, goals, graphs, profiles, reads, visits
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import Goal
 from benchmark.perf.measure import FAILED, Section, attempt, probe
@@ -20,7 +20,7 @@ from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
 Do = Callable[..., Any]
-"""Does a task: allowed seconds, a function, its arguments; raises ``TaskFailed``."""
+"""Function that runs a task, given allowed seconds, a function and its arguments; raises ``TaskFailed``."""
 
 GRACE_S = 20.0
 SPEEDUP = 10.0
@@ -29,22 +29,23 @@ UNITS = ("reference", "slots", "slots, replay")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and at which sizes.
+    """Measurements and their sizes.
 
     Args:
         plain: methods with plain supervised steps, whose visits are timed.
         goals: rows of the papers' tables with their limits.
         device: ``cuda``; ``cpu`` for a trial of this code.
-        seconds: for all parts together.
+        seconds: seconds for all parts together.
         checked: methods whose agreement and host reads are checked; default: all.
         precisions: see ``arithmetic``.
         cases: networks and images per step.
-        clients: clients of a round whose visits are timed.
-        batches: batches of each.
+        clients: clients per round in timed visits.
+        batches: batches per client.
         slots: numbers of slots.
-        goal_slots: the same, for the goals.
-        profile_slots: the same, for the profiles: so many visits, too.
-        times: visits beside their steps that are timed at once.
+        goal_slots: numbers of slots for the goals.
+        profile_slots: number of slots (and visits) for the profiles.
+        times: visits per timing of the overhead.
+        replays: replays per timing of a recording.
     """
 
     plain: Sequence[str]
@@ -66,15 +67,16 @@ class Plan:
     goal_slots: Sequence[int] = (16, 4)
     profile_slots: int = 4
     times: int = 20
+    replays: int = graphs.REPLAYS
 
     @property
     def methods(self) -> Sequence[str]:
-        """The methods that are checked."""
+        """The methods to check."""
         return known_names(KINDS["method"]) if self.checked is None else self.checked
 
 
 def trial(plan: Plan) -> Plan:
-    """The same code on the CPU with tiny sizes; its numbers mean nothing."""
+    """Shrink a plan to tiny sizes on the CPU, to try the code; its numbers are meaningless."""
     return replace(
         plan,
         goals=[replace(goal, tiny=True) for goal in plan.goals],
@@ -87,16 +89,17 @@ def trial(plan: Plan) -> Plan:
         goal_slots=(2,),
         profile_slots=2,
         times=1,
+        replays=1,
     )
 
 
 class Part:
-    """The tasks of a part of the plan, and the tables that they fill.
+    """The tasks of a part of the plan, and their tables.
 
     Args:
         plan: the plan.
-        do: does a task.
-        seconds: for the part.
+        do: runs a task.
+        seconds: seconds for the part.
     """
 
     def __init__(self, plan: Plan, do: Do, seconds: float) -> None:
@@ -104,16 +107,16 @@ class Part:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return self.deadline - time.monotonic()
 
     def table(self, title: str, headers: Sequence[str], note: str) -> "Table":
-        """A table of the part; its title names the device."""
+        """Create a table of the part; its title names the device."""
         name = torch.cuda.get_device_name() if self.plan.device == "cuda" else "trial on the CPU"
         return Table(f"{title} ({name})", headers, note)
 
     def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
-        """Lines that a task returns (or the one), or a line with its label and why there is none."""
+        """Run a task and return its line or lines, or a line with its label and the error."""
         if self.left <= 0:
             return [[*label, f"{FAILED}the time of this part was up"]]
         try:
@@ -131,7 +134,7 @@ class Table:
         self.probe, self.rows, self.errors = probe(), list[list[Any]](), list[str]()
 
     def numbered(self, cell: Any) -> Any:
-        """A cell, or the number of its error."""
+        """Return a cell, or the number of its error."""
         if not (isinstance(cell, str) and cell.startswith(FAILED)):
             return cell
         error = cell.removeprefix(FAILED)
@@ -140,7 +143,7 @@ class Table:
         return f"failed [{1 + self.errors.index(error)}]"
 
     def add(self, rows: Sequence[Sequence[Any]]) -> Section:
-        """The section with further lines, short ones filled up; errors go below the table."""
+        """Append lines, padded if needed, with errors below the table; return the section."""
         for row in rows:
             cells = [self.numbered(cell) for cell in row]
             self.rows.append([*cells, *[""] * (len(self.headers) - len(cells))])
@@ -149,21 +152,21 @@ class Table:
 
 
 def check_agreement(part: Part) -> Iterator[Section]:
-    """Engines and devices, method by method."""
+    """Check engines and devices, method by method."""
     table = part.table("Agreement of engines and devices", agreement.device_headers(), agreement.DEVICE_NOTE)
     for method in part.plan.methods:
         yield table.add(part.rows([method], agreement.device_row, method, part.plan.device))
 
 
 def check_reads(part: Part) -> Iterator[Section]:
-    """Host reads, method by method."""
+    """Count host reads, method by method."""
     table = part.table("Host reads", reads.HEADERS, reads.NOTE)
     for method in part.plan.methods:
         yield table.add(part.rows([method], reads.row, method, part.plan.device))
 
 
 def time_engines(part: Part) -> Iterator[Section]:
-    """Reference and slots, by network, precision and number of slots."""
+    """Time the reference and slots, by network, precision and number of slots."""
     plan = part.plan
     note = (
         f"Milliseconds for the visits of {plan.clients} clients of {plan.batches} full batches each, once, after a "
@@ -180,7 +183,7 @@ def time_engines(part: Part) -> Iterator[Section]:
 
 
 def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
-    """The line of a label; one engine that fails leaves the others their numbers."""
+    """Measure a line; if one engine fails, the others keep their numbers."""
     network, batch, precision, _ = label
     chosen: list[dict[str, Any]] = [{}, *({"slots": n, "replay": replay} for n in plan.slots)]
     taken = [
@@ -193,12 +196,12 @@ def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> l
 
 
 def sizes(plan: Plan) -> dict[str, Any]:
-    """Where visits are timed, how many and how long."""
+    """Device, number and length of timed visits."""
     return {"device": plan.device, "clients": plan.clients, "batches": plan.batches}
 
 
 def time_visits(part: Part) -> Iterator[Section]:
-    """What a visit costs beside its steps."""
+    """Time the overhead of a visit."""
     for method in part.plan.plain:
         table = part.table(f"Visits of `{method}` beside their steps", visits.HEADERS, visits.NOTE)
         for network in dict.fromkeys(network for network, _ in part.plan.cases):
@@ -206,8 +209,17 @@ def time_visits(part: Part) -> Iterator[Section]:
             yield table.add(part.rows([network], visits.rows, *arguments))
 
 
+def time_graphs(part: Part) -> Iterator[Section]:
+    """Time one step per recording against many, by network and precision."""
+    plan = part.plan
+    table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
+    for precision, (network, batch) in product(plan.precisions, plan.cases):
+        label = [network, batch, precision]
+        yield table.add(part.rows(label, graphs.row, *label, plan.device, plan.replays))
+
+
 def time_goals(part: Part) -> Iterator[Section]:
-    """The speed-up over the eager reference, then rows of the papers' tables against their limits."""
+    """Measure the speed-up over the eager reference, then the papers' rows against their limits."""
     plan = part.plan
     headers = [
         "method",
@@ -239,7 +251,7 @@ def time_goals(part: Part) -> Iterator[Section]:
 
 
 def speedup_row(plan: Plan, method: str, network: str, batch: int) -> list[Any]:
-    """One line: reference and the fastest number of slots."""
+    """Measure one line: reference and the fastest number of slots."""
     precision = plan.precisions[0]
 
     def seconds(**own: Any) -> float:
@@ -253,7 +265,7 @@ def speedup_row(plan: Plan, method: str, network: str, batch: int) -> list[Any]:
 
 
 def profile(part: Part) -> Iterator[Section]:
-    """Kernels of replayed visits, and how long the GPU waits."""
+    """Profile the kernels of replayed visits, and the GPU's idle time."""
     plan = part.plan
     precision = plan.precisions[min(1, len(plan.precisions) - 1)]
     note = (
@@ -268,7 +280,7 @@ def profile(part: Part) -> Iterator[Section]:
 
 
 def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[list[Any]]:
-    """Lines for the visits of a goal's round."""
+    """Profile the visits of a goal's round."""
     with arithmetic(precision) as known:
         made = goals.federation(goal, known, slots, device)
         if made.method.hparams.get("local_epochs"):
@@ -276,7 +288,7 @@ def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[li
         first = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
         chosen = made.visits(first)[:slots]
         for _ in range(2):
-            made.engine.visits(chosen, made.server, {})
+            made.engine.run_visits(chosen, made.server, {})
         return [[goal.name, *row] for row in profiles.kernels(made, chosen, device)]
 
 
@@ -285,20 +297,21 @@ PARTS: dict[str, tuple[Callable[[Part], Iterator[Section]], float]] = {
     "reads": (check_reads, 0.07),
     "engines": (time_engines, 0.28),
     "visits": (time_visits, 0.04),
-    "goals": (time_goals, 0.26),
+    "graphs": (time_graphs, 0.04),
+    "goals": (time_goals, 0.22),
     "profiles": (profile, 0.08),
 }
-"""By name: what is done, and its share of the time; what a part leaves over goes to the later ones."""
+"""Parts by name: function and share of the time; unused time goes to later parts."""
 
 
 def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section], None]) -> list[Section]:
-    """Go through parts of the plan, in order.
+    """Measure parts of the plan, in order.
 
     Args:
         plan: the plan.
         parts: names of ``PARTS``.
-        do: does a task.
-        publish: called with a section after every line that it grows by.
+        do: runs a task.
+        publish: called with a section after every new line.
 
     Returns:
         the sections as they are in the end.

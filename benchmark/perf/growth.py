@@ -1,4 +1,4 @@
-"""How a run grows with registered clients, active clients and parameters: time, memory, checkpoints, exchange."""
+"""Growth with registered clients, active clients and parameters: time, memory, checkpoints, exchange."""
 
 import resource
 import statistics
@@ -23,7 +23,7 @@ from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Processes, Section, probe, seconds
 from methods import models
 
-PIXELS = 16  # side of an image: those of a million clients fit into a small machine
+PIXELS = 16  # side of an image; small, so that a million clients fit into memory
 SHARE = 4  # images of a client, one batch
 ROUNDS, REPEATS = 3, 3
 SWEEPS = (  # title, and cases of network, registered clients, active clients
@@ -40,14 +40,14 @@ EXCHANGED = "wrn28_8"
 
 @dataclass(frozen=True)
 class Growth:
-    """What a few rounds took.
+    """Cost of a few rounds.
 
     Args:
-        parameters: of the network.
-        seconds: per round, the median.
+        parameters: number of the network's parameters.
+        seconds: seconds per round, median.
         peak: largest size of the process, in MB.
-        images: what the images take of it, as stored and as they are laid out for the views, in MB.
-        kept: what a client keeps between its visits, in MB.
+        images: memory of the images in it, as stored and as laid out for the views, in MB.
+        kept: state that a client keeps between visits, in MB.
         saving: seconds to save a checkpoint.
         saved: size of the checkpoint in MB.
     """
@@ -62,7 +62,7 @@ class Growth:
 
 
 def rounds(number: int, method: str, model: str, clients: int, active: int) -> Callable[[], Growth]:
-    """Rounds of a federation whose clients keep their momenta between visits."""
+    """Return a function that measures rounds of a federation whose clients keep momenta between visits."""
 
     def unit() -> Growth:
         data = _noise(clients)
@@ -87,7 +87,7 @@ def rounds(number: int, method: str, model: str, clients: int, active: int) -> C
 
 
 def beside_steps(number: int, method: str, clients: int, active: int, sums: Any) -> Callable[[], list[float]]:
-    """CPU seconds of a round on the small CNN, those of its steps, and megabytes of the process and of its images."""
+    """Measure a round on the small CNN: CPU seconds, those of its steps, megabytes of process and images."""
 
     def unit() -> list[float]:
         data = _noise(clients)
@@ -113,7 +113,7 @@ def beside_steps(number: int, method: str, clients: int, active: int, sums: Any)
 
 @contextmanager
 def steps_timed() -> Iterator[list[float]]:
-    """Meanwhile the CPU seconds of every step of training are noted: forward, backward, optimiser."""
+    """Record the CPU seconds of every training step (forward, backward, optimiser) while the context is open."""
     taken: list[float] = []
     compute = Fit.compute
 
@@ -129,7 +129,7 @@ def steps_timed() -> Iterator[list[float]]:
 
 
 def bookkeeping(method: str) -> Section:
-    """What a round costs beside its steps."""
+    """Measure the overhead of a round besides its steps."""
     before, rows = probe(), []
     for clients, active in BESIDE:
         for sums in ("ordered", "exact"):
@@ -143,9 +143,9 @@ def bookkeeping(method: str) -> Section:
         "sums",
         "CPU s per round",
         "in steps",
-        "beside them",
+        "besides steps",
         "process, MB",
-        "of it images, MB",
+        "images only, MB",
     ]
     note = (
         f"One thread and one process; the small CNN; clients have {SHARE} images of {PIXELS} x {PIXELS} pixels, which "
@@ -167,7 +167,7 @@ def _image_bytes(data: Noise) -> int:
 
 
 def section(method: str) -> Iterator[Section]:
-    """A table per sweep, and what an exchange costs."""
+    """Measure a table per sweep, and the cost of an exchange."""
     for title, cases in SWEEPS:
         yield _sweep(method, title, cases)
     yield bookkeeping(method)
@@ -188,10 +188,10 @@ def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Sectio
         "parameters",
         "s per round",
         "process, MB",
-        "of it images, MB",
+        "images only, MB",
         "kept per client, MB",
         "checkpoint, MB",
-        "saved in, s",
+        "saving, s",
     ]
     note = (
         f"One thread; a client has {SHARE} images of {PIXELS} x {PIXELS} pixels, which are one batch, and keeps its "
@@ -201,7 +201,7 @@ def _sweep(method: str, title: str, cases: list[tuple[str, int, int]]) -> Sectio
 
 
 def exchange() -> Section:
-    """Seconds in which two processes tell each other the uploads of ten clients of ``EXCHANGED``."""
+    """Measure how long two processes take to exchange the uploads of ten clients of ``EXCHANGED``."""
     before, rows = probe(), []
     for clients in (2, 10):
         sent = torch.multiprocessing.get_context("spawn").SimpleQueue()

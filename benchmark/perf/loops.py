@@ -1,4 +1,4 @@
-"""What the engine is measured against: a bare loop that does the same work, and one that works like released codes."""
+"""Baselines for the engine: a bare loop with the same work, and one written like released codes."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ BATCH, CLIP, LR, MOMENTUM, DECAY, WEIGHT, SHARPENING = 64, 5.0, 0.021, 0.9, 5e-4
 
 
 def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Random 32 x 32 windows of enlarged images ``[N, 40, 40, 3]``, flipped with probability 1/2, normalised."""
+    """Cut random 32 x 32 windows of enlarged images ``[N, 40, 40, 3]``, flipped with probability 1/2, normalised."""
     n, side = len(index), zoomed.shape[1]
     column = torch.arange(32).expand(n, 32)
     column = torch.where(torch.rand(n, 1) < 0.5, 31 - column, column) + torch.randint(side - 31, (n, 1))
@@ -27,7 +27,7 @@ def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tens
 
 
 def bare_epoch(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tensor, std: Tensor, lead: float) -> None:
-    """One mean-teacher epoch without any framework: tensors only, fused SGD, nothing read back."""
+    """Run one mean-teacher epoch without a framework: tensors only, fused SGD, no host sync."""
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
     kept: list[Tensor] = list(teacher.parameters())
     moving: list[Tensor] = list(model.parameters())
@@ -49,7 +49,7 @@ def bare_epoch(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tenso
 
 
 def bare_supervised(model: nn.Module, zoomed: Tensor, labels: Tensor, mean: Tensor, std: Tensor) -> None:
-    """One supervised epoch without any framework."""
+    """Run one supervised epoch without a framework."""
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
     order = torch.randperm(len(zoomed))
     for start in range(0, len(order), BATCH * 16):
@@ -64,7 +64,7 @@ def bare_supervised(model: nn.Module, zoomed: Tensor, labels: Tensor, mean: Tens
 
 
 class PillowPairs(Dataset[tuple[Tensor, Tensor]]):
-    """Two views per image through Pillow and torchvision, one image at a time."""
+    """Two views per image with Pillow and torchvision, one image at a time."""
 
     def __init__(self, images: np.ndarray[Any, Any], mean: Tensor, std: Tensor) -> None:
         self.images = images
@@ -89,7 +89,7 @@ class PillowPairs(Dataset[tuple[Tensor, Tensor]]):
 def released_epoch(
     model: nn.Module, teacher: nn.Module, images: np.ndarray[Any, Any], mean: Tensor, std: Tensor, workers: int = 0
 ) -> None:
-    """The same epoch the way released codes work: Pillow per image, NCHW, a loop over parameters, ``.item()``."""
+    """Run the same epoch in the style of released codes: Pillow, NCHW, loops over parameters, ``.item()``."""
     student = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.SGD(student.parameters(), LR, MOMENTUM, weight_decay=DECAY, foreach=False)
     losses = []

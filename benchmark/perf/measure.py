@@ -1,4 +1,4 @@
-"""How things are timed here: in turn, after a warm-up, medians, beside a probe of the machine."""
+"""Timing: interleaved, after a warm-up, medians, with a probe of the machine."""
 
 import multiprocessing
 import re
@@ -23,8 +23,8 @@ FAILED = "failed: "
 HEAD = "## "
 INTRODUCTION = """# Speed
 
-Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both measure everything anew. A section names
-its machine, its code version, and the rate of a matrix product before and after it (on a quiet machine they are equal).
+Measured by `make perf` on CPUs; `make perf-gpu` adds sections for a GPU. Both repeat all measurements. A section names
+its machine, its code version, and the speed of a matrix product before and after it (equal on a quiet machine).
 
 """
 
@@ -34,10 +34,10 @@ class Section:
     """A table of measurements.
 
     Args:
-        title: what was measured.
-        headers: names of the columns.
+        title: title of the table.
+        headers: column names.
         rows: cells; floats are shown with three significant digits.
-        note: what one must know to read it.
+        note: explanation.
         probe: GFLOP/s of ``probe`` before and after.
     """
 
@@ -48,7 +48,7 @@ class Section:
     probe: tuple[float, float]
 
     def text(self, markdown: bool = False) -> str:
-        """The table with its note and the probe, as plain text or Markdown."""
+        """Format the table with its note and the probe, as plain text or Markdown."""
         cells = [[_shown(cell) for cell in row] for row in self.rows]
         table = aligned([list(self.headers), *cells])
         speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
@@ -57,7 +57,7 @@ class Section:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown whose columns stand below each other; the first row has their names."""
+    """Format an aligned Markdown table; the first row has the column names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
@@ -65,13 +65,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """What is measured, and on what."""
+    """Describe the code version and the machine."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
 
 
 def merged(page: str, sections: Sequence[Section]) -> str:
-    """``page`` with these sections in the place of those of the same title, new ones at its end; the others stay."""
+    """Replace the sections of ``page`` with the same titles, and append new ones."""
     parts = {part.partition("\n")[0]: part for part in re.split(f"(?m)^{HEAD}", page)[1:]}
     for section in sections:
         parts[section.title] = section.text(markdown=True).removeprefix(HEAD)
@@ -79,7 +79,7 @@ def merged(page: str, sections: Sequence[Section]) -> str:
 
 
 def probe() -> float:
-    """GFLOP/s of a 1536 x 1536 matrix product with the present number of threads: how quiet the machine is."""
+    """GFLOP/s of a 1536 x 1536 matrix product with the current number of threads, a measure of other load."""
     a = torch.randn(1536, 1536)
     a @ a
     start = time.perf_counter()
@@ -89,7 +89,7 @@ def probe() -> float:
 
 
 def attempt(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns; if it fails, ``FAILED`` and the error, for a cell."""
+    """Return the result of ``work``, or if it fails a cell with ``FAILED`` and the error."""
     try:
         return work()
     except Exception as error:
@@ -97,7 +97,7 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Type and first line of an error, cut where a table would become too wide."""
+    """Type and first line of an error, truncated to fit a table."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
@@ -123,7 +123,7 @@ def interleaved(units: Mapping[str, Unit], repeats: int = REPEATS) -> dict[str, 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with this many threads."""
+    """Set the number of threads while the context is open."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -133,14 +133,14 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Processes:
-    """Processes that run the same unit at the same time; calling it runs all of them once.
+    """Processes that run the same unit simultaneously; calling the object runs all of them once.
 
     Args:
-        make: returns the unit of a process, given its number and ``args``; importable by name.
+        make: function (importable by name) that returns a process's unit, given its number and ``args``.
         count: number of processes.
         args: further arguments of ``make``.
         keep: whether the processes keep freed memory (see ``benchmark.launch.allocator``).
-        threads: threads of each.
+        threads: threads per process.
     """
 
     def __init__(self, make: Callable[..., Unit], count: int, *args: Any, keep: bool = True, threads: int = 1) -> None:
@@ -157,13 +157,13 @@ class Processes:
             pipe.recv()
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Run the unit everywhere, with these arguments; what each process returned."""
+        """Run the unit in all processes with these arguments, and return their results."""
         for pipe in self.pipes:
             pipe.send(args)
         return [pipe.recv() for pipe in self.pipes]
 
     def close(self) -> None:
-        """End the processes, and wait until they are gone."""
+        """End the processes and wait for them."""
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
             process.join()

@@ -1,4 +1,4 @@
-"""What keeping freed memory in the process is worth (see ``benchmark.launch.allocator``)."""
+"""Gain from keeping freed memory in the process (see ``benchmark.launch.allocator``)."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
 from methods import models
 
-NOTE = "One thread, NHWC, float32; the same work in two processes in turn, one of which gives memory back."
+NOTE = (
+    "One thread, NHWC, float32; the same work alternately in two processes, one of which returns memory to the system."
+)
 
 
 def forward(number: int, batch: int) -> Unit:
@@ -31,7 +33,7 @@ def _images(batch: int) -> torch.Tensor:
 
 
 def section() -> list[Section]:
-    """Large and small batches, with and without."""
+    """Measure large and small batches, with and without it."""
     before, rows = probe(), []
     for name, make, batch in (
         ("forward", forward, 2048),

@@ -1,4 +1,4 @@
-"""Where the time of a round's visits goes."""
+"""Profile of a round's visits."""
 
 import time
 from collections import Counter
@@ -18,18 +18,18 @@ TOP, CLIENTS, LONG = 8, 8, 70
 
 
 def shares(made: Federation) -> list[tuple[str, float]]:
-    """Operators by their share of the time of a round's visits, in percent; the rest is Python and small operators."""
+    """Operators by their share of a round's visits, in percent; the rest is Python and small operators."""
     visits = made.visits(0)
-    made.engine.visits(visits, made.server, {})
+    made.engine.run_visits(visits, made.server, {})
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        made.engine.visits(visits, made.server, {})
+        made.engine.run_visits(visits, made.server, {})
     events = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in events)
     return [(e.key, 100.0 * e.self_cpu_time_total / total) for e in events[:TOP]]
 
 
 def section(teacher: str, sharp: str) -> list[Section]:
-    """Mean-teacher visits on the small CNN, and sharpness-aware ones on WRN-28-2, by the reference engine."""
+    """Profile mean-teacher visits on the small CNN and sharpness-aware ones on WRN-28-2 (reference engine)."""
     with threads(cores()):
         before = probe()
         found = {}
@@ -47,12 +47,12 @@ def section(teacher: str, sharp: str) -> list[Section]:
 
 
 def kernels(made: Federation, visits: Sequence[Visit], device: str) -> list[list[Any]]:
-    """Kernels by their share of the busy time of a GPU in visits, in percent, after a line for its idle time.
+    """Kernels by their share of a GPU's busy time in visits, in percent, after a line for its idle time.
 
     Args:
-        made: the federation, whose slots have recorded what they will.
-        visits: of one round.
-        device: ``cuda``; on the CPU, its operators stand for kernels, to try this code.
+        made: the federation, whose slots have recorded their steps.
+        visits: visits of one round.
+        device: ``cuda``; on the CPU its operators stand in for kernels, to try this code.
     """
     activity, kind = ProfilerActivity.CPU, DeviceType.CPU
     if device == "cuda":
@@ -60,7 +60,7 @@ def kernels(made: Federation, visits: Sequence[Visit], device: str) -> list[list
     synchronize(device)
     with profile(activities=[activity]) as found:
         start = time.perf_counter()
-        made.engine.visits(visits, made.server, {})
+        made.engine.run_visits(visits, made.server, {})
         synchronize(device)
         wall = 1e6 * (time.perf_counter() - start)
     taken, calls, spans = Counter[str](), Counter[str](), []

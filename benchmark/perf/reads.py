@@ -1,4 +1,4 @@
-"""How often a method makes the host wait for the device: in a step, in a visit, in a round."""
+"""Host syncs of a method, per step, visit and round."""
 
 from collections import Counter
 from typing import Any
@@ -23,10 +23,10 @@ NOTE = (
 
 
 def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
-    """Host reads in the steps of a visit, and the number of its steps."""
+    """Count host reads in the steps of a visit, and its steps."""
     engine, found = made.engine, 0
-    with engine.random(visit):
-        site, work = engine.arrive(visit, engine.sent(visit, made.server), made.clients.get(visit.client))
+    with engine.seeded(visit):
+        site, work = engine.begin_visit(visit, engine.send(visit, made.server), made.clients.get(visit.client))
         fit = site.prepare_fit()
 
         def step(batch: Batch, number: int) -> None:
@@ -35,17 +35,17 @@ def in_steps(made: Federation, visit: Visit) -> tuple[int, int]:
                 outputs = fit.compute(batch, number)
             fit.advance_schedules("step")
             with count_host_reads() as further:
-                fit.call("on_train_batch_end", outputs, batch, number)
+                fit.trainer.call("on_train_batch_end", outputs, batch, number)
             found += counted.total() + further.total()
 
         for _ in fit.run(len(work), lambda number: site.batches(work, number), step):
             pass
-    engine.end()
+    engine.detach()
     return found, fit.steps
 
 
 def row(method: str, device: str = "cpu") -> list[Any]:
-    """A method's reads by place, and what reads."""
+    """Row of a method's reads by place, and the reading operations."""
     made = federation(configured(method, rounds=ROUNDS), device)
     made.server_phase(0, first=True)
     made.run_round(0)
@@ -55,7 +55,7 @@ def row(method: str, device: str = "cpu") -> list[Any]:
         found, taken = in_steps(made, visit)
         steps, in_all_steps = steps + taken, in_all_steps + found
         with count_host_reads() as counted:
-            made.engine.client(visit, made.engine.sent(visit, made.server), made.clients.get(visit.client))
+            made.engine.run_visit(visit, made.engine.send(visit, made.server), made.clients.get(visit.client))
         kinds += counted
     with count_host_reads() as whole:
         made.run_round(1)
@@ -72,7 +72,7 @@ def row(method: str, device: str = "cpu") -> list[Any]:
 
 
 def section() -> list[Section]:
-    """Every method, on the CPU."""
+    """Measure every method on the CPU."""
     speed = probe()
     rows = [row(method) for method in known_names(KINDS["method"])]
     return [Section("Host reads", HEADERS, rows, NOTE, (speed, probe()))]

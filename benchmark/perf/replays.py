@@ -1,4 +1,4 @@
-"""What the host does for a step that is replayed, beside the replay itself: the GPU's work is left out."""
+"""Host time of a replayed step besides the replay itself, without the GPU's work."""
 
 import time
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ NOTE = (
 
 
 def host_seconds(method: str) -> tuple[float, int, int]:
-    """CPU seconds per replayed step; how many tensors a batch has, and how many modules the method."""
+    """CPU seconds per replayed step, number of tensors in a batch, number of the method's modules."""
     made = federation(configured(method, rounds=2), slots=1, replay=True)
     made.server_phase(0, first=True)
     (slot,) = made.engine.slots  # type: ignore[attr-defined]
     if not made.visits(1):
         return 0.0, 0, len(list(made.method.modules()))
     visit = max(made.visits(1), key=lambda visit: visit.size)
-    sent, few = made.engine.sent(visit, made.server), list[Batch]()
+    sent, few = made.engine.send(visit, made.server), list[Batch]()
     whole = LocalSite.batches
 
     def alike(count: int) -> Any:
@@ -47,12 +47,12 @@ def host_seconds(method: str) -> tuple[float, int, int]:
 
     def taken(visit: Visit, count: int) -> float:
         with alike(count):
-            slot.arrive(visit, sent, None)
+            slot.begin_visit(visit, sent, None)
             began = time.process_time()
             for _ in slot.train():
                 pass
             spent = time.process_time() - began
-            slot.depart()
+            slot.end_visit()
             return spent
 
     taken(visit, FEW)  # records the step
@@ -69,7 +69,7 @@ def row(method: str) -> list[Any]:
 
 
 def section() -> list[Section]:
-    """Every method, on the CPU."""
+    """Measure every method on the CPU."""
     with threads(1):
         before, rows = probe(), []
         for method in known_names(KINDS["method"]):

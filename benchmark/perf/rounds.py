@@ -42,7 +42,7 @@ def _timed(fabric: Fabric, sent: Any, count: int, method: str, model: str, image
 
 
 def seconds_per_round(processes: int, count: int, method: str, model: str, images: int, clients: int) -> float:
-    """Median seconds of a round of ``images`` over ``clients`` by processes of ``count`` threads each."""
+    """Median seconds of a round of ``images`` over ``clients``, with ``count`` threads per process."""
     sent = torch.multiprocessing.get_context("spawn").SimpleQueue()
     fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp_spawn" if processes > 1 else "auto")
     fabric.launch(_timed, sent, count, method, model, images, clients)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def seconds_per_round(processes: int, count: int, method: str, model: str, image
 
 
 def layouts(method: str) -> list[Section]:
-    """The same round by one process with all cores and by one single-threaded process per core."""
+    """Measure a round with one process on all cores, and with one single-threaded process per core."""
     n = cores()
     choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
     before, rows = probe(), []
@@ -65,7 +65,7 @@ def layouts(method: str) -> list[Section]:
 
 
 def partitions() -> list[Section]:
-    """How long huge partitions take."""
+    """Measure the time of huge partitions."""
     before = probe()
     labels, draws = np.arange(1_000_000) % 10, []
     for n in (1_000, 10_000, 100_000):

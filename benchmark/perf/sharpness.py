@@ -1,7 +1,7 @@
-"""Sharpness-aware consistency on WRN-28-2: the engine against the released way of working, piece by piece of a round.
+"""Sharpness-aware consistency on WRN-28-2: the engine against released-style code, for each piece of a round.
 
-The released way takes five forward passes per step (target, perturbation, pseudo-label loss, consistency, and the
-weak view that nothing uses), works in NCHW and float32, loops over parameters, and cuts views with Pillow.
+Released-style code takes five forward passes per step (target, perturbation, pseudo-label loss, consistency, and an
+unused weak view), works in NCHW and float32, loops over parameters, and cuts views with Pillow.
 """
 
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ NOTE = (
     f"A client with {IMAGES} images, all selected: labels and {STEPS} steps of {BATCH} (first epoch), {STEPS} steps "
     f"(further ones); {SERVER_STEPS} server steps of {SERVER_BATCH}; statistics and test over {NORM_BATCH} images. "
     "The round is the sum for 10 clients with 5 epochs, 50 000 images of statistics and 10 000 test images. The "
-    "released way: five forward passes per step, one of which nothing uses, NCHW, float32, Pillow views without "
-    "workers, loops over parameters, memory given back; released codes that start workers in every epoch are slower."
+    "released way: five forward passes per step, one of them unused, NCHW, float32, Pillow views without workers, "
+    "loops over parameters, memory returned to the system; released code that starts workers in every epoch is slower."
 )
 
 
 class PillowViews(Dataset[tuple[Tensor, Tensor]]):
-    """Weak and strong view of an image through Pillow (torchvision's RandAugment stands for the released one)."""
+    """Weak and strong view of an image with Pillow (torchvision's RandAugment replaces the released one)."""
 
     def __init__(self, images: np.ndarray[Any, Any]) -> None:
         self.images = images
@@ -58,7 +58,7 @@ class PillowViews(Dataset[tuple[Tensor, Tensor]]):
 
 
 class WeakViews(Dataset[Tensor]):
-    """The weak views alone."""
+    """The weak views only."""
 
     def __init__(self, views: PillowViews) -> None:
         self.views = views
@@ -72,7 +72,7 @@ class WeakViews(Dataset[Tensor]):
 
 
 class Released:
-    """A client and a server as released codes write them."""
+    """A client and a server in the style of released codes."""
 
     def __init__(self, images: np.ndarray[Any, Any], labels: Tensor) -> None:
         self.model = models.build("wrn28_2", 10).to(memory_format=torch.contiguous_format)
@@ -82,15 +82,15 @@ class Released:
         self.labels, self.views = labels, PillowViews(images)
 
     def batches(self, size: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The first ``count`` batches of both views, and no more."""
+        """Yield the first ``count`` batches of both views."""
         return islice(DataLoader(self.views, size), count)
 
     def weak_batches(self, size: int, count: int) -> Iterator[Tensor]:
-        """The first ``count`` batches of weak views alone."""
+        """Yield the first ``count`` batches of weak views only."""
         return islice(DataLoader(WeakViews(self.views), size), count)
 
     def pseudo_labels(self) -> None:
-        """Predictions on all images in one batch."""
+        """Predict all images in one batch."""
         with torch.no_grad():
             for weak, _ in self.batches(IMAGES, 1):
                 self.model.eval()
@@ -98,7 +98,7 @@ class Released:
         self.model.train()
 
     def gradient(self, loss: Tensor) -> None:
-        """Gradients of the loss, from zero."""
+        """Zero the gradients and compute those of the loss."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -108,7 +108,7 @@ class Released:
         self.optimizer.step()
 
     def client_steps(self, count: int) -> None:
-        """Sharpness-aware steps on batches of 32."""
+        """Take sharpness-aware steps on batches of 32."""
         labels = self.labels[:BATCH]
         for weak, strong in self.batches(BATCH, count):
             with torch.no_grad():
@@ -126,7 +126,7 @@ class Released:
             float(loss.detach())
 
     def ascend(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Go to the worst weights nearby; what was added."""
+        """Move to the worst nearby weights, and return the displacement."""
         scales = [((p.abs() + ETA).detach() if "weight" in n else 1.0, p) for n, p in self.model.named_parameters()]
         norm = torch.stack([(scale * p.grad).norm() for scale, p in scales if p.grad is not None]).norm()
         moves = [(p, scale * scale * p.grad * RHO / norm) for scale, p in scales if p.grad is not None]
@@ -135,13 +135,13 @@ class Released:
         return moves
 
     def server_steps(self, count: int) -> None:
-        """Supervised steps on batches of 10."""
+        """Take supervised steps on batches of 10."""
         for weak in self.weak_batches(SERVER_BATCH, count):
             self.gradient(F.cross_entropy(self.model(weak), self.labels[:SERVER_BATCH]))
             self.finish()
 
     def forward(self, measure: bool) -> None:
-        """One batch of 2048 images: norm statistics, or predictions."""
+        """Run one batch of 2048 images, for norm statistics or predictions."""
         self.model.train(measure)
         with torch.no_grad():
             for weak in self.weak_batches(NORM_BATCH, 1):
@@ -150,7 +150,7 @@ class Released:
 
 
 def released_pieces(number: int) -> Unit:
-    """Runs a piece of a round by name, the released way."""
+    """Return a function that runs a piece of a round by name in released-style code."""
     rng = np.random.RandomState(0)
     made = Released(rng.randint(0, 256, (NORM_BATCH, 32, 32, 3), np.uint8), torch.arange(NORM_BATCH) % 10)
 
@@ -169,7 +169,7 @@ def released_pieces(number: int) -> Unit:
 
 
 def engine_pieces(number: int, method: str, precision: str) -> Unit:
-    """The same in the engine, where every image passes every threshold."""
+    """The same for the engine, with thresholds that all images pass."""
     options: dict[str, Any] = {"scenario": "server", "num_labels": 40, "pipeline": "randaugment_uniform"}
     data = Noise(4 * IMAGES + 40, num_clients=4, partition="iid", **options)
     made = federation(method, data, "wrn28_2", precision, selection="fixed", threshold=0.0)
@@ -177,12 +177,12 @@ def engine_pieces(number: int, method: str, precision: str) -> Unit:
 
     def epochs(count: int) -> None:
         made.method.hparams["local_epochs"] = count
-        made.engine.client(visit, made.engine.sent(visit, made.server), None)
+        made.engine.run_visit(visit, made.engine.send(visit, made.server), None)
 
     pieces: dict[str, Unit] = {
         FIRST: partial(epochs, 1),
         FURTHER: partial(epochs, 2),
-        "server": lambda: made.engine.server(0, None, first=False) and None,
+        "server": lambda: made.engine.run_server(0, None, first=False) and None,
         "norm statistics": lambda: made.method.refresh_norm(data),
         "test": lambda: made.evaluate() and None,
     }
@@ -190,7 +190,7 @@ def engine_pieces(number: int, method: str, precision: str) -> Unit:
 
 
 def section(method: str) -> list[Section]:
-    """Pieces of a round, and the round that they make up at the paper's size."""
+    """Measure the pieces of a round, and the resulting round at the paper's size."""
     loops = {"released way": Processes(released_pieces, 1, keep=False, threads=cores())}
     for precision in ("32-true", "bf16-mixed"):
         loops[f"engine, {precision}"] = Processes(engine_pieces, 1, method, precision, threads=cores())
@@ -200,7 +200,7 @@ def section(method: str) -> list[Section]:
     for loop, run in loops.items():
         run.close()
         own = {name: taken[f"{loop}|{name}"] for name in PER_ROUND}
-        if reference:  # the engine's further epoch came behind a first one
+        if reference:  # the engine's further epoch included a first one
             own[FURTHER] -= own[FIRST]
         own["round (sum)"] = sum(count * own[name] for name, count in PER_ROUND.items())
         reference = reference or own

@@ -1,4 +1,4 @@
-"""How long a command takes before, and after, it does anything: imports, the first round, the end."""
+"""Start-up and shut-down time of commands: imports, the first round, the end."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ from benchmark import ROOT
 from benchmark.perf.measure import Section, interleaved, probe
 
 NOTE = (
-    "Seconds from the start of a process to its end, one thread, files read before. The round takes under 0.1 s; "
-    "beside the imports it needs the digits, which scikit-learn reads, and the end of the process. Weights & Biases "
-    "is another package's start and end (`--wandb off`)."
+    "Seconds from the start of a process to its end, one thread, with files cached. The round takes under 0.1 s; "
+    "the rest are the imports, reading the digits with scikit-learn, and the end of the process. Weights & Biases "
+    "adds the start and end of another package (`--wandb off` avoids them)."
 )
 
 
 def section(method: str) -> list[Section]:
-    """Commands in processes of their own, in turn."""
+    """Measure commands in separate processes, interleaved."""
     before = probe()
     taken = interleaved({name: partial(_call, words) for name, words in commands(method).items()})
     imports = next(iter(taken.values()))
@@ -28,7 +28,7 @@ def section(method: str) -> list[Section]:
 
 
 def commands(method: str) -> dict[str, Sequence[str]]:
-    """What is measured: the first row is what the others are compared with."""
+    """Return the measured commands; the first one is the reference."""
     fit = ("-m", "benchmark", "fit", "--method", method, "--data", "digits", "--rounds", "1", "--devices", "1")
     return {
         "import lightning.pytorch": ("-c", "import lightning.pytorch"),

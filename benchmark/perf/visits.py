@@ -1,4 +1,4 @@
-"""What a visit costs beside its steps: a client without a batch, and one with a single batch against a bare loop."""
+"""Overhead of a visit: a client without a batch, and one with a single batch against a bare loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from benchmark.perf.federations import Noise, arithmetic, federation, launched, 
 from benchmark.perf.measure import REPEATS, Section, Unit, interleaved, probe, threads
 
 BATCH, CLIENTS = 10, 2
-CASES = {"small_cnn": 20, "wrn28_2": 5}  # visits that are timed at once
+CASES = {"small_cnn": 20, "wrn28_2": 5}  # visits per timing
 HEADERS = ["network", "loop", "no batch, ms", "one batch, ms", "beside a bare loop, ms"]
 NOTE = (
     f"Milliseconds per visit of a client with {BATCH} images; on a CPU with one thread. The bare loop copies the "
@@ -22,7 +22,7 @@ NOTE = (
 
 
 def bare(made: Federation, steps: int) -> Unit:
-    """Weights in, an optimiser, ``steps`` supervised steps, weights and momentum out; no framework."""
+    """The bare loop: copy weights in, create an optimiser, take supervised steps, copy weights and momentum out."""
     model, data, h = made.method.model, made.data, made.method.hparams
     site, generator = data.client(0), torch.Generator(device=data.device).manual_seed(0)
     own: dict[str, Tensor] = model.state_dict()
@@ -48,7 +48,7 @@ def bare(made: Federation, steps: int) -> Unit:
 
 
 def row_of(name: str, network: str, taken: dict[str, float], loop: str) -> list[Any]:
-    """A line of the table, from seconds by loop and number of steps."""
+    """Build a line of the table from seconds by loop and number of steps."""
     none, one = (1000 * taken[f"{loop}|{steps}"] for steps in (0, 1))
     return [network, name, none, one, one - 1000 * taken["bare|1"]]
 
@@ -62,16 +62,16 @@ def rows(
     engines: Sequence[str] = ("reference",),
     repeats: int = REPEATS,
 ) -> list[list[Any]]:
-    """Lines of the table for a network.
+    """Measure the lines of a network.
 
     Args:
         method: a method whose step is plain supervised training.
         network: name of the network.
-        times: visits that are timed at once.
+        times: visits per timing.
         device: ``cpu`` or ``cuda``.
         precision: see ``arithmetic``.
         engines: ``reference``, ``slots``, ``slots, replay``.
-        repeats: how often.
+        repeats: number of timings.
     """
     with arithmetic(precision) as known:
         units: dict[str, Unit] = {}
@@ -93,11 +93,11 @@ def rows(
 
 def repeated(made: Federation, planned: Sequence[Any], times: int, device: str) -> Unit:
     """The same visit several times."""
-    return often(lambda: made.engine.visits(planned, made.server, {}), times, device)
+    return often(lambda: made.engine.run_visits(planned, made.server, {}), times, device)
 
 
 def often(work: Unit, times: int, device: str) -> Unit:
-    """The same work several times, until the device has done it."""
+    """Return a function that repeats work and waits for the device."""
 
     def unit() -> None:
         for _ in range(times):
@@ -108,7 +108,7 @@ def often(work: Unit, times: int, device: str) -> Unit:
 
 
 def section(method: str) -> list[Section]:
-    """Networks on one thread of the CPU."""
+    """Measure networks on one CPU thread."""
     with threads(1):
         before = probe()
         found = [row for network, times in CASES.items() for row in rows(method, network, times)]

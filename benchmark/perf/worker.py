@@ -1,4 +1,4 @@
-"""A process that does tasks one after the other; one that fails, hangs or breaks the GPU costs the others nothing."""
+"""A worker process for tasks, so that a task that fails, hangs or breaks the GPU does not affect the others."""
 
 import gc
 import multiprocessing
@@ -16,26 +16,26 @@ START_S = 180.0
 
 
 class TaskFailed(Exception):
-    """A task was not done; says why in one line."""
+    """A task was not done; the message gives the reason in one line."""
 
 
 class Worker:
-    """Does tasks in a process of its own, which is started anew after one that it did not survive."""
+    """Runs tasks in a separate process, which is restarted after a crash."""
 
     def __init__(self) -> None:
         self.process: Any = None
         self.pipe: Any = None
 
     def __call__(self, allowed: float, task: Callable[..., Any], *args: Any) -> Any:
-        """What the task returns.
+        """Run a task and return its result.
 
         Args:
-            allowed: seconds after which it is stopped.
-            task: importable by name.
+            allowed: time limit in seconds.
+            task: function, importable by name.
             args: its arguments.
 
         Raises:
-            TaskFailed: it raised an error, took too long, or ended the process.
+            TaskFailed: it raised an error, exceeded the limit, or ended the process.
         """
         if self.process is None:
             self.start()
@@ -59,7 +59,7 @@ class Worker:
             raise TaskFailed("no process could be started")
 
     def answer(self, allowed: float) -> tuple[bool, bool, Any]:
-        """Whether the process can go on, whether the task was done, and its result or why not."""
+        """Return whether the process can continue, whether the task was done, and its result or the reason."""
         try:
             if not self.pipe.poll(allowed):
                 return False, False, f"stopped after {allowed:.0f} s"
@@ -70,7 +70,7 @@ class Worker:
             return False, False, f"its process ended with exit code {self.process.exitcode}"
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -79,7 +79,7 @@ class Worker:
 
 
 def here(allowed: float, task: Callable[..., Any], *args: Any) -> Any:
-    """Does a task in this process, without a limit: for trials.
+    """Run a task in this process without a limit (for trials).
 
     Raises:
         TaskFailed: it raised an error.
@@ -105,7 +105,7 @@ def _work(pipe: Connection) -> None:
 
 
 def tidied() -> bool:
-    """Give the GPU's memory back; whether the GPU still answers."""
+    """Free the GPU's memory, and return whether the GPU still responds."""
     gc.collect()
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True

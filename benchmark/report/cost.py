@@ -1,4 +1,4 @@
-"""What runs cost: seconds per round, from records of this machine or from rounds run here, and what is left to do."""
+"""Cost of runs: seconds per round, from this machine's records or from trial rounds, and the time left."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +15,18 @@ from benchmark.runs.states import saved_rounds
 from datamodules.common.errors import RunError
 
 COSTLESS = {"seed", "scale", "rounds", "report", "last_k", "average_last", "data.init_args.partition_seed"}
-"""What changes nothing in the time that a round takes."""
+"""Options that do not affect the time of a round."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Rounds that were run on this machine: of what configuration, how many, and their seconds.
+    """Timing of rounds run on this machine.
 
     Args:
         config: identity of the run, as plain data.
-        rounds: how many rounds.
-        seconds: what they took together.
-        how: how they were run for the purpose, in words; empty: they are from a record.
+        rounds: number of rounds.
+        seconds: total seconds.
+        how: description of a trial; empty if the timing is from a record.
     """
 
     config: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds per round, and what they rest on, in words."""
+    """Seconds per round, and a description of the source."""
 
     seconds: float
     source: str
@@ -45,13 +45,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Part:
-    """Runs of a plan that differ in their seeds only.
+    """Runs of a plan that differ only in their seeds.
 
     Args:
         runs: the runs.
-        left: rounds that they have still to do, together.
-        most: rounds that one of them has still to do at most.
-        estimate: what a round takes; ``None`` where nothing is known.
+        left: remaining rounds of all runs together.
+        most: largest number of remaining rounds of one run.
+        estimate: estimated time of a round; ``None`` if unknown.
     """
 
     runs: tuple[Run, ...]
@@ -61,20 +61,20 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Seconds that are left, 0 where nothing is known."""
+        """Remaining seconds; 0 if unknown."""
         return self.left * self.estimate.seconds if self.estimate else 0.0
 
 
 def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
-    """What the records below ``results`` say about this machine: those with its processor, number of cores and GPU.
+    """Read the timings of this machine (same processor, number of cores and GPU) from the records below ``results``.
 
     Args:
         results: folder that holds ``runs/``.
-        gpu: name of the GPU that runs use, if they use one.
+        gpu: name of the GPU used by runs, if any.
     """
     here, found = machine(gpu), []
     for file in sorted((results / "runs").glob("*/record.json")):
-        with suppress(RunError):  # a damaged record tells nothing
+        with suppress(RunError):  # skip damaged records
             record = read_record(file.parent)
             known = {name: record["environment"].get(name) for name in here}
             if known == here and record["rounds"]["done"]:
@@ -83,7 +83,7 @@ def measured_here(results: Path, gpu: str | None = None) -> list[Measured]:
 
 
 def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None:
-    """Seconds per round: the mean over runs of the same configuration; ``None`` if there are none."""
+    """Estimate seconds per round as the mean over runs of the same configuration; ``None`` if there are none."""
     found = [
         one
         for one in measured
@@ -98,12 +98,12 @@ def estimate(config: RunConfig, measured: Iterable[Measured]) -> Estimate | None
 
 
 def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Measured]) -> list[Part]:
-    """The runs in groups that differ in their seeds only, in order, with what is left of them.
+    """Group runs that differ only in their seeds, in order, with their remaining rounds.
 
     Args:
-        runs: of a plan.
+        runs: runs of a plan.
         states: by run id, as in ``runs.states.state``, or ``outdated``.
-        measured: what is known about this machine.
+        measured: timings of this machine.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -116,7 +116,7 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Mea
 
 
 def rounds_left(run: Run, state: str) -> int:
-    """Rounds that a run in a state has still to do."""
+    """Return the remaining rounds of a run, given its state."""
     total, path = run.config.rounds, run.folder
     if state == "complete":
         return 0
@@ -127,11 +127,11 @@ def rounds_left(run: Run, state: str) -> int:
 
 
 def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
-    """Totals in a few lines.
+    """Summarise totals in a few lines.
 
     Args:
         found: the parts of a plan.
-        jobs: runs that go on at once.
+        jobs: number of concurrent runs.
     """
     runs = [run for part in found for run in part.runs]
     total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)

@@ -1,4 +1,4 @@
-"""Rows of a run, or of several seeds, as one learning curve over rounds, bytes or seconds."""
+"""Learning curves over rounds, bytes or seconds, from one run or several seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Curve:
     """Rows of one or more seeds.
 
     Args:
-        rows: means over the seeds, of the rounds that all of them have; with one seed its rows.
+        rows: means over the seeds for the rounds that all of them have; with one seed its rows.
         spread: rows with the standard deviations of the same columns (divisor n - 1); empty with one seed.
-        seeds: how many these are.
+        seeds: number of seeds.
     """
 
     rows: list[Row]
@@ -28,14 +28,14 @@ class Curve:
 
 
 def read_curve(folders: Iterable[Path], columns: Sequence[str] = ()) -> Curve:
-    """The curve of runs that differ in the seed alone, with what each round had cost by then.
+    """Read the curve of runs that differ only in the seed, with the cumulative cost of each round.
 
     Args:
-        folders: of the runs.
-        columns: those that are needed beside the axes; default: all, of which averages by class take long.
+        folders: folders of the runs.
+        columns: columns needed besides the axes; default: all, but averaging columns by class is slow.
 
     Raises:
-        RunError: a damaged row.
+        RunError: a row is damaged.
     """
     seeds = [with_cost(read_rows(folder)) for folder in folders]
     if columns:
@@ -45,9 +45,9 @@ def read_curve(folders: Iterable[Path], columns: Sequence[str] = ()) -> Curve:
 
 
 def with_cost(rows: Sequence[Row]) -> list[Row]:
-    """The rows with ``bytes`` (up and down) and ``seconds`` since the first round, where they say what these need.
+    """Add ``bytes`` (up and down) and ``seconds`` since the first round to rows that have the necessary columns.
 
-    A row has the seconds of its own round. Where not every round is evaluated, the rounds before it count as much.
+    A row has the seconds of its own round. If not every round is evaluated, the rounds before it count the same.
     """
     found, seconds, before = [], 0.0, -1
     for row in rows:
@@ -64,7 +64,7 @@ def with_cost(rows: Sequence[Row]) -> list[Row]:
 
 
 def averaged(seeds: Sequence[Sequence[Row]]) -> Curve:
-    """Means and standard deviations over seeds; a value that one of them lacks is ``None``."""
+    """Compute means and standard deviations over seeds; a value missing in one of them is ``None``."""
     if len(seeds) == 1:
         return Curve(list(seeds[0]), [], 1)
     of_round = [{row["round"]: row for row in rows} for rows in seeds]
@@ -79,7 +79,7 @@ def averaged(seeds: Sequence[Sequence[Row]]) -> Curve:
 
 
 def _reduced(values: Sequence[Any], reduce: Callable[[Sequence[float]], Any]) -> Any:
-    """A number of numbers, a list of lists of one length; ``None`` where something is missing."""
+    """Reduce numbers to a number, lists of equal length to a list; ``None`` if something is missing."""
     if all(isinstance(value, list) for value in values):
         return [_reduced(entries, reduce) for entries in zip(*values, strict=True)]
     if not all(isinstance(value, int | float) for value in values):

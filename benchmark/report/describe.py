@@ -1,4 +1,4 @@
-"""How a data set is split over clients: a summary, a picture, a file."""
+"""Description of a partition: a summary, a figure, a file."""
 
 import math
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ LABELLED, UNLABELLED, ABSENT, INK = "#d1495b", "#9db4c0", "#f3f3f1", "#2b2d33"
 def describe(
     spec: ClassSpec, data_dir: str, plot: str | None = None, export: str | None = None, seed: int | None = None
 ) -> None:
-    """Print a partition; optionally draw it and save it.
+    """Print a partition; optionally draw and save it.
 
     Args:
         spec: data set and partition.
-        data_dir: where data sets lie.
+        data_dir: directory of the data sets.
         plot: PNG to write.
-        export: file to save the partition to; ``--data.partition_file`` takes it.
-        seed: of the run, which draws the partition where ``partition_seed`` is null; default: that of a run.
+        export: file to save the partition to, for ``--data.partition_file``.
+        seed: seed of the run, used for the partition if ``partition_seed`` is null; default: a run's default.
 
     Raises:
-        ConfigError: a file cannot be written, or ``seed`` would change nothing.
+        ConfigError: a file cannot be written, or ``seed`` would have no effect.
     """
     if plot:
         writable(plot, "--plot")
@@ -44,7 +44,7 @@ def describe(
     fixed = data.hparams["partition_seed"]
     if seed is not None and fixed is not None:
         raise ConfigError(
-            f"--seed {seed}: changes nothing, as data.partition_seed is {fixed}; add --data.partition_seed null"
+            f"--seed {seed}: has no effect, since data.partition_seed is {fixed}; add --data.partition_seed null"
         )
     data.setup()
     part, labelled, unlabelled = data.partition, data.class_counts("labelled"), data.class_counts("unlabelled")
@@ -66,12 +66,12 @@ def describe(
 
 
 def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
-    """A line per client: sizes, how many classes it owns, and its counts per class.
+    """Format one line per client: sizes, number of classes, and counts per class.
 
     Args:
-        names: of the clients.
+        names: names of the clients.
         labelled: images with labels, int ``[clients, classes]``.
-        unlabelled: images without, same shape.
+        unlabelled: images without labels, same shape.
     """
     every = labelled + unlabelled
     few = every.shape[1] <= 12
@@ -96,21 +96,21 @@ def draw(
     title: str,
     path: Path,
 ) -> None:
-    """Write the picture of a partition (``heat_map``)."""
+    """Write the figure of a partition (``heat_map``)."""
     heat_map(names, labelled, unlabelled, classes, title).savefig(path, dpi=160)
 
 
 def heat_map(
     names: Sequence[str], labelled: Counts, unlabelled: Counts, classes: Sequence[str], title: str
 ) -> "Figure":
-    """Images per client and class, with the clients' sizes beside it; labelled clients stand out.
+    """Draw images per client and class, with the clients' sizes beside it and labelled clients highlighted.
 
     Args:
-        names: of the clients.
+        names: names of the clients.
         labelled: images with labels, int ``[clients, classes]``.
-        unlabelled: images without, same shape.
+        unlabelled: images without labels, same shape.
         classes: names of the classes.
-        title: of the picture.
+        title: title of the figure.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The leaderboard at a glance: how far every row is from its reference, beside what the setting resolves."""
+"""Effect plot of the leaderboard: every row's difference to its reference, with intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 INK, GRID = "#2b2d33", "#d9d9d6"
-SPREAD = 0.22  # between the data sets of one row, in rows
+SPREAD = 0.22  # distance between the data sets of a row, in rows
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The rows of one setting.
+    """The rows of a setting.
 
     Args:
         title: of the setting.
         reference: label of the row that the others are compared with.
         lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
-            (points), ``bound``, and ``clear``, whether the row may be called better or worse than the reference.
+            (points), ``bound``, ``clear``, whether the row may be called better or worse than the reference, and
+            ``failed`` (runs).
     """
 
     title: str
@@ -32,10 +33,10 @@ class Panel:
 
 
 def draw_differences(panels: Sequence[Panel]) -> Figure:
-    """A panel per setting, a line per row, a point with its interval per data set.
+    """Draw a panel per setting, a line per row, and a point with its interval per data set.
 
     Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
-    tested. Rows stand in the order of their mean difference over the data sets.
+    tested. Rows stand in the order of their mean difference over the data sets, below them those with failed runs.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]
@@ -55,9 +56,10 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
-    """Draw one setting; a data set has the same colour in all of them."""
+    """Draw one setting; a data set has the same colour in all settings."""
     lines = panel.lines[panel.lines["method"] != panel.reference]
-    order = lines.groupby("method")["difference"].mean().sort_values().index
+    rows = lines.groupby("method").agg({"failed": "sum", "difference": "mean"})
+    order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index
     bounds = set(lines.loc[lines["bound"].astype(bool), "method"])
     shown = [name for name in datasets if name in set(lines["dataset"])]
     for place, dataset in enumerate(shown):

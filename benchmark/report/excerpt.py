@@ -1,4 +1,4 @@
-"""A few rows of a table for a page that people see first: one data set, one metric, the rows that have been run."""
+"""Excerpts of tables for the README: one data set, one metric, the rows that have been run."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,10 +15,10 @@ from benchmark.suites.plan import Plan
 
 
 def excerpt(frame: pd.DataFrame, dataset: str) -> str:
-    """Methods as rows: of the first metric ours, published, difference, effect and verdict, in Markdown.
+    """Format methods as rows in Markdown: our value of the first metric, published, difference, effect, verdict.
 
     Args:
-        frame: one table in its long form, as in its CSV.
+        frame: one table in long form, as in its CSV.
         dataset: label of the data set.
     """
     lines = frame[(frame["dataset"] == dataset) & (frame["n"] > 0)]
@@ -42,7 +42,7 @@ def excerpt(frame: pd.DataFrame, dataset: str) -> str:
 
 
 def _signed(value: float | None, half: float | None = None) -> str:
-    """A difference with its sign and, where it is known, the half-width of its interval."""
+    """Format a difference with its sign and, if known, the half-width of its interval."""
     told = f"{value:+.2f}" if pd.notna(value) else ""
     return f"{told} ± {half:.2f}" if told and pd.notna(half) else told
 
@@ -50,14 +50,14 @@ def _signed(value: float | None, half: float | None = None) -> str:
 def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, results: Path) -> list[Path]:
     """Fill the blocks ``excerpt:<name>-<table>/<data set>`` of a page, and draw the learning curves of their rows.
 
-    The picture of a block is ``tables/<name>-<table>-<data set>.svg``; it is described by the ids of its runs. Returns
-    the files that changed.
+    The figure of a block is ``tables/<name>-<table>-<data set>.svg``, with the ids of its runs as description. Returns
+    the changed files.
 
     Args:
         page: a Markdown file.
         name: ``<paper>-<scale>``.
         tables: all tables of that name.
-        plan: their runs.
+        plan: runs of the tables.
         results: folder of the tables.
     """
     text = page.read_text(encoding="utf-8")
@@ -75,12 +75,12 @@ def update(page: Path, name: str, tables: Iterable[Rendered], plan: Plan, result
 
 
 def pictures(page: Path, name: str, tables: Iterable[Rendered], results: Path) -> list[Path]:
-    """Where ``update`` puts the pictures of a page's blocks."""
+    """Return the files in which ``update`` writes the figures of a page's blocks."""
     return [_picture(results, name, *one) for one in _shown(page.read_text(encoding="utf-8"), name, tables)]
 
 
 def _shown(text: str, name: str, tables: Iterable[Rendered]) -> list[tuple[Rendered, str]]:
-    """The tables and data sets that a page has a block of."""
+    """Return the tables and data sets for which a page has a block."""
     named = [(table, dataset) for table in tables for dataset in table.frame["dataset"].unique()]
     return [(table, dataset) for table, dataset in named if f"<!-- {_block(name, table, dataset)}:begin -->" in text]
 
@@ -94,15 +94,15 @@ def _block(name: str, table: Rendered, dataset: str) -> str:
 
 
 def _curves(table: Rendered, dataset: str, plan: Plan) -> str | None:
-    """Learning curves of an excerpt's rows as SVG, described by the ids of their runs; ``None`` before the first."""
+    """Return the learning curves of an excerpt's rows as SVG, described by run ids; ``None`` before the first."""
     found = learning_curves(table, dataset, plan)
     return svg_text(found[0], " ".join(found[1])) if found else None
 
 
 def learning_curves(table: Rendered, dataset: str, plan: Plan) -> tuple[Figure, list[str]] | None:
-    """Learning curves of a table's rows on a data set, their complete seeds averaged, and the ids of the runs.
+    """Draw learning curves of a table's rows on a data set, averaged over complete seeds; also return the run ids.
 
-    ``None`` before the first of these is complete.
+    ``None`` before the first run is complete.
     """
     lines = [line for line in table.lines if line.row.dataset == dataset and line.n and not line.row.minus]
     lines = [line for line in lines if line.metric == lines[0].metric]

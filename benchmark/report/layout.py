@@ -1,4 +1,4 @@
-"""Tables in the published layout, methods as rows and data sets as columns, as Markdown, LaTeX and CSV."""
+"""Tables in the published layout (methods as rows, data sets as columns) in Markdown, LaTeX and CSV."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from tabulate import tabulate
 from benchmark.report.verdicts import Effect, Level, places
 from benchmark.suites.plan import Row, Table
 
-UNTOUCHED = ("not run", "pending")  # what a cell lacks that need not be shown
+UNTOUCHED = ("not run", "pending")  # reasons for a missing value that are not shown
 NONE_RUN = "–"
-WIDTH = 100  # columns of text in a terminal
-UNPUBLISHED = Table.unpublished  # stands where nothing says why there is no published value
+WIDTH = 100  # characters per line in a terminal
+UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
-BOLD = "\x02"  # before a text that LaTeX sets in bold; no name has it
-# What LaTeX would read as a command, and signs that its text fonts may lack.
+BOLD = "\x02"  # prefix of texts to set in bold in LaTeX; does not occur in names
+# LaTeX's special characters, and characters that its text fonts may lack.
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -47,24 +47,24 @@ class Line:
     Args:
         row: the suite's row.
         metric: name of the metric.
-        data: data set that the runs use, ``-`` where that is not known.
-        network: network that they train, with its arguments.
-        ours: mean over the seeds that have a value, in percent; ``None`` where none has.
+        data: data set used by the runs, ``-`` if unknown.
+        network: network trained by the runs, with its arguments.
+        ours: mean over the seeds with a value, in percent; ``None`` if there is none.
         std: standard deviation over these seeds.
         ci95: half-width of the 95 % t interval of the mean.
-        n: seeds that have a value.
-        planned: seeds that the row is planned with.
-        readings: of accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged``
-            where the runs have it; of others ``None``.
+        n: number of seeds with a value.
+        planned: number of planned seeds.
+        readings: for accuracy, the means of the readings ``best``, ``last`` and ``last_k_mean``, and of ``averaged`` if
+            the runs have it; for other metrics ``None``.
         published: value as printed, or ``None``.
         spread: printed spread over seeds, or ``None``.
-        delta: ours, rounded as printed, minus published, at a scale that compares.
+        delta: ours, rounded as printed, minus published, at a comparable scale.
         level: the printed value against our prediction interval, at such a scale.
         effect: the row minus the table's control, at such a scale.
-        lacks: what keeps seeds from having a value, e.g. ``failed (1)``, ``not run`` or ``pending``.
+        lacks: why seeds have no value, e.g. ``failed (1)``, ``not run`` or ``pending``.
         verdict: on level and effect, or why there is no published value; see ``verdicts.judge``.
         note: why there is no verdict.
-        runs: run ids, each once, in the order of the seeds.
+        runs: run ids without duplicates, in the order of the seeds.
     """
 
     row: Row
@@ -89,29 +89,29 @@ class Line:
 
     @property
     def untouched(self) -> bool:
-        """Whether no seed has been run, so that the cell has nothing of ours to show."""
+        """Whether no seed has been run, so that the cell is empty."""
         return not self.n and self.lacks in UNTOUCHED
 
     @property
     def count(self) -> str:
-        """Seeds behind the mean: ``3``, or ``1 of 3``."""
+        """Number of seeds in the mean: ``3``, or ``1 of 3``."""
         return f"{self.n} of {self.planned}" if self.n < self.planned else str(self.n)
 
     @property
     def status(self) -> str:
-        """What is missing, and the verdict: ``4 of 5; running (1); level only``."""
+        """Missing seeds, and the verdict: ``4 of 5; running (1); level only``."""
         seeds = self.count if 0 < self.n < self.planned else ""
         return "; ".join(filter(None, (seeds, self.lacks, self.verdict)))
 
     @property
     def judgement(self) -> str:
-        """What is missing beside the count of seeds, and the verdict if the cell is held against a printed value."""
+        """Missing seeds without the count, and the verdict if the cell has a printed value."""
         verdict = "" if self.delta is None else self.verdict
         return "; ".join(filter(None, (self.lacks, verdict)))
 
     @property
     def ours_text(self) -> str:
-        """Mean, half-width and number of seeds, or what is there instead."""
+        """Mean, half-width and number of seeds, or why they are missing."""
         if self.ours is None:
             return NONE_RUN if self.untouched else self.lacks
         half = "" if self.ci95 is None else f" ± {self.ci95:.2f}"
@@ -119,33 +119,33 @@ class Line:
 
     @property
     def published_text(self) -> str:
-        """The printed value, with its spread; empty where there is none."""
+        """The printed value with its spread; empty if there is none."""
         return f"{self.published} ± {self.spread}" if self.published and self.spread else self.published or ""
 
     @property
     def delta_text(self) -> str:
-        """The difference with its sign and as many decimals as the printed value has."""
+        """The difference with its sign and the decimals of the printed value."""
         return "" if self.delta is None else f"{self.delta:+.{places(self.published or '')}f}"
 
     @property
     def level_text(self) -> str:
-        """The difference and, behind it, the half-width of the prediction interval that it is held against."""
+        """The difference, and the half-width of the prediction interval."""
         return f"{self.delta_text}, ± {self.level.half:.2f}" if self.level and self.delta_text else self.delta_text
 
     @property
     def effect_text(self) -> str:
-        """The effect with its half-width, and the printed one in brackets; empty where there is none."""
+        """The effect with its half-width, and the printed effect in brackets; empty if there is none."""
         of = self.effect
         return "" if of is None else f"{of.ours:+.2f} ± {of.half:.2f} ({of.printed:+.{of.places}f})"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A further table under a table.
+    """An additional table below a table.
 
     Args:
-        title: one line.
-        note: sentences that say how to read it; may be empty.
+        title: title, in one line.
+        note: explanation; may be empty.
         frame: the table.
     """
 
@@ -159,9 +159,9 @@ class Layout:
     """A table as published.
 
     Args:
-        heads: names of the columns that tell rows apart, ``method`` first.
-        columns: data set and metric of each further column.
-        rows: per row, the values of ``heads`` and the cells; ``None`` where the suite has no such row.
+        heads: names of the columns that identify rows, ``method`` first.
+        columns: data set and metric of each other column.
+        rows: per row, the values of ``heads`` and the cells; ``None`` if the suite has no such row.
     """
 
     heads: tuple[str, ...]
@@ -169,7 +169,7 @@ class Layout:
     rows: tuple[tuple[tuple[str, ...], tuple[Line | None, ...]], ...]
 
     def touched_data(self) -> set[str]:
-        """Data sets of which something was run."""
+        """Data sets with any run."""
         return {
             dataset
             for _, cells in self.rows
@@ -178,14 +178,14 @@ class Layout:
         }
 
     def only_run(self) -> "Layout":
-        """Without the rows and data sets of which nothing was run."""
+        """Return the layout without the rows and data sets that have no run."""
         kept = self.touched_data()
         chosen = [n for n, (dataset, _) in enumerate(self.columns) if dataset in kept]
         rows = [(keys, tuple(cells[n] for n in chosen)) for keys, cells in self.rows if touched(cells)]
         return Layout(self.heads, tuple(self.columns[n] for n in chosen), tuple(rows))
 
     def labels(self) -> list[str]:
-        """A name per row: its method, and its other columns where several rows have this method."""
+        """Return a name per row: its method, with its other columns if several rows have this method."""
         methods = [keys[0] for keys, _ in self.rows]
         short = [keys[0] if methods.count(keys[0]) == 1 else " ".join(filter(None, keys)) for keys, _ in self.rows]
         if len(set(short)) == len(short):
@@ -194,7 +194,7 @@ class Layout:
         return [" ".join([keys[0], *parts[1:]]) for (keys, _), parts in zip(self.rows, named, strict=True)]
 
     def untouched(self) -> str:
-        """A sentence on what ``only_run`` leaves out; empty if that is nothing."""
+        """Return a sentence on what ``only_run`` leaves out; empty if nothing."""
         data = [d for d in dict.fromkeys(dataset for dataset, _ in self.columns) if d not in self.touched_data()]
         named = [label for label, (_, cells) in zip(self.labels(), self.rows, strict=True) if not touched(cells)]
         told = [f"all of {', '.join(data)}"] if data else []
@@ -204,21 +204,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class Rendered:
-    """One table of a suite at one scale, in all its forms.
+    """One table of a suite at one scale, in all formats.
 
     Args:
         name: ``<paper>-<scale>-<number>``.
-        number: of the table.
-        title: of the table.
-        scale: name of the scale; ``facts`` say what it stands for.
-        compare: whether the scale is the paper's protocol, so that numbers are held against the published.
-        lines: one per row and metric.
+        number: number of the table.
+        title: title of the table.
+        scale: name of the scale; ``facts`` explain it.
+        compare: whether the scale is the paper's protocol, so that values are compared with the published ones.
+        lines: one line per row and metric.
         frame: the same as a data frame, in the long form of the CSV.
-        columns: what tells rows of one method apart.
-        facts: of the runs, by name: data, rounds, seeds, hardware, code, what is missing.
+        columns: columns that identify rows of the same method.
+        facts: facts about the runs by name: data, rounds, seeds, hardware, code, what is missing.
         legend: how to read the numbers.
-        unpublished: stands where a value is not in the published file.
-        sections: further tables under it.
+        unpublished: text for values that are not in the published file.
+        sections: additional tables below.
     """
 
     name: str
@@ -236,7 +236,7 @@ class Rendered:
 
     @property
     def layout(self) -> Layout:
-        """The table as published, whole."""
+        """The whole table as published."""
         heads = varying(self.lines, self.columns)
         columns = tuple(dict.fromkeys((line.row.dataset, line.metric) for line in self.lines))
         cells: dict[tuple[str, ...], dict[tuple[str, str], Line]] = {}
@@ -248,8 +248,10 @@ class Rendered:
 
     @property
     def wide(self) -> pd.DataFrame:
-        """What was run in the published layout, numbers as numbers: per data set and metric ours, ``±`` (half-width of
-        the 95 % interval) and, where some are printed, the published value.
+        """Return the runs in the published layout as numbers.
+
+        Per data set and metric: ours, ``±`` (half-width of the 95 % interval) and, if any are printed, the published
+        value.
         """
         shown = self.layout.only_run()
         several = len({metric for _, metric in shown.columns}) > 1
@@ -266,29 +268,29 @@ class Rendered:
 
     @property
     def of_paper(self) -> bool:
-        """Whether the suite is a paper's."""
+        """Whether the suite belongs to a paper."""
         return "published" in self.frame
 
     @property
     def printed(self) -> bool:
-        """Whether the paper has values for this table, known to us or not."""
+        """Whether the paper has values for this table, whether or not we know them."""
         known = any(line.published for line in self.lines)
         return self.of_paper and (known or self.unpublished != UNPUBLISHED)
 
     @property
     def csv(self) -> str:
-        """The frame as CSV: a line per row and metric."""
+        """The frame as CSV: one line per row and metric."""
         return csv_text(self.frame)
 
     def data_label(self, dataset: str) -> str:
-        """The data set as published and, where a scale puts another in its place, that one before it."""
+        """Return the published data set, preceded by the one that replaces it at this scale, if any."""
         used = dict.fromkeys(line.data for line in self.lines if line.row.dataset == dataset)
         same = all(same_name(name, dataset) for name in used)
         return dataset if self.compare or same else f"{', '.join(used)} (as {dataset})"
 
     @property
     def unjudged(self) -> str:
-        """A sentence on the cells without a verdict, by reason; empty where there is none."""
+        """Return a sentence on the cells without a verdict, by reason; empty if there are none."""
         layout, cells_of = self.layout, dict[str, list[str]]()
         several = len({metric for _, metric in layout.columns}) > 1
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
@@ -300,7 +302,7 @@ class Rendered:
 
     @property
     def markdown(self) -> str:
-        """Heading, table, what is not shown, facts and legend."""
+        """Heading, table, omitted rows, facts and legend."""
         whole = self.layout
         shown = whole.only_run()
         parts = [f"### Table {self.number}: {self.title}"]
@@ -323,9 +325,9 @@ class Rendered:
 
     @property
     def terminal(self) -> str:
-        """A narrow table for a terminal: the first metric of what was run, a column per data set.
+        """Format a narrow table for a terminal: the first metric of the runs, one column per data set.
 
-        Data sets that a small scale runs as one share a column.
+        Data sets that share their runs at a small scale share a column.
         """
         shown = self.layout.only_run()
         title = f"Table {self.number}: {self.title}"
@@ -333,7 +335,7 @@ class Rendered:
             return f"{title}\nNothing of this table has been run.\n"
         metric = shown.columns[0][1]
         kept = [n for n, (_, name) in enumerate(shown.columns) if name == metric]
-        columns: dict[tuple[str, ...], list[str]] = {}  # those of the same runs stand once
+        columns: dict[tuple[str, ...], list[str]] = {}  # data sets with the same runs share one
         for n in kept:
             texts_of = tuple(self._terminal_cell(cells[n]) for _, cells in shown.rows)
             columns.setdefault(texts_of, []).append(self.data_label(shown.columns[n][0]))
@@ -348,7 +350,7 @@ class Rendered:
 
     @property
     def latex(self) -> str:
-        """A ``booktabs`` table of what was run, facts as comments before it, and its sections."""
+        """A ``booktabs`` table of the runs, preceded by facts as comments, and its sections."""
         shown = self.layout.only_run()
         facts = [_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
         if not shown.rows:
@@ -403,7 +405,7 @@ class Rendered:
 
 
 def numeric(frame: pd.DataFrame, texts_in: Sequence[str] = ()) -> pd.DataFrame:
-    """The frame with numbers in all columns that hold nothing else, printed ones too, but those named."""
+    """Convert columns that contain only numbers (including printed ones) to numbers, except those named."""
     columns = {}
     for name in frame.columns.difference(list(texts_in), sort=False):
         numbers = pd.to_numeric(frame[name], errors="coerce")
@@ -413,19 +415,19 @@ def numeric(frame: pd.DataFrame, texts_in: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def varying(lines: Iterable[Line], columns: Iterable[str]) -> list[str]:
-    """Columns that tell rows apart, having more than one value."""
+    """Return the columns with more than one value."""
     return [c for c in columns if len({line.row.columns.get(c) for line in lines}) > 1]
 
 
 def touched(cells: Iterable[Line | None]) -> bool:
-    """Whether a seed of some cell has been run."""
+    """Whether any seed of any cell has been run."""
     return any(line is not None and not line.untouched for line in cells)
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """CSV; numbers with four decimals, published values as printed (empty where there is none).
+    """Format CSV; numbers with four decimals, published values as printed (empty if missing).
 
-    Before a text that a spreadsheet would compute, such as ``=SUM(A1)``, stands an apostrophe.
+    An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
     """
     texts = {name: column.map(_inert) for name, column in frame.items() if any(map(_is_formula, column))}
     safe = frame.assign(**texts).rename(columns=_inert)
@@ -437,7 +439,7 @@ def _inert(cell: Any) -> Any:
 
 
 def _is_formula(cell: Any) -> bool:
-    """Whether a spreadsheet would compute a cell; numbers, printed ones too, are none, nor is a dash."""
+    """Whether a spreadsheet would evaluate a cell; not for numbers (including printed ones) and dashes."""
     if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell == "-":
         return False
     try:
@@ -448,26 +450,26 @@ def _is_formula(cell: Any) -> bool:
 
 
 def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; a bar in a text does not end its cell."""
+    """Format a Markdown table; bars in texts are escaped."""
     escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (heads, *body)]
     return str(tabulate(escaped[1:], escaped[0], tablefmt="pipe", disable_numparse=True))
 
 
 def texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame as people read it: two decimals, empty where there is nothing, names without underscores."""
+    """Format a frame for readers: two decimals, empty if missing, names without underscores."""
     shown = pd.DataFrame({name: [cell_text(value) for value in frame[name]] for name in frame}, dtype=object)
     return shown.rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def cell_text(value: Any) -> str:
-    """A value of a frame as people read it."""
+    """Format a value of a frame for readers."""
     if value is None or (is_scalar(value) and pd.isna(value)):
         return ""
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str:
-    """A ``booktabs`` table of texts, all of them escaped; ``align`` has ``l`` or ``r`` for each column."""
+    """Format a ``booktabs`` table of escaped texts; ``align`` has ``l`` or ``r`` for each column."""
     style = frame.style.hide(axis="index").format(latex_text).format_index(latex_text, axis="columns")
     return str(
         style.to_latex(
@@ -483,30 +485,30 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
 
 
 def latex_bold(text: str) -> str:
-    """A text that ``latex_table`` sets in bold."""
+    """Mark a text to be set in bold by ``latex_table``."""
     return f"{BOLD}{text}"
 
 
 def latex_text(value: object) -> str:
-    """A text in which LaTeX finds no command, in bold if ``latex_bold`` says so."""
+    """Escape a text for LaTeX; in bold if marked by ``latex_bold``."""
     text = str(value)
     escaped = text.removeprefix(BOLD).translate(LATEX)
     return rf"\textbf{{{escaped}}}" if text.startswith(BOLD) else escaped
 
 
 def _comment(text: str) -> str:
-    """A text as one line that LaTeX skips."""
+    """Format a text as a LaTeX comment in one line."""
     return f"% {' '.join(text.split())}"
 
 
 def same_name(one: str, other: str) -> bool:
-    """Whether two names differ in their spelling alone: ``CIFAR-10`` and ``cifar10``."""
+    """Whether two names differ only in spelling: ``CIFAR-10`` and ``cifar10``."""
     first, second = ("".join(filter(str.isalnum, name)).lower() for name in (one, other))
     return first == second
 
 
 def markdown_section(section: Section) -> str:
-    """The section as what unfolds under its title."""
+    """Format a section as a collapsible block."""
     shown = texts(section.frame)
     parts = [
         f"<details><summary>{section.title}</summary>",

@@ -67,6 +67,14 @@ class Setting:
         return bool(self.admission.get("admitted", False))
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """Labels from the greatest mean to the least, and behind all others those with failed runs, the fewest first.
+
+        Their means are those of the runs that did not fail, and place them among each other alone.
+        """
+        return tuple(self.lines.sort_values(["failed", "mean"], ascending=[True, False]).index)
+
+    @property
     def resolution(self) -> float:
         """Median half-width of the simultaneous intervals, in points: what the setting resolves; NaN if it has none."""
         return float(self.lines["resolution"].iloc[0])
@@ -168,16 +176,17 @@ def plain(text: str) -> str:
 
 def standing(one: Setting, method: str) -> str:
     """Where a row stands in its setting, in a few sentences."""
-    line, rows = one.lines.loc[method], one.lines[~one.lines["bound"]].sort_values("mean", ascending=False)
+    line, rows = one.lines.loc[method], [name for name in one.order if name not in one.bounds]
     if not line["n"]:
         return f"{one.table.title}, {one.dataset}: {method} has no result ({_seeds(line) or 'not run'})."
-    place = list(rows.index).index(method) + 1
+    place = f"{rows.index(method) + 1} of {len(rows)}"
+    place += ", behind all rows without a failed run" if line["failed"] else " by the mean"
     half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
     above = "better" if line["difference"] > 0 else "worse"
     verdict = above if told_apart(one, method) else "not resolved"
     return (
         f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
-        f"({_seeds(line)} seeds), {place} of {len(rows)} by the mean. {_number(line['difference'], '+.2f')}{half} "
+        f"({_seeds(line)} seeds), {place}. {_number(line['difference'], '+.2f')}{half} "
         f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {plain(resolved(one))}"
     )
 
@@ -239,8 +248,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[
     told = " ".join(text.replace("**", "") for text in interim(suite, plan, found))
     for one in found:
         shown, rows = metrics or one.table.metrics, {row.method: row for row in one.rows}
-        order = one.lines.sort_values("mean", ascending=False).index
-        body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in order]
+        body = [{"method": m, **_latex_cells(suite, plan, one, rows[m], shown)} for m in one.order]
         frame = pd.DataFrame(body)
         what = "Accuracy" if list(shown) == [METRIC] else "Metrics"
         read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
@@ -350,7 +358,8 @@ READ = (
     "test, not corrected, which cannot be below 2 / 2ⁿ with n seeds. Bounds know more labels than methods may; they "
     "are in none of these tests. Not converged: a row that rises by more than one point over the last quarter of "
     "its rounds (its median slope there, averaged over the seeds). It may need more rounds and is not called worse, "
-    "nor is a row called better than a reference that still rises. A failed run has no accuracy, and ranks last. "
+    "nor is a row called better than a reference that still rises. A failed run has no accuracy and ranks last in its "
+    "seed; a row with one stands behind all rows without, and its mean and Δ are those of its other seeds. "
     "{beside}Above: seeds in which the row is above the reference. Rank: mean over the seeds of this data set, "
     "bounds left out; it describes, and nothing is tested by it. The learning rates are those of the papers or were "
     "tuned, by one rule for every row, on held-out training images; `tuned` says which rate was chosen."
@@ -468,7 +477,7 @@ def _verified(suite: Suite, plan: Plan, row: Row) -> str:
 
 def _comparison(own: Sequence[Setting], brief: bool = False) -> str:
     """Methods as rows, and for each data set how far they are apart; ``brief`` has what a first look needs."""
-    methods = list(dict.fromkeys(m for one in own for m in one.lines.sort_values("mean", ascending=False).index))
+    methods = list(dict.fromkeys(method for one in own for method in one.order))
     head = ["method", *(title for one in own for title in _cells(one, one.reference, brief))]
     body = [[method, *(cell for one in own for cell in _cells(one, method, brief).values())] for method in methods]
     return pipe_table(head, body)

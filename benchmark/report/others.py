@@ -1,4 +1,4 @@
-"""What other papers report for a suite's methods, beside what its own paper prints and what our runs gave."""
+"""Values reported by other papers for a suite's methods, next to its own paper's values and ours."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,11 +21,11 @@ Line = dict[str, Any]
 
 
 def sections(suite: Suite, tables: Sequence[Rendered]) -> list[Section]:
-    """A table for each method that the suite names under ``reported``.
+    """Build a table for each method that the suite lists under ``reported``.
 
     Args:
-        suite: with the methods' labels.
-        tables: its tables at one scale or at several.
+        suite: suite with the methods' labels.
+        tables: the suite's tables at one or several scales.
     """
     own = {suite.paper, suite.extended.paper if suite.extended else ""}
     others = [load(paper) for paper in available() if paper not in own] if suite.reported else []
@@ -40,7 +40,7 @@ def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence
 
 
 def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line]:
-    """What the suite's paper prints, and what our runs gave at each scale; runs of several tables stand in one line."""
+    """The values of the suite's paper and of our runs at each scale; runs of several tables share a line."""
     yield from _printed(suite, label)
     shown = set()
     for table in tables:
@@ -57,7 +57,7 @@ def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line
 
 
 def _printed(suite: Suite, label: str) -> Iterator[Line]:
-    """What the suite's paper prints for a method, whatever its spelling there."""
+    """The suite's paper's values for a method, whatever its spelling there."""
     protocol = next((name for name in suite.spec["scales"] if suite.compares(name)), "")
     published = suite.published() if protocol else {}
     for row in suite.rows:
@@ -74,7 +74,7 @@ def _printed(suite: Suite, label: str) -> Iterator[Line]:
 
 
 def _in_papers_without_suite(label: str) -> list[Line]:
-    """What the other papers print for it."""
+    """Other papers' values for a method."""
     lines = []
     for one in read_others(OTHERS):
         if same_name(one["method"], label):
@@ -85,7 +85,7 @@ def _in_papers_without_suite(label: str) -> list[Line]:
 
 
 def _setting(suite: Suite, row: Row, scale: str) -> str:
-    """What tells the row apart in its table, and as much of the protocol behind it as is short."""
+    """Describe a row by its distinguishing columns in its table, and the protocol in brief."""
     told = [f"{name.replace('_', ' ')} {value}" for name, value in row.columns.items()]
     if not row.pending:
         config = suite.run(row, scale).config

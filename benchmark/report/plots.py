@@ -1,4 +1,4 @@
-"""Learning curves of runs, and of a suite's rows with their seeds averaged."""
+"""Learning curves of runs, and of a suite's rows averaged over seeds."""
 
 import io
 import json
@@ -26,21 +26,21 @@ from datamodules.common.errors import ConfigError
 PERCENT = ("acc", "acc_by_class", "acc_clients", "acc_worst_clients", "auc", "precision", "recall")
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 STYLES = ("-", "--", ":", "-.")
-FEW = 12  # so many rows or fewer are marked one by one
-NAMED = 20  # entries of a list that a legend can name
-OPTIONS = 3  # options that a label shows at most
+FEW = 12  # up to this many rows are marked individually
+NAMED = 20  # maximum number of list entries in a legend
+OPTIONS = 3  # maximum number of options in a label
 
 
 def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, Curve]:
-    """Curves of single runs by label.
+    """Read curves of single runs by label.
 
     Args:
-        folders: of the runs, e.g. ``results/runs/<run>``.
-        labels: a name per run; by default the method and what tells its runs apart (``default_labels``).
+        folders: folders of the runs, e.g. ``results/runs/<run>``.
+        labels: a name per run; default: the method and what distinguishes its runs (``default_labels``).
 
     Raises:
-        ConfigError: no run at a folder, another number of labels than of runs, or one label for two runs.
-        RunError: a damaged record.
+        ConfigError: no run in a folder, labels and runs differ in number, or the same label for two runs.
+        RunError: a record is damaged.
     """
     for path in folders:
         if not Path(path, "record.json").is_file():
@@ -53,18 +53,18 @@ def read_runs(folders: Sequence[str], labels: Sequence[str] = ()) -> dict[str, C
 def read_suite_rows(
     suite: Suite, names: Sequence[str], scale: str, results_dir: str, labels: Sequence[str] = ()
 ) -> dict[str, Curve]:
-    """Curves of a suite's rows by label, in the order of the suite; complete seeds are averaged.
+    """Read curves of a suite's rows by label, in the order of the suite, averaged over complete seeds.
 
     Args:
-        suite: that has the rows.
-        names: of rows, as ``Suite.row`` takes them, or patterns such as ``1/CIFAR-100/*``.
-        scale: of the suite.
+        suite: suite with the rows.
+        names: names of rows, as for ``Suite.row``, or patterns such as ``1/CIFAR-100/*``.
+        scale: scale of the suite.
         results_dir: folder that holds ``runs/``.
-        labels: a name per row; by default the method, and the columns in which rows of one method differ.
+        labels: a name per row; default: the method, and the columns in which rows of the same method differ.
 
     Raises:
-        ConfigError: no such row, a row of which no run is complete, or labels that do not fit.
-        RunError: a damaged record.
+        ConfigError: no such row, a row without complete runs, or labels that do not match.
+        RunError: a record is damaged.
     """
     found = [suite.matching([name], scale) if "*" in name else [suite.row(name, scale)] for name in names]
     chosen = {id(row) for rows in found for row in rows}
@@ -75,7 +75,7 @@ def read_suite_rows(
     if empty or not rows:
         raise ConfigError(
             f"plot: no complete run of {', '.join(empty or names)} at scale {scale} in {results_dir}; "
-            f"`table --paper {suite.paper} --scale {scale}` makes them"
+            f"`table --paper {suite.paper} --scale {scale}` creates them"
         )
     given = list(labels) or row_labels(rows)
     _named_once(given, len(rows))
@@ -89,7 +89,7 @@ def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) ->
 
 
 def row_labels(rows: Sequence[TableRow]) -> list[str]:
-    """The method, with the table, the data set or the columns that rows of one method differ in."""
+    """Name rows by method, plus the table, data set or columns in which rows of the same method differ."""
     facts = [{"table": row.table, "data": row.dataset, **row.columns} for row in rows]
     labels = []
     for row, own in zip(rows, facts, strict=True):
@@ -104,13 +104,13 @@ def _named_once(names: Sequence[str], count: int) -> None:
         raise ConfigError(f"--labels: {len(names)} for {count} curves; give one per curve, separated by commas")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"plot: two curves are called {name!r}; give each a name of its own with --labels")
+            raise ConfigError(f"plot: two curves are called {name!r}; give them different names with --labels")
 
 
 def default_labels(records: Sequence[Record]) -> list[str]:
-    """A name per run: its method, the data set where there are several, and options that the method's runs differ in.
+    """Name runs by method, data set if there are several, and options in which the method's runs differ.
 
-    No more than the three options that do so best, and no lists; runs that still share a name get their id as well.
+    At most the three most distinctive options, no lists; runs that still share a name also get their id.
     """
     several = len({record["dataset"] for record in records}) > 1
     labels = []
@@ -128,16 +128,16 @@ def default_labels(records: Sequence[Record]) -> list[str]:
 
 
 def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str | Path, axis: str = "round") -> Path:
-    """Draw columns of the records (``draw_learning_curves``) and write the picture.
+    """Draw columns of the records (``draw_learning_curves``) and write the figure.
 
     Args:
         runs: curves by label (``read_runs``, ``read_suite_rows``).
         columns: what to draw.
-        path: file to write; its suffix says the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
+        path: file to write; its suffix gives the format (``.png``, ``.svg``, ``.pdf``, ``.jpg``).
         axis: what to draw against.
 
     Raises:
-        ConfigError: as ``draw_learning_curves``, or ``path`` cannot be written.
+        ConfigError: see ``draw_learning_curves``, or ``path`` cannot be written.
     """
     path = writable(path, "--out")
     draw_learning_curves(runs, columns, axis).savefig(path)
@@ -146,17 +146,17 @@ def learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], path: str
 
 @rc_context({"text.parse_math": False})  # names may have dollar signs
 def draw_learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], axis: str = "round") -> Figure:
-    """Draw columns of the records against the round, counted from 0, or its cost.
+    """Draw columns of the records against the 0-based round or its cost.
 
     Args:
-        runs: curves by label; that of several seeds has a band of one standard deviation around the mean.
+        runs: curves by label; averages over seeds get a band of one standard deviation.
         columns: what to draw, e.g. ``acc`` or ``pseudo/selected``: a panel per column, a line per curve. A column with
-            a list per row (one value per class) gives a panel per curve, a line per entry; beyond 20 entries they have
-            no legend. Rows without a column, or without the axis, leave a gap; a curve without it does not appear.
+            a list per row (one value per class) gives a panel per curve and a line per entry; more than 20 entries get
+            no legend. Rows without a column, or without the axis, leave a gap; a curve without it is left out.
         axis: ``round``, ``bytes`` (up and down) or ``seconds``, both since the first round.
 
     Raises:
-        ConfigError: no curve has a column (the known ones are listed) or the axis beside it, or nothing to draw.
+        ConfigError: no curve has a column (lists the known ones) together with the axis, or there is nothing to draw.
     """
     filled = {key for curve in runs.values() for row in curve.rows for key, value in row.items() if value is not None}
     known = sorted(filled - {"round", "timing"})
@@ -166,7 +166,7 @@ def draw_learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], axis
     if not columns:
         raise ConfigError("plot: no column to draw; name one or more, e.g. acc")
     if axis not in filled:
-        raise ConfigError(f"--axis {axis}: it is one of {', '.join(AXES)}, as far as the rows of the runs say")
+        raise ConfigError(f"--axis {axis}: choose one of {', '.join(AXES)} that the rows of the runs have")
     plan: list[tuple[str, list[str], bool]] = []
     for column in columns:
         names = [name for name, curve in runs.items() if any(_has(row, column) and axis in row for row in curve.rows)]
@@ -208,12 +208,12 @@ def draw_learning_curves(runs: Mapping[str, Curve], columns: Sequence[str], axis
 
 
 def svg_text(figure: Figure, about: str | None = None) -> str:
-    """The figure as SVG, with a description of it where one is given; the same figure gives the same text.
+    """Return the figure as SVG, with an optional description; equal figures give equal text.
 
-    Lines go through hundredths of a point, which nobody sees and which saves a quarter of the file or more.
+    Lines are rounded to hundredths of a point, which is invisible and saves at least a quarter of the file.
     """
     text = io.StringIO()
-    with rc_context({"svg.hashsalt": "fssl-bench"}):  # the ids in it hang on nothing else
+    with rc_context({"svg.hashsalt": "fssl-bench"}):  # makes ids deterministic
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Description": about})
     return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text.getvalue())
 
@@ -223,19 +223,19 @@ def _has(row: Row, column: str) -> bool:
 
 
 def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) -> Path:
-    """``path``, if a file can be written there.
+    """Return ``path`` if a file can be written there.
 
     Args:
         path: file to write, which may exist.
-        option: that gave it, for the message.
-        formats: suffixes it may have; empty: any.
+        option: option that gave the path, for the message.
+        formats: allowed suffixes; empty: any.
 
     Raises:
-        ConfigError: another suffix, no such folder, or no right to write.
+        ConfigError: the suffix is not allowed, the folder does not exist, or it is not writable.
     """
     file = Path(path)
     if formats and file.suffix.lower() not in formats:
-        raise ConfigError(f"{option} {path}: the suffix says the format; end the name with {', '.join(formats)}")
+        raise ConfigError(f"{option} {path}: the suffix gives the format; use one of {', '.join(formats)}")
     if not file.parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {file.parent}; make it first, or name another")
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -244,9 +244,9 @@ def writable(path: str | Path, option: str, formats: Sequence[str] = FORMATS) ->
 
 
 def draw_curve(panel: Any, curve: Curve, column: str, axis: str, **style: Any) -> list[Any]:
-    """Draw the mean of a column with a number per row and, with several seeds, a band of one standard deviation.
+    """Draw the mean of a numeric column and, with several seeds, a band of one standard deviation.
 
-    A loss is that of another method in warm-up rounds: its curve has a gap and a dotted line where these end.
+    In warm-up rounds a loss is that of another method: its curve gets a gap and a dotted line where they end.
     """
     end = warmup_end(curve) if "loss" in column else None
     if end is None:
@@ -265,13 +265,13 @@ def draw_curve(panel: Any, curve: Curve, column: str, axis: str, **style: Any) -
 
 
 def warmup_end(curve: Curve) -> int | None:
-    """Position of the first row behind the warm-up; ``None`` where no row, or every row, is within it."""
+    """Return the position of the first row after the warm-up; ``None`` if no row or every row is in it."""
     own = [number for number, row in enumerate(curve.rows) if not row.get("warmup")]
     return own[0] if own and own[0] else None
 
 
 def _mark(panel: Any, place: float, colour: Any) -> None:
-    """A dotted line where a warm-up ends; the first one of a panel says so."""
+    """Draw a dotted line where a warm-up ends; the first one in a panel is labelled."""
     panel.axvline(place, color=colour, linestyle=":", linewidth=1)
     if not panel.texts:
         about = " warm-up ends: another loss "
@@ -279,7 +279,7 @@ def _mark(panel: Any, place: float, colour: Any) -> None:
 
 
 def _entries(panel: Any, rows: Sequence[Row], column: str, axis: str, legend: bool) -> None:
-    """A line per entry of a list, in a colour of its own."""
+    """Draw a line per entry of a list, each in its own colour."""
     lines = _lines(panel, rows, column, axis)
     word = "class" if column.endswith("_by_class") else "entry"
     for number, line in enumerate(lines):
@@ -291,7 +291,7 @@ def _entries(panel: Any, rows: Sequence[Row], column: str, axis: str, legend: bo
 
 
 def _lines(panel: Any, rows: Sequence[Row], column: str, axis: str, **style: Any) -> list[Any]:
-    """Curves with a gap where a value is missing, and a marker where a line cannot show a point."""
+    """Draw curves with gaps where values are missing, and markers for isolated points."""
     values = [row.get(column) for row in rows]
     table = [value if isinstance(value, list) else [value] for value in values]
     shown = np.full((len(table), max(map(len, table))), np.nan)
@@ -307,7 +307,7 @@ def _lines(panel: Any, rows: Sequence[Row], column: str, axis: str, **style: Any
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of a recorded configuration by dotted name, without lists."""
+    """Return the options of a recorded configuration by dotted name, without lists."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         nested = value.get("init_args", value) if isinstance(value, Mapping) else None
@@ -316,7 +316,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _telling(keys: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The few of ``keys`` whose values together tell most of ``runs`` apart."""
+    """Choose the few ``keys`` whose values together distinguish most of ``runs``."""
     best: list[str] = []
     while len(best) < min(OPTIONS, len(keys)):
         rest = [key for key in keys if key not in best]

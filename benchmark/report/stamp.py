@@ -32,7 +32,7 @@ class Stamp:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             same = found["digest"] == self._digest(map(Path, found["files"]))
-        except (OSError, ValueError, KeyError, TypeError):  # there is none, or none that can be read
+        except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
             return None
         return dict(found["left"]) if same else None
 

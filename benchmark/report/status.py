@@ -1,4 +1,4 @@
-"""How far the runs of a suite are."""
+"""Progress of a suite's runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,13 +29,13 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
         state: a key of ``NAMES``.
-        done: rounds done, ``?`` where that cannot be read.
-        accuracy: the reading that the tables report, over the rounds so far, in percent.
-        problem: what is wrong with its files, if anything is.
+        done: completed rounds, ``?`` if unreadable.
+        accuracy: the reading reported in tables, over the rounds so far, in percent.
+        problem: problem with its files, if any.
     """
 
     state: str
@@ -45,17 +45,17 @@ class Progress:
 
 
 def show(plan: Plan, every_run: bool = False, console: Console | None = None) -> None:
-    """Print how far rows and runs are, the counts of the states, and what is left with the time that it will take.
+    """Print the progress of rows and runs, the counts of states, and the remaining rounds and time.
 
     Args:
         plan: the runs of a suite.
-        every_run: one line per run, with its state, rounds, accuracy (the reading that the tables report, over the
-            rounds so far) and cells; runs of one cell and seed also have the options in which they differ. Otherwise
-            one line per row, with the states of its seeds and the mean accuracy of the complete ones, and then those
-            runs that have begun and are not complete.
-        console: where to; default: standard output.
+        every_run: print one line per run, with its state, rounds, accuracy (the reading reported in tables, over the
+            rounds so far) and cells; runs of the same cell and seed also show the options in which they differ.
+            Otherwise one line per row, with the states of its seeds and the mean accuracy of the complete ones,
+            followed by the runs that have started and are not complete.
+        console: where to print; default: standard output.
 
-    What is wrong with a run is said below.
+        Problems with runs are printed below.
     """
     console = console or Console()
     if not console.is_terminal:
@@ -86,7 +86,7 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
 
 
 def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, str]) -> Table:
-    """One line per row: the runs that differ in nothing but the seed."""
+    """One line per row: the runs that differ only in the seed."""
     rows: dict[tuple[str, str], list[Progress]] = {}
     for key, run in plan.runs.items():
         rows.setdefault((_cells(run), options[key]), []).append(progress[key])
@@ -134,20 +134,20 @@ def _cells(run: Run) -> str:
 
 
 def _counts(states: Iterable[str]) -> str:
-    """How many there are of each state, such as ``3 DONE, 2 MISSING``."""
+    """Count the states, e.g. ``3 DONE, 2 MISSING``."""
     counts = Counter(states)
     return ", ".join(f"[{style}]{counts[state]} {name}[/]" for state, (name, style) in NAMES.items() if counts[state])
 
 
 def _left(plan: Plan, states: dict[str, str]) -> list[str]:
-    """Totals of the plan, and the time that is left, judged by the records of this machine."""
+    """Totals of the plan, and the remaining time, estimated from this machine's records."""
     runtime = next(iter(plan.runs.values())).config.runtime
     measured = measured_here(Path(runtime.results_dir), gpu_name(runtime.accelerator))
     return summary(parts(plan.runs.values(), states, measured))
 
 
 def _progress(run: Run, state: str) -> Progress:
-    """How far a run is, and the accuracy that the tables would report if it ended here."""
+    """Progress of a run, and the accuracy that tables would report if it ended here."""
     path = run.folder
     try:
         rows = read_rows(path)
@@ -158,14 +158,14 @@ def _progress(run: Run, state: str) -> Progress:
     if not rows:
         return Progress(state, "0")
     done = str(rows[-1]["round"] + 1)
-    if run.config.report == "averaged":  # no row tells it, and there is none before the end
+    if run.config.report == "averaged":  # only known at the end
         return Progress(state, done, read_record(path)["averaged"]["acc"] if state == "complete" else None)
     scores = readings(rows, run.config.last_k)[READING[run.config.report]]
     return Progress(state, done, scores.get("acc"))
 
 
 def _options(plan: Plan) -> dict[str, str]:
-    """By run id, the options in which a run differs from others of the same cell and seed."""
+    """Return, by run id, the options in which a run differs from others of the same cell and seed."""
     flat = {key: spelled(identity(run.config)) for key, run in plan.runs.items()}
     differing: dict[str, set[str]] = {key: set() for key in flat}
     groups: dict[tuple[str, int], list[str]] = {}

@@ -1,4 +1,4 @@
-"""The papers' tables, computed from records. Nothing in them is typed by hand."""
+"""The papers' tables, computed from records."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ SAY = {
     "last_k_mean": "the mean of the last {last}",
     "averaged": "one model, the mean of the global weights of the last {averaged}",
 }
-VERDICT = ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")  # at a scale that compares
+VERDICT = ("prediction", "effect", "effect_ci95", "effect_n", "effect_published")  # at a comparable scale
 NUMBERS = ("ours", "std", "ci95", "delta", *VERDICT, *READING)
 LEFT = ("table", "dataset", "data", "network", "method")
 RIGHT = (
@@ -46,24 +46,24 @@ RIGHT = (
     *READING,
     "runs",
 )
-LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # of a seed's runs, the first that holds
-BROKEN = LACKS[:3]  # a row with such a seed is not judged
+LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
+BROKEN = LACKS[:3]  # rows with such a seed get no verdict
 
 
 def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rendered]:
-    """All tables of a suite.
+    """Render all tables of a suite.
 
     Args:
-        suite: what to render.
+        suite: the suite.
         plan: its runs at one scale.
         published: printed values by ``Row.key``.
 
     Returns:
         One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
         a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
-        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, a failed
-        run of the row or of its control, or other seeds than the suite's as long as these are not complete. At other
-        scales the published value stands beside ours for orientation only.
+        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, no printed
+        effect, a failed run of the row or of its control, or other seeds than the suite's as long as these are not
+        complete. At other scales the published value stands beside ours for orientation only.
     """
     return [_render(suite, plan, published, table) for table in suite.tables]
 
@@ -71,8 +71,8 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
 def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, readme: Path | None) -> list[Path]:
     """Write ``tables/<paper>-<scale>`` as ``.md``, ``.csv`` and ``.tex``, and the marked blocks of ``readme``.
 
-    The block ``table:<paper>-<scale>`` (see ``replace_block``) receives all tables, the block
-    ``table:<paper>-<scale>-<number>`` that one. Returns the files that changed.
+    The block ``table:<paper>-<scale>`` (see ``replace_block``) gets all tables, the block
+    ``table:<paper>-<scale>-<number>`` only that one. Returns the changed files.
     """
     name = f"{suite.paper}-{scale}"
     forms = exports(suite, tables)
@@ -86,7 +86,7 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
 
 
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
-    """All tables of a suite at a scale as the text of a file, by the file's suffix."""
+    """Return all tables of a suite at a scale as file contents, by suffix."""
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
     elsewhere = [markdown_section(section) + "\n" for section in others.sections(suite, tables)]
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
@@ -99,7 +99,7 @@ def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
 
 
 def replace_block(text: str, name: str, body: str) -> str:
-    """``text`` with ``body`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``, if it has them."""
+    """Put ``body`` between ``<!-- name:begin -->`` and ``<!-- name:end -->`` in ``text``, if it has them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
@@ -112,13 +112,13 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def network(config: RunConfig) -> str:
-    """The network that was trained: its name, and the arguments it was given, e.g. ``resnet9 (width=4)``."""
+    """Return the trained network's name and arguments, e.g. ``resnet9 (width=4)``."""
     args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
     return f"{config.model} ({args})" if args else config.model
 
 
 def last_rounds(config: RunConfig) -> str:
-    """What ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
+    """Describe what ``last_k_mean`` averages: ``10 rounds``, or ``10 rounds (2 of them evaluated)``."""
     last = range(max(0, config.rounds - config.last_k), config.rounds)
     evaluated = sum((r + 1) % config.eval_every == 0 or r + 1 == config.rounds for r in last)
     told = f"{len(last)} round{'s' if len(last) > 1 else ''}"
@@ -126,7 +126,7 @@ def last_rounds(config: RunConfig) -> str:
 
 
 def averaged_rounds(config: RunConfig) -> str:
-    """What ``averaged`` averages, such as ``20 rounds``."""
+    """Describe what ``averaged`` averages, e.g. ``20 rounds``."""
     count = min(config.average_last, config.rounds)
     return f"{count} round{'s' if count > 1 else ''}"
 
@@ -141,10 +141,10 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
     for row in rows:
         parts = operands(row, rows) if row.minus else (row,)
         groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
-        config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row: its neighbours'
+        config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row takes its neighbours'
         blocks.append([_line(suite, plan, published, table, row, metric, groups, config) for metric in table.metrics])
     if suite.ranked:
-        blocks.sort(key=lambda block: -math.inf if block[0].ours is None else block[0].ours, reverse=True)
+        blocks.sort(key=lambda block: _place(plan, block[0]))
     lines = tuple(line for block in blocks for line in block)
     return Rendered(
         name=f"{suite.paper}-{plan.scale}-{table.number}",
@@ -162,6 +162,11 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
     )
 
 
+def _place(plan: Plan, line: Line) -> tuple[int, float]:
+    """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
+    return sum(plan.found[key].state == "failed" for key in line.runs), math.inf if line.ours is None else -line.ours
+
+
 def _line(
     suite: Suite,
     plan: Plan,
@@ -172,7 +177,7 @@ def _line(
     groups: Sequence[Sequence[Run]],
     config: RunConfig | None,
 ) -> Line:
-    """One metric of a row; ``groups`` are its runs by seed (two per seed where a difference is shown)."""
+    """Build the line of a row's metric; ``groups`` are its runs by seed (two per seed for a difference)."""
     found = [[plan.found[run.id] for run in group] for group in groups]
     values = _values(found, suite.report, metric)
     ours = _mean(values)
@@ -211,7 +216,7 @@ def _line(
 
 @dataclass(frozen=True)
 class _Judged:
-    """What is held against the paper: see ``Line``."""
+    """Comparison with the paper: see ``Line``."""
 
     delta: float | None = None
     level: Level | None = None
@@ -229,7 +234,7 @@ def _judged(
     metric: str,
     found: Sequence[Sequence[RunState]],
 ) -> _Judged:
-    """A cell of a scale that compares; ``found`` are its runs by seed."""
+    """Judge a cell at a comparable scale; ``found`` are its runs by seed."""
     own = published.get(row.key(metric))
     printed, printed_runs, where = own, table.published_runs, ""
     if row.judged_by:
@@ -262,12 +267,13 @@ def _judged(
 
 
 def _found(plan: Plan, row: Row) -> list[list[RunState]]:
-    """The runs of a row by seed; none of a pending one."""
+    """Return the runs of a row by seed; none for a pending row."""
     return [] if row.pending else [[plan.found[plan.run(row, seed).id]] for seed in plan.seeds]
 
 
 def _of_the_suite(plan: Plan, groups: Sequence[Sequence[RunState]], own: set[int]) -> bool:
-    """Whether a mean may be judged: it is over the suite's seeds, or some of them, and others only beside all these."""
+    """Whether a mean may be judged: over (some of) the suite's seeds, and over others only if all these are
+    complete."""
     complete = {
         seed for seed, group in zip(plan.seeds, groups, strict=True) if all(run.state == "complete" for run in group)
     }
@@ -275,7 +281,7 @@ def _of_the_suite(plan: Plan, groups: Sequence[Sequence[RunState]], own: set[int
 
 
 def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
-    """The lines in the long form."""
+    """Return the lines in long form."""
     rows = []
     for line in lines:
         row: dict[str, Any] = {"table": table.number, "dataset": line.row.dataset, "method": line.row.method}
@@ -296,14 +302,14 @@ def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare:
 
 
 def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
-    """What stands under ``VERDICT``."""
+    """Values of the columns ``VERDICT``."""
     half = line.level.half if line.level else None
     of = line.effect
     return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
 
 
 def _lacks(groups: Sequence[Sequence[RunState]], n: int) -> str:
-    """Why only ``n`` of the seeds have a value, e.g. ``failed (1)``; empty where all have, or where the others wait."""
+    """Say why only ``n`` seeds have a value, e.g. ``failed (1)``; empty if all have one or the others are pending."""
     if n == len(groups):
         return ""
     reasons = [next((s for s in LACKS if any(run.state == s for run in group)), "complete") for group in groups]
@@ -313,7 +319,7 @@ def _lacks(groups: Sequence[Sequence[RunState]], n: int) -> str:
 
 
 def _values(groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> list[float]:
-    """One value per seed whose runs are complete; of two runs their difference."""
+    """Return one value per seed with complete runs; for two runs their difference."""
     values = []
     for group in groups:
         got = [run.record[READING[reading]].get(metric) for run in group if run.record is not None]
@@ -323,7 +329,7 @@ def _values(groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> 
 
 
 def _by_seed(plan: Plan, groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> dict[int, float]:
-    """The values of ``_values`` by seed."""
+    """Return the values of ``_values`` by seed."""
     found = {seed: _values([group], reading, metric) for seed, group in zip(plan.seeds, groups, strict=False)}
     return {seed: values[0] for seed, values in found.items() if values}
 
@@ -333,7 +339,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[Section]:
-    """What stands under a table."""
+    """Build the sections below a table."""
     own = [key for line in lines for key in line.runs]
     last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
     averaged = " or ".join(dict.fromkeys(averaged_rounds(plan.runs[key].config) for key in own))
@@ -354,7 +360,7 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
 
 
 def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:
-    """What is known of the runs behind a table, by name; a text that needs no name stands under the empty one."""
+    """Facts about the runs of a table, by name; a text without a name has the empty one."""
     without = suite.left_out(plan.scale)
     rows = [row for row in table.rows if id(row) in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
@@ -396,7 +402,7 @@ def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], column
 
 
 def _networks(lines: Sequence[Line]) -> str:
-    """The network of most cells, then each other one with the methods and data sets that have it."""
+    """Name the network of most cells, then each other one with its methods and data sets."""
     cells_of: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         cells_of.setdefault(line.network, []).append((line.row.method, line.row.dataset))
@@ -424,7 +430,8 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
     text = [OURS]
     if suite.ranked:
         text += [
-            "The best row on the first data set stands first. Whether two rows differ is on the leaderboard's page."
+            "The best row on the first data set stands first, rows with failed runs last.",
+            "Whether two rows differ is on the leaderboard's page.",
         ]
     if table.bounds:
         text += [f"Bounds, which know more labels than a method may: {', '.join(table.bounds)}."]
@@ -439,11 +446,11 @@ def _legend(suite: Suite, table: Table, compare: bool, printed: bool) -> str:
                 f"Effect: the row minus {table.control}, paired by seed, ± half-width of its 95 % t interval, and in",
                 "brackets the printed difference; it holds if the interval leaves out zero and has the printed sign.",
                 "Reproduced: level and effect hold; level only, effect only: one of them does; not reproduced:",
-                "neither. There is no verdict where that half-width is above half the printed difference, or with",
-                "fewer than three seeds. A row without an effect has a level or is off level.",
+                "neither. There is no verdict where one of the two intervals is wider, from end to end, than half the",
+                f"printed difference, with fewer than three seeds, or for {table.control} itself.",
             ]
         else:
-            text += ["The table has no control: a row has a level or is off level, with three seeds at least."]
+            text += ["The table has no control, so that no effect is printed and there are no verdicts."]
     elif printed:
         text += ["Published values, below ours, belong to the paper's data and protocol: no comparison is meant."]
     if printed:

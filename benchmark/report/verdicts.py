@@ -53,10 +53,9 @@ class Effect:
         """Whether the interval leaves out zero and ours has the printed sign."""
         return abs(self.ours) > self.half + ROUNDING and self.ours * self.printed > 0
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether the seeds can tell: the half-width is at most half the printed difference."""
-        return self.half <= abs(self.printed) / 2 + ROUNDING
+    def resolved_by(self, half: float) -> bool:
+        """Whether an interval of this half-width is, end to end, at most half as wide as the printed difference."""
+        return 2 * half <= abs(self.printed) / 2 + ROUNDING
 
 
 def prediction(values: Sequence[float], runs: int = 1) -> float | None:
@@ -119,21 +118,24 @@ def judge(seeds: int, of_level: Level | None, of_effect: Effect | None, has_cont
         seeds: seeds that have a value.
         of_level: of the cell.
         of_effect: of the cell; ``None`` where too few seeds are common to both, or where there is no control.
-        has_control: whether the cell has a control with a printed value.
+        has_control: whether the cell has a control with a printed value, so that an effect is printed.
 
     Returns:
         ``reproduced`` where level and effect hold, ``level only`` or ``effect only`` where one does, ``not reproduced``
-        where neither does. A cell without a control has ``level`` or ``off level``. The verdict is empty
-        where the seeds cannot tell; the reason comes second.
+        where neither does. The verdict is empty where the seeds cannot tell: one of the two intervals is wider, from
+        end to end, than half the printed effect, no effect is printed to measure them by, or there are too few seeds.
+        The reason comes second.
     """
     if seeds < LEAST or of_level is None:
         return "", f"fewer than {LEAST} seeds"
     if not has_control:
-        return ("level" if of_level.holds else "off level"), ""
+        return "", "no effect is printed"
     if of_effect is None or of_effect.n < LEAST:
         return "", f"fewer than {LEAST} seeds in common with the control"
-    if not of_effect.is_resolved:
+    if not of_effect.resolved_by(of_effect.half):
         return "", "the effect's interval is too wide"
+    if not of_effect.resolved_by(of_level.half):
+        return "", "the level's interval is too wide"
     if of_level.holds and of_effect.holds:
         return "reproduced", ""
     if of_level.holds:

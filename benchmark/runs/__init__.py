@@ -1,1 +1,1 @@
-"""What a run leaves and needs, whoever starts it: records, locks, the machine, metrics, loggers, facts of its data."""
+"""Infrastructure of runs: records, locks, environment, metrics, loggers, data provenance."""

@@ -1,4 +1,4 @@
-"""Records of many runs in one file: what a release carries, and what an installed package is given.
+"""Archives: the records of many runs in one file, for releases and installed packages.
 
 An archive is a gzipped tar of ``runs/<run>/`` with ``config.yaml``, ``metrics.jsonl`` and ``record.json`` of complete
 runs, and nothing else. Equal records give equal bytes.
@@ -26,23 +26,23 @@ from datamodules.common.errors import ConfigError, RunError
 
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
 MEMBER = re.compile(r"runs/(?P<run>\w[\w.-]*)/(?P<file>config\.yaml|metrics\.jsonl|record\.json)", re.ASCII)
-MOST = 1 << 30  # bytes of an archive, and of what is in it: a board of 1000 runs has a tenth
-TIMEOUT = 60.0  # seconds that a server may say nothing
+MOST = 1 << 30  # maximum bytes of an archive and its content; a leaderboard of 1000 runs takes a tenth
+TIMEOUT = 60.0  # seconds without an answer from the server
 
 
 def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, str]:
-    """Write the complete runs below ``results`` into an archive.
+    """Write the complete runs below ``results`` to an archive.
 
     Args:
         results: folder that holds ``runs/``.
-        file: the archive; it is replaced if it is there.
-        scales: only runs of these; empty: of all.
+        file: the archive; replaced if it exists.
+        scales: scales of the runs; empty: all.
 
     Returns:
-        how many runs it has, and its SHA-256.
+        The number of runs, and the archive's SHA-256.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: there are no such runs.
         RunError: a record is damaged.
         OSError: the archive cannot be written.
     """
@@ -61,7 +61,7 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
         for path in chosen:
             for name in FILES:
                 content = read_bytes(path / name)
-                member = tarfile.TarInfo(f"runs/{path.name}/{name}")  # no owner, and no time
+                member = tarfile.TarInfo(f"runs/{path.name}/{name}")  # without owner and time
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,25 +70,25 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
 
 
 def unpack(source: str, results: Path, sha256: str | None = None) -> tuple[int, int]:
-    """Put the runs of an archive below ``results``: all of them, or none.
+    """Import the runs of an archive to ``results``: all of them, or none.
 
     Args:
-        source: path of the archive, or its address (``https://``, ``http://``).
-        results: folder that holds ``runs/``, or will.
-        sha256: what its digest must be; ``None``: any.
+        source: path or URL (``https://``, ``http://``) of the archive.
+        results: folder that holds ``runs/``; may not exist yet.
+        sha256: expected digest; ``None``: any.
 
     Returns:
-        how many runs were put there, and how many were there already.
+        The number of imported runs, and of runs that existed already.
 
     Raises:
-        ConfigError: the archive cannot be read, is another one, or holds anything but records.
-        RunError: a record in it is damaged or not complete, or a run of its name is there and differs.
+        ConfigError: the archive cannot be read, has another digest, or contains anything but records.
+        RunError: a record is damaged or incomplete, or a different run of the same name exists.
         OSError: the folder cannot be written.
     """
     content = _fetched(source)
     found = hashlib.sha256(content).hexdigest()
     if sha256 is not None and sha256.lower() != found:
-        raise ConfigError(f"{source}: its SHA-256 is {found}, not {sha256}; it is another archive, or was damaged")
+        raise ConfigError(f"{source}: its SHA-256 is {found}, not {sha256}; it is a different archive, or damaged")
     (results / "runs").mkdir(parents=True, exist_ok=True)
     with _staging(results) as staged:
         _extract(content, source, staged)
@@ -99,7 +99,7 @@ def unpack(source: str, results: Path, sha256: str | None = None) -> tuple[int, 
 
 
 def _fetched(source: str) -> bytes:
-    """The bytes of an archive."""
+    """Read the bytes of an archive."""
     try:
         if re.match("https?://", source):
             with urlopen(source, timeout=TIMEOUT) as answer:
@@ -107,9 +107,9 @@ def _fetched(source: str) -> bytes:
         else:
             with open(source, "rb") as file:
                 content = file.read(MOST + 1)
-    except (OSError, ValueError) as error:  # of a server, or of the disk
+    except (OSError, ValueError) as error:  # from the server or the disk
         reason = error.reason if isinstance(error, URLError) else getattr(error, "strerror", None) or error
-        raise ConfigError(f"{source}: cannot be read: {reason}; give the path or the address of an archive") from None
+        raise ConfigError(f"{source}: cannot be read: {reason}; give the path or URL of an archive") from None
     if len(content) > MOST:
         raise ConfigError(f"{source}: it has more than {MOST:,} bytes; archives of records are smaller")
     return content
@@ -117,7 +117,7 @@ def _fetched(source: str) -> bytes:
 
 @contextmanager
 def _staging(results: Path) -> Iterator[Path]:
-    """A folder on the same disk, gone in the end."""
+    """Create a temporary folder on the same disk."""
     path = Path(tempfile.mkdtemp(prefix=".import-", dir=results))
     try:
         yield path
@@ -126,7 +126,7 @@ def _staging(results: Path) -> Iterator[Path]:
 
 
 def _extract(content: bytes, source: str, folder: Path) -> None:
-    """Write the files of an archive into one folder per run; a name that is none of a record's is refused."""
+    """Write the files of an archive into one folder per run; refuse files that do not belong to records."""
     total = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
@@ -137,19 +137,19 @@ def _extract(content: bytes, source: str, folder: Path) -> None:
                     raise ConfigError(f"{source}: {member.name!r} is refused: {what}; nothing was imported")
                 file = folder / named["run"] / named["file"]
                 if file.exists():
-                    raise ConfigError(f"{source}: {member.name!r} is there twice; nothing was imported")
+                    raise ConfigError(f"{source}: {member.name!r} occurs twice; nothing was imported")
                 file.parent.mkdir(exist_ok=True)
                 read = tar.extractfile(member)
                 file.write_bytes(read.read() if read else b"")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{source}: not an archive of records, or damaged ({error}); fetch it again") from None
+        raise ConfigError(f"{source}: not an archive of records, or damaged ({error}); download it again") from None
 
 
 def _is_there(path: Path, target: Path, source: str) -> bool:
-    """Whether a run of an archive is in its place already.
+    """Whether a run of an archive exists already.
 
     Raises:
-        RunError: the run in the archive is no complete one, or another one has its place.
+        RunError: the run in the archive is not complete, or a different run exists in its place.
     """
     if lacking := [name for name in FILES if not (path / name).exists()]:
         raise RunError(f"{source}: run {path.name} has no {lacking[0]}; nothing was imported")

@@ -1,4 +1,4 @@
-"""Small work that goes on beside the main thread."""
+"""Small background tasks beside the main thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeatedly(work: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call ``work`` from a thread every so many seconds, for as long as the context lasts."""
+    """Call ``work`` from a thread every ``every_s`` seconds while the context is open."""
     done = threading.Event()
 
     def loop() -> None:

@@ -1,4 +1,4 @@
-"""The files of a run as it writes them: it begins, goes on, ends or fails, and is taken up again after a kill."""
+"""A run's files, from start to end or failure, including resumption after a kill."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ class RunFolder:
     """One run on disk.
 
     Args:
-        path: its folder; made by ``open``.
-        heartbeat_s: seconds between updates of ``record.json`` while the run goes on.
+        path: its folder; created by ``open``.
+        heartbeat_s: seconds between updates of ``record.json`` while the run is running.
     """
 
     def __init__(self, path: str | Path, heartbeat_s: float = 5.0) -> None:
@@ -59,11 +59,11 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep every other process out of this run, and let its heart beat, while the context is open."""
+        """Lock the run against other processes and keep its heartbeat while the context is open."""
 
         def live() -> None:
             if self._record.get("status") == "running":
-                with suppress(OSError):  # the run itself will meet the full disk
+                with suppress(OSError):  # the run itself reports a full disk
                     self.beat()
 
         with run_lock(self.path), repeatedly(live, self.heartbeat_s):
@@ -71,14 +71,14 @@ class RunFolder:
 
     @property
     def opened(self) -> bool:
-        """Whether the run has begun: its record is kept by ``open``."""
+        """Whether the run's record has been opened by ``open``."""
         return bool(self._record)
 
     def discard(self) -> None:
-        """Delete what a run has left, so that it starts over; nothing happens where there is no run.
+        """Delete the run's files, so that it starts over; does nothing if there are none.
 
         Raises:
-            RunLocked: a process works on it.
+            RunLocked: a process is working on it.
         """
         if not self.path.is_dir():
             return
@@ -88,7 +88,7 @@ class RunFolder:
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
     def forget(self) -> None:
-        """Remove the folder of a run that never began: one that holds nothing but its lock."""
+        """Remove the folder of a run that never started, i.e. one with nothing but its lock."""
         with suppress(OSError):
             if {file.name for file in self.path.iterdir()} <= {LOCK}:
                 (self.path / LOCK).unlink(missing_ok=True)
@@ -96,29 +96,29 @@ class RunFolder:
 
     @property
     def rows_digest(self) -> str:
-        """SHA-256 of the rows so far, as the run has written them: a checkpoint's, so that it knows them again."""
+        """SHA-256 of the rows written so far, stored in checkpoints to recognise them."""
         return self._rows.hexdigest()
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a checkpoint says of where it comes from."""
+        """Return a checkpoint's information about its origin."""
         return {key: self._record[key] for key in ("run_id", "partition_hash", "code_version")}
 
     def open(self, run: Run, facts: Mapping[str, Any] | None = None) -> None:
-        """Start the record, or take up that of an interrupted run (then ``rewind`` comes next).
+        """Start the record, or continue that of an interrupted run (call ``rewind`` next).
 
         Args:
-            run: what is run.
-            facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram``
-                (int ``[clients, classes]``); further keys are recorded as they are. ``None``: not known yet.
+            run: the run.
+            facts: ``partition_hash`` (str), ``data_sha256`` ({file: digest}) and ``labelled_histogram`` (int
+                ``[clients, classes]``); further keys are recorded unchanged. ``None``: not known yet.
 
         Raises:
-            RunError: the folder holds another run, or the interrupted run had other defaults, another partition or
-                other data.
+            RunError: the folder belongs to another run, or the interrupted run had different defaults, a different
+                partition or different data.
         """
         config = run.config
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.glob(".*.tmp"):  # by a write that a kill interrupted
+        for left in self.path.glob(".*.tmp"):  # left by a killed write
             left.unlink(missing_ok=True)
         before = self.record() if (self.path / "record.json").exists() else None
         facts = finite(dict(facts or {}))
@@ -163,13 +163,13 @@ class RunFolder:
         self._write()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add an evaluated round; it is on disk when this returns.
+        """Append an evaluated round; it is on disk on return.
 
         Args:
             row: ``round`` (int), metrics and other means (floats), counts (ints), ``timing`` (wall-clock).
 
         Raises:
-            RunError: ``round`` does not come after the last one.
+            RunError: ``round`` is not after the last one.
         """
         if row["round"] <= self._last:
             raise RunError(f"{self.path}: round {row['round']} after {self._last}; rewind before resuming")
@@ -185,33 +185,33 @@ class RunFolder:
         self.beat(self._last + 1)
 
     def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
-        """Forget rows of ``next_round`` and later, and, where that is all, the code that made them.
+        """Drop the rows from ``next_round`` on and, if none is left, the recorded code versions.
 
         Args:
-            next_round: the round that the run continues with.
-            rows_digest: that of the rows before it, as its checkpoint knows it; ``None``: it does not.
+            next_round: the round to continue with.
+            rows_digest: digest of the rows before it from the checkpoint; ``None``: unknown.
 
         Raises:
-            RunError: an evaluated round before ``next_round`` has no row, or the rows before it are others.
+            RunError: an evaluated round before ``next_round`` has no row, or the rows before it have changed.
         """
         before = [row for row in self.rows() if row["round"] < next_round]
         every, found = self._record["config"]["eval_every"], {row["round"] for row in before}
         if lost := [n for n in range(next_round) if (n + 1) % every == 0 and n not in found]:
             raise RunError(
                 f"{self.path}: the run was at round {next_round}, but metrics.jsonl has no row of round {lost[0]}; "
-                "bring the file back, or delete the folder to start over"
+                "restore the file, or delete the folder to start over"
             )
         if rows_digest is not None and _digest_of(before) != rows_digest:
             raise RunError(
-                f"{self.path / 'metrics.jsonl'}: the rows before round {next_round} are not those that the run had "
-                "written when its checkpoint was saved; bring the file back, or delete the folder to start over"
+                f"{self.path / 'metrics.jsonl'}: the rows before round {next_round} differ from those written when the "
+                "checkpoint was saved; restore the file, or delete the folder to start over"
             )
         self._keep(next_round)
         if next_round == 0:
             self._record["environment"]["code_versions"] = [self._record["code_version"]]
 
     def _keep(self, next_round: int) -> None:
-        """Leave out rows of ``next_round`` and later, and a last line that a kill has torn."""
+        """Remove rows from ``next_round`` on, and a last line torn by a kill."""
         kept = [row for row in self.rows() if row["round"] < next_round]
         lines = "".join(map(_line, kept))
         write_atomic(self.path / "metrics.jsonl", lines)
@@ -220,7 +220,7 @@ class RunFolder:
         self._record |= _sent(kept[-1] if kept else {})
 
     def rows(self) -> list[Row]:
-        """Evaluated rounds so far.
+        """Return the rounds evaluated so far.
 
         Raises:
             RunError: a line other than the last is damaged.
@@ -228,18 +228,18 @@ class RunFolder:
         return read_rows(self.path)
 
     def record(self) -> Record:
-        """The record on disk, validated."""
+        """Read and validate the record on disk."""
         return read_record(self.path)
 
     def beat(self, rounds_done: int | None = None) -> None:
-        """Note that the run is alive (``timing.updated``), at most every ``heartbeat_s`` seconds."""
+        """Record a heartbeat (``timing.updated``), at most every ``heartbeat_s`` seconds."""
         if rounds_done is not None:
             self._record["rounds"]["done"] = rounds_done
         if time.monotonic() - self._written >= self.heartbeat_s:
             self._write()
 
     def saved(self, rounds: int) -> None:
-        """Note that the run would continue after so many rounds: those in its checkpoint."""
+        """Record the number of rounds in the checkpoint, from which the run would continue."""
         self._record["timing"]["saved_rounds"] = rounds
         self._write()
 
@@ -248,24 +248,25 @@ class RunFolder:
     ) -> Record:
         """Compute the readings from the rows, write the complete record and return it.
 
-        The digest also covers what no row tells:
+        The digest also covers values that are in no row:
 
         Args:
             averaged: the reading of the averaged model.
-            confusion: of the last round's model, test images by true class (lines) and predicted one; a line is
-                recorded as one text, as in ``class_counts``.
+            confusion: confusion matrix of the last round's model, test images by true class (rows) and predicted class;
+            a
+                row is recorded as one text, as in ``class_counts``.
 
         Raises:
-            RunError: the last round has not been evaluated, or the rows are not those that the run has written.
+            RunError: the last round has not been evaluated, or the rows are not those that the run wrote.
         """
         rows, total = self.rows(), self._record["rounds"]["total"]
         if _digest_of(rows) != self.rows_digest:
             raise RunError(
-                f"{self.path / 'metrics.jsonl'}: the rows are not those that the run has written; bring the file back, "
-                "or delete the folder to start over"
+                f"{self.path / 'metrics.jsonl'}: the rows are not those that the run wrote; restore the file, or "
+                "delete the folder to start over"
             )
         if not rows or rows[-1]["round"] != total - 1:
-            raise RunError(f"{self.path}: the last of {total} rounds has no row; the run is not finished")
+            raise RunError(f"{self.path}: the last of {total} rounds has no row, so the run is not finished")
         self._record |= readings(rows, self._record["config"]["last_k"])
         self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
         self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
@@ -279,13 +280,13 @@ class RunFolder:
         return self._record
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:
-        """Keep the traceback in the record; ``run`` opens it if it failed before it was opened.
+        """Store the traceback in the record; ``run`` opens the record if the failure came first.
 
-        Where nothing can be written (a full disk, a read-only folder) the record stays as it is: the caller has an
-        error to report that matters more.
+        If nothing can be written (full disk, read-only folder), the record stays unchanged: the caller has a more
+        important error to report.
         """
         if not self._record and run is not None:
-            with suppress(RunError, OSError):  # what cannot be opened keeps the record it has
+            with suppress(RunError, OSError):  # if it cannot be opened, it keeps its record
                 self.open(run)
         if self._record:
             self._record["error"] = "".join(traceback.format_exception(error))
@@ -314,12 +315,12 @@ class RunFolder:
             if key in facts and before[key] is not None and before[key] != facts[key]:
                 raise RunError(
                     f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
-                    "bring the old data back, or delete the folder to start over"
+                    "restore the old data, or delete the folder to start over"
                 )
 
 
 def _sent(row: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes up to and with a row."""
+    """Return the bytes up to and including a row."""
     return {key: row.get(key, 0) for key in ("bytes_up", "bytes_down")}
 
 
@@ -329,12 +330,12 @@ def method_source(run: Run) -> str | None:
 
 
 def _runtime(run: Run) -> dict[str, Any]:
-    """How the run was executed, without the folders of the machine and accounts elsewhere: records are shared."""
+    """How the run was executed, without local folders and accounts, since records are shared."""
     return {k: v for k, v in asdict(run.config.runtime).items() if not (k.endswith("_dir") or k.startswith("wandb_"))}
 
 
 def _digest_of(rows: Sequence[Row]) -> str:
-    """``RunFolder.rows_digest`` of rows that were read."""
+    """``RunFolder.rows_digest`` for rows read from disk."""
     return hashlib.sha256("".join(map(_line, rows)).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""One process per run folder: a lock that the kernel releases when its holder dies, however it dies."""
+"""One process per run folder: a lock that the kernel releases when its holder dies."""
 
 import fcntl
 import json
@@ -17,21 +17,21 @@ from benchmark.files import read_text, regular
 from datamodules.common.errors import RunError
 
 NAME = "run.lock"
-TRIES, PAUSE_S = 20, 0.01  # one who only looks (``locked``) is in the way for an instant
-FRESH_S = 120.0  # a run on a machine whose locks we cannot see counts as alive for so long after a sign of life
+TRIES, PAUSE_S = 20, 0.01  # retries, since ``locked`` holds the lock for an instant
+FRESH_S = 120.0  # time after its last heartbeat during which a run on another host counts as alive
 
 
 class RunLocked(RunError):
-    """Another process works on the run."""
+    """Another process is working on the run."""
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process; a lock left behind by a dead process is taken over.
+    """Lock ``folder`` for this process; a lock left by a dead process is taken over.
 
     Raises:
-        RunLocked: another living process holds it, here or on another machine; the message names its pid and host.
-        RunError: the folder cannot be written.
+        RunLocked: another live process holds it, here or on another host; the message names its pid and host.
+        RunError: the folder is not writable.
     """
     handle = _acquired(folder)
     if handle is None:
@@ -51,19 +51,19 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def locked(folder: Path) -> bool:
-    """Whether a living process (that this machine can see) holds the folder."""
+    """Whether a live process (visible from this host) holds the folder."""
     try:
         handle = regular(folder / NAME, os.O_RDONLY)
-    except OSError:  # there is none, or none that we may look at
+    except OSError:  # missing or not readable
         return False
     try:
-        return not _try(handle, fcntl.LOCK_SH)  # shared: two who look at once do not see each other
+        return not _try(handle, fcntl.LOCK_SH)  # shared, so that two simultaneous checks do not see each other
     finally:
         os.close(handle)
 
 
 def holder(folder: Path) -> dict[str, Any]:
-    """``pid`` and ``host`` of the last holder; empty after an orderly release."""
+    """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
     try:
         return dict(json.loads(read_text(folder / NAME)))
     except (OSError, ValueError):
@@ -71,10 +71,10 @@ def holder(folder: Path) -> dict[str, Any]:
 
 
 def alive_elsewhere(folder: Path) -> bool:
-    """Whether the last holder is on another machine, whose locks may not reach us, and has shown life lately.
+    """Whether the last holder is on a host whose locks we cannot see, with a recent heartbeat.
 
-    It took the lock, or wrote into the record of its run. A time in the future counts as little as one long ago: its
-    clock is wrong, or ours.
+    A heartbeat is taking the lock, or writing the record of the run. Times in the future do not count: one of the
+    clocks is wrong.
     """
     here = socket.gethostname()
     if holder(folder).get("host", here) == here:
@@ -82,7 +82,7 @@ def alive_elsewhere(folder: Path) -> bool:
     times = []
     with suppress(OSError):
         times.append((folder / NAME).stat().st_mtime)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or none that can be read
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or unreadable record
         record = json.loads(read_text(folder / "record.json"))
         if record["status"] == "running":
             times.append(datetime.fromisoformat(record["timing"]["updated"]).timestamp())
@@ -97,15 +97,15 @@ def _locked_by(owner: dict[str, Any], folder: Path) -> RunLocked:
 
 
 def _acquired(folder: Path) -> int | None:
-    """The open lock file of a folder, which this process holds now; ``None`` if another one does."""
+    """Acquire a folder's lock and return the open lock file; ``None`` if another process holds it."""
     for _ in range(TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             handle = regular(folder / NAME, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise RunError(
-                f"{folder / NAME}: a run cannot write there ({error.strerror}); make the folder writable, remove what "
-                "is in the way, or give another --results_dir"
+                f"{folder / NAME}: cannot be written ({error.strerror}); make the folder writable, remove what "
+                "blocks it, or give another --results_dir"
             ) from None
         if _try(handle, fcntl.LOCK_EX) and _is_there(handle, folder / NAME):
             return handle
@@ -115,7 +115,7 @@ def _acquired(folder: Path) -> int | None:
 
 
 def _is_there(handle: int, path: Path) -> bool:
-    """Whether the open file is the one of this name: its last holder may have removed it, and others made another."""
+    """Whether the open file is still the one at ``path``, and not one removed and recreated meanwhile."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:

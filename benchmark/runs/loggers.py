@@ -1,4 +1,4 @@
-"""Lightning's loggers beside a run's own files, and the mirror in Weights & Biases; neither ever breaks a run."""
+"""Lightning loggers beside a run's own files, and the mirror in Weights & Biases; neither can break a run."""
 
 import netrc
 import os
@@ -25,19 +25,19 @@ LOGGERS: Mapping[str, Callable[..., Logger]] = {"csv": CSVLogger, "tensorboard":
 
 
 def names(given: str | None) -> list[str]:
-    """Names separated by commas."""
+    """Split names separated by commas."""
     return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
 def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
-    """The loggers that ``--logger`` names, for ``Fabric``; ``wandb`` is the mirror's.
+    """Create the loggers named by ``--logger`` for ``Fabric``, except ``wandb`` (see ``Mirror``).
 
     Args:
         given: ``csv``, ``tensorboard`` and ``wandb``, separated by commas.
-        folder: the run's; each writes into a folder of its own in it.
+        folder: folder of the run; each logger writes to its own subfolder.
 
     Raises:
-        ConfigError: an unknown name, or a logger whose package is missing.
+        ConfigError: a name is unknown, or a logger's package is missing.
     """
     made = []
     for name in names(given):
@@ -53,39 +53,39 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
 
 
 def callback_classes(given: str | None) -> dict[str, type[Callback]]:
-    """The Lightning callbacks that ``--callbacks`` names by dotted paths.
+    """The Lightning callbacks given to ``--callbacks`` as dotted paths.
 
     Raises:
-        ConfigError: one cannot be imported, or is no Lightning callback.
+        ConfigError: one cannot be imported, or is not a Lightning callback.
     """
     found = {path: plugin(path, f"--callbacks {path}") for path in names(given)}
     for path, cls in found.items():
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
-            raise ConfigError(f"--callbacks {path}: this is no subclass of lightning.pytorch.Callback")
+            raise ConfigError(f"--callbacks {path}: this is not a subclass of lightning.pytorch.Callback")
     return found
 
 
 def callbacks(given: str | None) -> list[Callback]:
-    """Instances of them.
+    """Create the Lightning callbacks given to ``--callbacks``.
 
     Raises:
-        ConfigError: as ``callback_classes`` does, or one cannot be made without arguments.
+        ConfigError: as ``callback_classes`` does, or one cannot be created without arguments.
     """
     made = []
     for path, cls in callback_classes(given).items():
         try:
             made.append(cls())
         except Exception as error:
-            raise ConfigError(f"--callbacks {path}: {error}; it has to work without arguments") from None
+            raise ConfigError(f"--callbacks {path}: {error}; it must work without arguments") from None
     return made
 
 
 def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
-    """The mode meant by ``off``, ``offline``, ``online`` or ``auto``.
+    """Resolve ``off``, ``offline``, ``online`` or ``auto`` to a mode.
 
-    ``auto`` follows ``WANDB_MODE`` where it is set. Otherwise scale ``quick`` is not mirrored (starting W&B
-    takes longer than such a run), and other scales are online where W&B knows a key; without one nothing is written,
-    unless W&B was ``asked`` for otherwise: then it is online with a key and offline without, at every scale.
+    ``auto`` follows ``WANDB_MODE`` if it is set. Otherwise scale ``quick`` is not mirrored (starting W&B takes longer
+    than such a run), and other scales are online if W&B has a key and off without one. If W&B was explicitly ``asked``
+    for, it is online with a key and offline without, at every scale.
     """
     modes: dict[str, Mode] = {"off": "off", "disabled": "off", "offline": "offline", "online": "online"}
     default: Mode = "offline" if asked else "off"
@@ -96,9 +96,9 @@ def choose_mode(wanted: str, scale: str, asked: bool = False) -> Mode:
 
 
 def mirror_run(run: Run, path: Path) -> "Mirror":
-    """The mirror of a run whose folder is ``path``; resumes as the same run.
+    """Create the mirror of a run in folder ``path``; resumes the same W&B run.
 
-    ``--logger wandb`` asks for it at scale quick, too.
+    With ``--logger wandb`` scale quick is mirrored, too.
     """
     config = run.config
     asked = "wandb" in names(config.runtime.logger)
@@ -120,7 +120,7 @@ def mirror_tables(
 
 
 def _place(runtime: Runtime, scale: str) -> dict[str, Any]:
-    """Where a run is filed in W&B; what is ``None`` comes from W&B's own environment variables."""
+    """Project and group of a run in W&B; ``None`` leaves a value to W&B's environment variables."""
     return {
         "project": runtime.wandb_project or os.environ.get("WANDB_PROJECT") or PROJECT,
         "entity": runtime.wandb_entity,
@@ -132,13 +132,12 @@ def _place(runtime: Runtime, scale: str) -> dict[str, Any]:
 class Mirror:
     """One W&B run, or nothing at all.
 
-    The first failure of any kind is reported as a warning and switches the mirror off. An offline run, at which nobody
-    looks meanwhile, starts with the first thing that it has to hold: importing and starting W&B takes longer than the
-    first rounds of many runs.
+    The first failure of any kind is reported as a warning and switches the mirror off. An offline run starts lazily
+    with its first content, since importing and starting W&B takes longer than the first rounds of many runs.
 
     Args:
         mode: ``off``, ``offline`` (files under ``folder/wandb``, for ``wandb sync``) or ``online``.
-        folder: where wandb keeps its files.
+        folder: folder for wandb's files.
         init: further arguments of ``wandb.init``.
     """
 
@@ -157,13 +156,13 @@ class Mirror:
         self.close(exit_code=0 if error is None else 1)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Mirror an evaluated round, which is the step in W&B, too."""
+        """Mirror an evaluated round; the round is the step in W&B."""
         values = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "round"}
         values |= {f"timing/{k}": v for k, v in row.get("timing", {}).items()}
         self._do(lambda logger: logger.experiment.log(values, step=row["round"], commit=True))
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Mirror the readings of a complete run as its summary, each number (``best/acc``), and its matrix."""
+        """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix."""
         readings = {
             f"{reading}/{name}": value
             for reading in ("final", "best", "last_k_mean", "averaged")
@@ -185,7 +184,7 @@ class Mirror:
         self._do(send)
 
     def figures(self, figures: Mapping[str, Any]) -> None:
-        """Mirror matplotlib's figures as images, by name."""
+        """Mirror matplotlib figures as images, by name."""
 
         def send(logger: Any) -> None:
             import wandb
@@ -196,7 +195,7 @@ class Mirror:
             self._do(send)
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish the W&B run; another ``exit_code`` than 0 marks it as failed."""
+        """Finish the W&B run; a nonzero ``exit_code`` marks it as failed."""
         self._later = None
         self._do(lambda logger: logger.experiment.finish(exit_code=exit_code))
         self._logger = None
@@ -222,11 +221,11 @@ class Mirror:
             action()
         except Exception as error:
             self._logger = None
-            warnings.warn(f"the W&B mirror is off, the run goes on: {error}", stacklevel=4)
+            warnings.warn(f"the W&B mirror is off, the run continues: {error}", stacklevel=4)
 
 
 def _confusion(lines: Sequence[str]) -> Any:
-    """The matrix of a record as W&B's own chart of one."""
+    """Convert a record's confusion matrix to a W&B chart."""
     import wandb
 
     matrix = [[int(count) for count in line.split()] for line in lines]
@@ -246,5 +245,5 @@ def _has_key() -> bool:
     try:
         host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
         return host in netrc.netrc(os.environ.get("NETRC")).hosts
-    except (OSError, ValueError, netrc.NetrcParseError):  # no file, or an address or a file that makes no sense
+    except (OSError, ValueError, netrc.NetrcParseError):  # no file, or an invalid address or file
         return False

@@ -1,4 +1,4 @@
-"""Scores of a classifier on a test set: as a whole, by class, and for clients with other shares of classes."""
+"""Metrics of a classifier on a test set: overall, by class, and for clients with different class shares."""
 
 from collections.abc import Sequence
 from math import ceil, log
@@ -12,14 +12,15 @@ from datamodules.common.errors import NOT_FINITE, DataError, RunError
 
 
 def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
-    """What follows from the shares of selected and of correctly selected pseudo-labels ((FL)2, Fig. 3).
+    """Derive metrics from the shares of selected and correctly selected pseudo-labels ((FL)2, Fig. 3).
 
     Args:
         selected: selected / all, in [0, 1].
-        correct: selected and right / all.
+        correct: selected and correct / all.
 
     Returns:
-        ``wrong`` / all; ``accuracy`` = correct / selected and ``correct_per_wrong``, left out where they divide by 0.
+        ``wrong`` / all; ``accuracy`` = correct / selected and ``correct_per_wrong``, left out if they would divide by
+        0.
     """
     wrong = selected - correct
     shares = {"wrong": wrong}
@@ -31,15 +32,15 @@ def pseudo_label_shares(selected: float, correct: float) -> dict[str, float]:
 
 
 def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) -> dict[str, Any]:
-    """What follows from those shares by class (as labelled).
+    """Derive metrics from those shares by class (as labelled).
 
     Args:
-        selected: images selected under each class / all images, ``[C]``.
-        correct: those among them that are right / all images, ``[C]``.
+        selected: images selected with each class / all images, ``[C]``.
+        correct: correct ones among them / all images, ``[C]``.
 
     Returns:
-        ``accuracy_by_class`` = correct / selected, ``None`` where nothing was selected, and ``balance``: the entropy of
-        the selected classes over log C; 1 for equal shares, 0 for one class alone, left out if nothing was selected.
+        ``accuracy_by_class`` = correct / selected, ``None`` if nothing was selected, and ``balance``: the entropy of
+        the selected classes over log C; 1 for equal shares, 0 for a single class, left out if nothing was selected.
     """
     accuracy = [round(c / s, 6) if s else None for s, c in zip(selected, correct, strict=True)]
     total = sum(selected)
@@ -48,11 +49,11 @@ def pseudo_label_classes(selected: Sequence[float], correct: Sequence[float]) ->
 
 
 class Scores(NamedTuple):
-    """What ``scores`` finds.
+    """Result of ``scores``.
 
     Args:
         metrics: see ``classification_metrics``.
-        confusion: samples by true class (lines) and most probable class (columns), int64 [C, C].
+        confusion: samples by true class (rows) and most probable class (columns), int64 [C, C].
     """
 
     metrics: dict[str, float]
@@ -60,13 +61,13 @@ class Scores(NamedTuple):
 
 
 def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, AUC, precision and recall in percent, as the RSCFed tables report them.
+    """Accuracy, AUC, precision and recall in percent, as reported in RSCFed's tables.
 
-    * ``acc``: share of samples whose most probable class is right;
+    * ``acc``: share of samples whose most probable class is correct;
     * ``auc``: exact area under the one-vs-rest ROC curve, unweighted mean over the classes that occur in
-      ``labels`` (the others have no such curve); NaN if only one class occurs;
+      ``labels`` (others have no such curve); NaN if only one class occurs;
     * ``precision``, ``recall``: unweighted means over the classes that occur in labels or predictions. A
-      class that is never predicted has precision 0, one that never occurs has recall 0. So recall is the
+      class that is never predicted has precision 0, one that never occurs has recall 0. Recall is the
       balanced accuracy if every class occurs.
 
     Args:
@@ -74,14 +75,14 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
         labels: true classes [N], int64, on the same device.
 
     Raises:
-        DataError: shapes that do not fit, no sample, or labels outside 0..C-1.
-        RunError: probabilities that are not finite or not in [0, 1].
+        DataError: shapes do not match, there is no sample, or labels are outside 0..C-1.
+        RunError: probabilities are not finite or not in [0, 1].
     """
     return scores(probs, labels).metrics
 
 
 def scores(probs: Tensor, labels: Tensor) -> Scores:
-    """``classification_metrics`` with the confusion matrix from which all but the AUC follow; same arguments."""
+    """Compute ``classification_metrics`` and the confusion matrix (same arguments)."""
     _check(probs, labels)
     classes = probs.shape[1]
     confusion = multiclass_confusion_matrix(probs.argmax(dim=1), labels, classes, validate_args=False)
@@ -97,28 +98,28 @@ def scores(probs: Tensor, labels: Tensor) -> Scores:
 
 
 def class_accuracies(confusion: Tensor) -> Tensor:
-    """Share of each class's samples that are classified right, in percent, float64 [C]; NaN for a class without any.
+    """Compute the accuracy on each class in percent, float64 [C]; NaN for a class without samples.
 
     Args:
-        confusion: of ``scores``.
+        confusion: see ``Scores``.
     """
     return 100.0 * confusion.diagonal().double() / confusion.sum(dim=1)
 
 
 def client_accuracies(by_class: Tensor, counts: Tensor) -> dict[str, float]:
-    """What accuracies by class mean for clients that hold the classes in other shares than the test set, in percent.
+    """Convert accuracies by class to accuracies of clients with other class shares than the test set, in percent.
 
-    A client's accuracy weighs the classes as its own images do: the accuracy to expect on test images with its shares
-    of classes, as in FedRoD (Chen and Chao, ICLR 2022). It is that of the global model. Classes that the test set lacks
-    are left out, and so are clients that hold nothing else.
+    A client's accuracy weights the classes by its own images: the expected accuracy of the global model on test images
+    with the client's class shares, as in FedRoD (Chen and Chao, ICLR 2022). Classes that are not in the test set are
+    left out, and so are clients that have no others.
 
     Args:
         by_class: ``class_accuracies``, [C].
         counts: images per client and class, labelled or not, [K, C].
 
     Returns:
-        ``acc_clients``: mean over the clients; ``acc_worst_clients``: mean over the worst tenth of them, one at least,
-        as q-FFL reports it (Li et al., ICLR 2020). Nothing where no client is left.
+        ``acc_clients``: mean over the clients; ``acc_worst_clients``: mean over the worst tenth (at least one), as in
+        q-FFL (Li et al., ICLR 2020). Empty if no client is left.
     """
     known = by_class.isfinite()
     held = counts[:, known].double()
@@ -133,7 +134,7 @@ def client_accuracies(by_class: Tensor, counts: Tensor) -> dict[str, float]:
 def _check(probs: Tensor, labels: Tensor) -> None:
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
         raise DataError(
-            f"metrics: probabilities {list(probs.shape)} and labels {list(labels.shape)} do not fit; "
+            f"metrics: probabilities {list(probs.shape)} and labels {list(labels.shape)} do not match; "
             "give [N, C] and [N] with N > 0"
         )
     classes = probs.shape[1]
@@ -150,7 +151,7 @@ def _check(probs: Tensor, labels: Tensor) -> None:
 
 
 def _auc(probs: Tensor, labels: Tensor) -> Tensor:
-    # A curve needs the column of its own class only, so dropping absent classes changes no other curve.
+    # A curve uses only its own class's column, so dropping absent classes does not change the others.
     present, renumbered = torch.unique(labels, return_inverse=True)
     if len(present) < 2:
         return torch.tensor(torch.nan)
@@ -158,7 +159,7 @@ def _auc(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """``part / whole`` in float32, 0 where the whole is empty."""
+    """``part / whole`` in float32, 0 where the whole is 0."""
     return part.float() / torch.where(whole == 0, 1, whole).float()
 
 

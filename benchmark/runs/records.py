@@ -1,11 +1,11 @@
-"""The files of a run, which are the truth about it: ``config.yaml``, ``metrics.jsonl`` and ``record.json``.
+"""Reading and checking a run's files: ``config.yaml``, ``metrics.jsonl`` and ``record.json``.
 
-Wall-clock values live under keys named ``timing``, hardware and versions under ``environment``; with these
-two removed, two runs of one configuration and one code version give the same bytes.
+Wall-clock values are under keys named ``timing``, hardware and versions under ``environment``; without these two, two
+runs of the same configuration and code version give the same bytes.
 
-The readings of a complete record follow from its rows and are checked against them whenever it is read. Since schema 2
-its ``digest`` also covers everything else in the record and in the rows but those two keys. That finds damage and
-slips; whoever wants to forge a record can compute a digest, too.
+The readings of a complete record follow from its rows and are checked against them on every read. Since schema 2 its
+``digest`` also covers everything else in the record and the rows except those two keys. It detects damage and
+accidental edits, not forgery: anybody can compute a digest.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from datamodules.common.errors import RunError
 SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
-AVERAGED = "averaged"  # a further reading, of the runs that have ``average_last``
-BY_CLASS = "acc_by_class"  # the one list among the metrics of a row
-READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # ``report``'s words
+AVERAGED = "averaged"  # additional reading of runs with ``average_last``
+BY_CLASS = "acc_by_class"  # the only list among a row's metrics
+READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # values of ``report``
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
-RESTORE = "bring the file back as the run wrote it, or delete the folder to start over"
-TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` that surely hold its last row
+RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
+TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` sure to contain its last row
 
 Row = dict[str, Any]
 Record = dict[str, Any]
@@ -76,7 +76,7 @@ class _Timing(BaseModel):
 
 
 class _Row(BaseModel):
-    """What every row has, and the columns that more than a table or a plot rests on."""
+    """Required columns of a row, and optional ones that the code relies on."""
 
     model_config = ConfigDict(strict=True)
     round: Count
@@ -89,9 +89,9 @@ class _Row(BaseModel):
 
 
 def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
-    """``final``, ``best`` (round of highest ``acc`` after the warm-up, the earliest of equals) and ``last_k_mean``.
+    """Compute ``final``, ``best`` (earliest round of highest ``acc`` after the warm-up) and ``last_k_mean``.
 
-    The metrics are the float entries of a row, and ``acc_by_class``. ``last_k_mean`` averages the rows among the last
+    The metrics are a row's float entries and ``acc_by_class``. ``last_k_mean`` averages the rows among the last
     ``last_k`` rounds, each metric over the rows that have it.
     """
     final, last = rows[-1], rows[-1]["round"]
@@ -108,11 +108,12 @@ def readings(rows: Sequence[Row], last_k: int) -> dict[str, dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out.
+    """Read the rows of ``metrics.jsonl`` in a run's folder; a torn last line is left out.
 
     Raises:
-        RunError: the file cannot be read, a line before the last is no row, a row lacks what every row has or holds it
-            in another type, or its round does not come after that of the row before.
+        RunError: the file cannot be read, a line before the last is not a row, a row lacks a required column or has one
+        of
+            the wrong type, or its round is not after that of the previous row.
     """
     file = path / "metrics.jsonl"
     try:
@@ -130,7 +131,7 @@ def read_rows(path: Path) -> list[Row]:
         try:
             _Row.model_validate(row)
         except ValidationError as error:
-            raise RunError(f"{file}: line {number} is no row of a run: {problem(error)}; {RESTORE}") from None
+            raise RunError(f"{file}: line {number} is not a row of a run: {problem(error)}; {RESTORE}") from None
         if rows and row["round"] <= rows[-1]["round"]:
             raise RunError(f"{file}: line {number} has round {row['round']} after round {rows[-1]['round']}; {RESTORE}")
         rows.append(row)
@@ -138,7 +139,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def last_row(path: Path) -> Row | None:
-    """The last whole row of ``metrics.jsonl``, without reading the others; ``None`` if it cannot be read."""
+    """Read the last complete row of ``metrics.jsonl`` only; ``None`` if it cannot be read."""
     try:
         with open(path / "metrics.jsonl", "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -148,15 +149,15 @@ def last_row(path: Path) -> Row | None:
 
 
 def code_versions(record: Record) -> list[str]:
-    """All versions of the code that took part in a run; several where another one continued it."""
+    """Return all code versions of a run; several if it was continued with another version."""
     return list(record["environment"].get("code_versions", [record["code_version"]]))
 
 
 def read_record(path: Path) -> Record:
-    """The validated ``record.json`` in a run's folder; a complete one is checked against its rows.
+    """Read and validate ``record.json`` in a run's folder; a complete one is checked against its rows.
 
     Raises:
-        RunError: missing, not JSON, not a record, or not what the run has written.
+        RunError: missing, not JSON, not a record, or not as the run wrote it.
     """
     file = path / "record.json"
     if not os.path.lexists(file):
@@ -172,11 +173,11 @@ def read_record(path: Path) -> Record:
 
 
 def digest(record: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """SHA-256 of a record and its rows as canonical JSON, without itself and what two equal runs may differ in.
+    """SHA-256 of a record and its rows as canonical JSON, without itself and what may differ between equal runs.
 
     Args:
         record: the record.
-        rows: rows of ``metrics.jsonl``, as they are read.
+        rows: rows of ``metrics.jsonl`` as read.
     """
     bare = {key: value for key, value in record.items() if key != "digest"}
     text = json.dumps([without_clock(bare), without_clock(list(rows))], sort_keys=True, separators=(",", ":"))
@@ -184,12 +185,12 @@ def digest(record: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def _check_rows(record: Record, path: Path) -> None:
-    """See that a complete record says what its rows say.
+    """Check that a complete record agrees with its rows.
 
     Raises:
-        RunError: a row is missing or was changed, or the record was.
+        RunError: a row is missing, or a row or the record was changed.
     """
-    remedy = "bring both files back as the run wrote them, or delete the folder to run it again"
+    remedy = "restore both files as the run wrote them, or delete the folder to run it again"
     rows = read_rows(path)
     try:
         last, found = record["rounds"]["total"] - 1, readings(rows, record["config"]["last_k"])
@@ -197,7 +198,7 @@ def _check_rows(record: Record, path: Path) -> None:
     except (LookupError, TypeError, AttributeError):
         complete, found = False, {}
     if not complete:
-        raise RunError(f"{path / 'metrics.jsonl'}: rows are missing, or are no rows of this run; {remedy}")
+        raise RunError(f"{path / 'metrics.jsonl'}: rows are missing, or do not belong to this run; {remedy}")
     for name, reading in found.items():
         told = record[name]
         if wrong := [key for key in {**reading, **told} if reading.get(key) != told.get(key)]:
@@ -206,7 +207,7 @@ def _check_rows(record: Record, path: Path) -> None:
                 f"{reading.get(wrong[0])}; {remedy}"
             )
     if record["schema_version"] > 1 and record.get("digest") != digest(record, rows):
-        raise RunError(f"{path}: record.json or metrics.jsonl is not what the run wrote: the digest differs; {remedy}")
+        raise RunError(f"{path}: record.json or metrics.jsonl is not as the run wrote it: the digest differs; {remedy}")
 
 
 def validate(record: Mapping[str, Any], where: str) -> None:
@@ -224,12 +225,12 @@ def validate(record: Mapping[str, Any], where: str) -> None:
         part: Any = record
         for name in place.split("."):
             part = part.get(name) if isinstance(part, Mapping) else None
-        if isinstance(part, Mapping):  # otherwise that has been said
+        if isinstance(part, Mapping):  # otherwise reported already
             problems += _mistyped(part, schema, f"{place}.")
     if not problems:
         versions, saved = record["environment"].get("code_versions", []), record["timing"].get("saved_rounds", 0)
         if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
-            problems.append("environment.code_versions is no list of texts")
+            problems.append("environment.code_versions is not a list of texts")
         if type(saved) is not int:
             problems.append(f"timing.saved_rounds is {type(saved).__name__}")
         if not isinstance(record.get(AVERAGED), dict | None):
@@ -248,7 +249,7 @@ def validate(record: Mapping[str, Any], where: str) -> None:
 
 
 def without_clock(value: Any) -> Any:
-    """A record or row without ``timing`` and ``environment``: what must be equal byte for byte."""
+    """Return a record or row without ``timing`` and ``environment``, which must be equal byte for byte."""
     if isinstance(value, Mapping):
         return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
     return [without_clock(v) for v in value] if isinstance(value, list) else value
@@ -259,9 +260,9 @@ def _metrics(row: Row) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of numbers, or of each entry of lists, where it is known; ``None`` where nowhere.
+    """Average numbers, or lists entry by entry, ignoring ``None``; ``None`` if all are.
 
-    Numbers are added one after the other: since Python 3.12 ``sum`` rounds differently.
+    Numbers are added one by one, since ``sum`` rounds differently from Python 3.12 on.
     """
     if isinstance(values[0], list):
         return [_mean(entries) for entries in zip(*values, strict=True)]
@@ -277,7 +278,7 @@ def _row(line: str | bytes) -> Row:
 
 
 def _mistyped(values: Mapping[str, Any], schema: Mapping[str, type | tuple[type, ...]], before: str = "") -> list[str]:
-    """What is missing of a record, or a part of it, and what has another type."""
+    """List missing keys and wrong types in a record or a part of it."""
     missing = [f"{before}{key} is missing" for key in schema if key not in values]
     return missing + [
         f"{before}{key} is {type(values[key]).__name__}"
@@ -287,4 +288,4 @@ def _mistyped(values: Mapping[str, Any], schema: Mapping[str, type | tuple[type,
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

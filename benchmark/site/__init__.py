@@ -1,1 +1,1 @@
-"""Static pages made from records: a leaderboard, a page per paper, and a page per run if asked for."""
+"""Static pages generated from records: a leaderboard, a page per paper, and optionally a page per run."""

@@ -1,4 +1,4 @@
-"""Renders the pages and writes them."""
+"""Rendering and writing of the pages."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -17,7 +17,7 @@ from benchmark.suites.schema import METRICS
 from benchmark.suites.suite import available
 from datamodules.common.errors import ConfigError
 
-MARK = ".fssl-bench-site"  # in a folder that may be written again
+MARK = ".fssl-bench-site"  # marks a folder that may be overwritten
 FOLDERS = ("papers", "runs", "tables")
 STATIC = ("style.css", "site.js")
 
@@ -25,24 +25,24 @@ STATIC = ("style.css", "site.js")
 def build(
     results: Path, out: Path, papers: Sequence[str] = (), runs: bool = False, metrics: Sequence[str] = ()
 ) -> list[Path]:
-    """Make the site.
+    """Build the site.
 
     Args:
         results: folder that holds ``runs/``.
-        out: folder to write. It may be missing, empty, or a site made before, whose pages are replaced.
-        papers: suites to show, by key or path; default: all of which something was run.
-        runs: whether every run gets a page of its own.
+        out: folder to write. It may be missing, empty, or an earlier site, whose pages are replaced.
+        papers: suites to show, by key or path; default: all with any run.
+        runs: whether every run gets its own page.
         metrics: columns of the leaderboards in LaTeX; default: those of their suites.
 
     Returns:
-        The files of the site.
+        The files written.
 
     Raises:
-        ConfigError: an unknown suite or metric, or ``out`` holds something else.
-        RunError: a damaged record.
+        ConfigError: an unknown suite or metric, or ``out`` contains something else.
+        RunError: a record is damaged.
     """
     if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
-        raise ConfigError(f"--out {out}: holds something else than such a site; name a new or an empty folder")
+        raise ConfigError(f"--out {out}: contains files that are not such a site; choose a new or an empty folder")
     for name in metrics:
         if name not in METRICS:
             raise unknown("metric", name, METRICS, " (--metrics)")
@@ -60,13 +60,13 @@ def render(
     idle: Sequence[str] = (),
     metrics: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The text of every file by its path below the site.
+    """Render every file, by its path below the site.
 
     Args:
         views: suites at their scales.
         found: all runs.
-        runs: whether each of these gets a page.
-        idle: suites of which nothing was run, to be named.
+        runs: whether each run gets a page.
+        idle: suites without any run, which are only named.
         metrics: columns of the leaderboards in LaTeX; default: those of their suites.
     """
     templates, linked = _environment(), found if runs else {}
@@ -95,7 +95,7 @@ def render(
 
 
 def write(texts: Mapping[str, str], out: Path) -> list[Path]:
-    """Write the files, and remove those of a former site that are no longer part of it."""
+    """Write the files, and remove those of an earlier site that are no longer part of it."""
     for name in FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -108,7 +108,7 @@ def write(texts: Mapping[str, str], out: Path) -> list[Path]:
 
 
 def _environment() -> Environment:
-    """The templates; every text that they show is escaped."""
+    """Return the template environment, with automatic escaping."""
     made = Environment(
         loader=PackageLoader("benchmark.site"),
         autoescape=True,

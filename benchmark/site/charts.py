@@ -1,4 +1,4 @@
-"""Charts of the pages: matplotlib draws them as SVG, the page's style sheet colours them."""
+"""Charts of the pages, drawn as SVG by matplotlib and coloured by the page's style sheet."""
 
 import io
 import re
@@ -21,13 +21,13 @@ from benchmark.report.curves import Curve
 from benchmark.report.describe import heat_map
 from benchmark.report.plots import STYLES, draw_curve
 
-SERIES = 10  # colours; further curves get another line style
-WRITTEN = 12  # classes, at most, whose confusion matrix has its numbers written in
-NAME_WIDTH = 20  # letters of a row's name that stand in one line beside its interval
-# Colours that stand in the SVG for variables of the style sheet, so that dark and light pages share one picture.
+SERIES = 10  # number of colours; further curves get another line style
+WRITTEN = 12  # maximum number of classes for numbers in a confusion matrix
+NAME_WIDTH = 20  # characters of a row's name per line beside its interval
+# Placeholder colours for variables of the style sheet, so that dark and light pages share one picture.
 INK, GRID, SOFT = "#0a0c00", "#0a0c01", "#0a0c02"
 COLOURS = [f"#0a0b{number:02x}" for number in range(SERIES)]
-FILLS = {"told apart": None, "not told apart": "none", "bound": SOFT}  # of points, by what is known of the row
+FILLS = {"told apart": None, "not told apart": "none", "bound": SOFT}  # fill of points, by the row's result
 VARIABLES = {INK: "currentColor", GRID: "var(--line)", SOFT: "var(--soft)"} | {
     c: f"var(--series-{n})" for n, c in enumerate(COLOURS)
 }
@@ -37,8 +37,8 @@ UNITS: dict[str, list[tuple[float, str]]] = {
     "seconds": [(3600, "hours"), (60, "minutes"), (1, "seconds")],
 }
 SETTINGS: Any = {
-    "svg.fonttype": "none",  # texts stay texts, in the font of the page
-    "svg.hashsalt": "fssl-bench",  # the same picture gives the same bytes
+    "svg.fonttype": "none",  # keep text as text, in the font of the page
+    "svg.hashsalt": "fssl-bench",  # makes output deterministic
     "text.parse_math": False,
     "font.size": 8,
     "path.simplify_threshold": 0.5,
@@ -59,22 +59,22 @@ ElementTree.register_namespace("xlink", LINK)
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture and what stands above it."""
+    """A picture and its title."""
 
     title: str
     svg: Markup
 
 
 class Charts:
-    """Draws the charts of one page, whose ids are told apart."""
+    """Draws the charts of one page, with unique ids."""
 
     def __init__(self) -> None:
         self._prefixes = (f"chart-{number}" for number in count())
 
     def curves(self, curves: Mapping[str, Curve], column: str, axis: str, title: str) -> Chart | None:
-        """Curves of a column against an axis of ``curves.AXES``; ``None`` where no curve has both.
+        """Draw curves of a column against an axis of ``curves.AXES``; ``None`` if no curve has both.
 
-        The curve at position n has the colour and the line style of ``swatch(n)``.
+        Curve n has the colour and line style of ``swatch(n)``.
         """
         shown = {
             number: (name, scaled)
@@ -101,15 +101,15 @@ class Charts:
             return Chart(title, self._svg(figure, f"{title} over {label}. {ends}."))
 
     def differences(self, lines: Sequence[tuple[str, float, float | None, str]], title: str, unit: str) -> Chart:
-        """Differences with their intervals, one below the other, and a line at zero.
+        """Draw differences with their intervals, one below the other, and a line at zero.
 
-        Points look as in the picture of the board (``report.differences``): filled if the row is told apart from the
-        reference, hollow if not, grey for a bound, which is not tested.
+        Points look as in the leaderboard's figure (``report.differences``): filled if the row differs significantly
+        from the reference, hollow if not, grey for a bound, which is not tested.
 
         Args:
             lines: name, difference, half-width of the interval (or ``None``) and a key of ``FILLS``, from the top.
-            title: what the differences are to.
-            unit: of the differences, for the axis.
+            title: title, which names the reference.
+            unit: unit of the differences, for the axis.
         """
         with rc_context(SETTINGS):
             names = [fill(name, NAME_WIDTH) for name, *_ in lines]
@@ -132,11 +132,11 @@ class Charts:
             return Chart(title, self._svg(figure, f"{title}: {told}."))
 
     def confusion(self, matrix: NDArray[np.int64], title: str) -> Chart:
-        """A confusion matrix, each line in shares of its class, with the accuracy on every class beside it.
+        """Draw a confusion matrix with rows normalised by class, and the accuracy per class beside it.
 
         Args:
-            matrix: images by true class (lines) and predicted class, [C, C].
-            title: of the chart.
+            matrix: images by true class (rows) and predicted class, [C, C].
+            title: title of the chart.
         """
         classes = len(matrix)
         shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -167,15 +167,15 @@ class Charts:
         return svg(figure, about, next(self._prefixes))
 
 
-@cache  # the runs of a table meet the same partition
+@cache  # the runs of a table share a partition
 def partition(names: tuple[str, ...], labelled: tuple[str, ...], unlabelled: tuple[str, ...], title: str) -> Chart:
-    """Heat map of images per client and class, for a page that has no other.
+    """Draw a heat map of images per client and class (at most one per page, since its ids are fixed).
 
     Args:
-        names: of the clients.
+        names: names of the clients.
         labelled: their images with labels, by class: a line of numbers per client.
-        unlabelled: those without.
-        title: of the chart.
+        unlabelled: their images without labels.
+        title: title of the chart.
     """
     with_labels, without = (np.array([row.split() for row in rows], dtype=np.int64) for rows in (labelled, unlabelled))
     classes = [str(number) for number in range(with_labels.shape[1])]
@@ -185,19 +185,19 @@ def partition(names: tuple[str, ...], labelled: tuple[str, ...], unlabelled: tup
 
 
 def svg(figure: Figure, about: str, prefix: str) -> Markup:
-    """The figure as an SVG element to stand in a page.
+    """Convert a figure to an SVG element for a page.
 
     Args:
-        figure: what was drawn.
-        about: its description for people who cannot see it.
-        prefix: what its ids begin with.
+        figure: the figure.
+        about: description for accessibility.
+        prefix: prefix of its ids.
     """
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(text.getvalue())
     for child in list(root):
         if child.tag == f"{{{SVG}}}metadata" or child.find(f"{{{SVG}}}style") is not None:
-            root.remove(child)  # the style would hold for the whole page
+            root.remove(child)  # the style would apply to the whole page
     for element in root.iter():
         for key, value in list(element.attrib.items()):
             element.set(key, _attribute(key, value, prefix))
@@ -206,7 +206,7 @@ def svg(figure: Figure, about: str, prefix: str) -> Markup:
 
 
 def swatch(number: int) -> Markup:
-    """A short line in the colour and style of the curve at this position."""
+    """Return a short line in the colour and style of curve ``number``."""
     dashes = {"-": "", "--": "5 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}[STYLES[number // SERIES % len(STYLES)]]
     return Markup(
         '<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><line x1="1" y1="4" x2="23" y2="4" '
@@ -215,13 +215,13 @@ def swatch(number: int) -> Markup:
 
 
 def _rows_with(curve: Curve, column: str, axis: str) -> Curve:
-    """The curve's rows that have a number in the column, and the axis."""
+    """Keep the curve's rows that have a number in the column, and the axis."""
     kept = [n for n, row in enumerate(curve.rows) if isinstance(row.get(column), int | float) and axis in row]
     return Curve([curve.rows[n] for n in kept], [curve.spread[n] for n in kept if curve.spread], curve.seeds)
 
 
 def _attribute(key: str, value: str, prefix: str) -> str:
-    """An attribute with ids of its own page, two decimals, and the variables of the style sheet for colours."""
+    """Rewrite an attribute: prefixed ids, two decimals, and style-sheet variables for colours."""
     if key == "id":
         return f"{prefix}-{value}"
     if key == f"{{{LINK}}}href":

@@ -1,4 +1,4 @@
-"""What the pages are made from: runs on disk, and suites at the scales that were run."""
+"""Input of the pages: runs on disk, and suites at the scales that were run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class Found:
 
     @property
     def page(self) -> str:
-        """Its page below the site."""
+        """Path of its page below the site."""
         return f"runs/{self.path.name}.html"
 
     @property
     def curve(self) -> Curve:
-        """Its rows, with what each round had cost by then."""
+        """Its rows with the cumulative cost of each round."""
         return read_curve([self.path])
 
 
@@ -49,7 +49,7 @@ class View:
 
     @property
     def page(self) -> str:
-        """The suite's page below the site."""
+        """Path of the suite's page below the site."""
         return f"papers/{self.suite.paper}.html"
 
     @property
@@ -59,25 +59,25 @@ class View:
 
     @property
     def note(self) -> str:
-        """What the scale stands for."""
+        """Explanation of the scale."""
         return str(self.suite.scale(self.scale).get("note", ""))
 
     @cached_property
     def settings(self) -> list[leaderboard.Setting]:
-        """Of a ranked suite, those that are compared."""
+        """The compared settings of a ranked suite."""
         return leaderboard.settings(self.suite, self.plan) if self.suite.ranked else []
 
     @property
     def complete(self) -> int:
-        """Runs that have their record."""
+        """Number of runs with a record."""
         return sum(run.record is not None for run in self.plan.found.values())
 
 
 def find_runs(results: Path) -> dict[str, Found]:
-    """All runs below a results folder, by run id.
+    """Find all runs below a results folder, by run id.
 
     Raises:
-        RunError: a damaged record.
+        RunError: a record is damaged.
     """
     files = sorted(results.glob("runs/*/record.json"))
     found = [Found(file.parent, read_record(file.parent)) for file in waiting(files, "records")]
@@ -85,15 +85,15 @@ def find_runs(results: Path) -> dict[str, Found]:
 
 
 def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found]) -> list[View]:
-    """The suites at every scale that was run and, of suites that are asked for, at the paper's.
+    """Find suites at every scale that was run, and requested suites also at the paper's scale.
 
     Args:
-        papers: suites by key or path; none: all of which something was run.
+        papers: suites by key or path; none: all with any run.
         results: folder that holds ``runs/``.
-        found: what lies there.
+        found: the runs there.
 
     Raises:
-        ConfigError: no such suite.
+        ConfigError: there is no such suite.
     """
     views, asked = [], list(papers)
     for suite in waiting([load(paper) for paper in asked or available()], "tables"):
@@ -108,13 +108,13 @@ def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found])
 
 
 def waiting(things: Sequence[Thing], what: str) -> Iterable[Thing]:
-    """The things, one by one; a terminal shows how far they are."""
+    """Iterate over things, with a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(things, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _may_have_run(suite: Suite, scale: str, found: Mapping[str, Found]) -> bool:
-    """Whether some record has the scale and a method of the suite: what is quick to see before its runs are planned."""
+    """Whether any record has the scale and a method of the suite: a quick check before planning its runs."""
     labels = [label or {} for label in suite.spec["labels"].values()]
     methods = {str(label.get("method")).rpartition(".")[2] for label in labels}
     named = {

@@ -1,4 +1,4 @@
-"""What each page shows: plain values for the templates."""
+"""Content of each page: plain values for the templates."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ PSEUDO = {
     "pseudo/balance": "Balance of the selected classes (1 is even)",
     "pseudo/certain": "Share of the images above the threshold",
 }
-COUNTS = {"n": "Int64", "failed": "Int64", "reached": "Int64"}  # columns of a leaderboard that are numbers of seeds
+COUNTS = {"n": "Int64", "failed": "Int64", "reached": "Int64"}  # columns of a leaderboard that count seeds
 COMPARED = {
     "mean": "accuracy, %",
     "ci95": "± 95 %",
@@ -62,13 +62,13 @@ SPENT = {
     "seconds": "seconds",
     "client_state_bytes": "bytes of client state, at most",
 }
-VERDICTS = ("reproduced", "level only", "effect only", "not reproduced", "level", "off level")
+VERDICTS = ("reproduced", "level only", "effect only", "not reproduced")
 
 Page = dict[str, Any]
 
 
 def home_page(views: Sequence[View], found: Mapping[str, Found], idle: Sequence[str] = ()) -> Page:
-    """The leaderboard of every ranked suite, and the papers; ``idle`` are suites of which nothing was run."""
+    """Leaderboards of all ranked suites, and the papers; ``idle`` are suites without any run."""
     charts = Charts()
     boards = [_board(view, charts) for view in views if view.suite.ranked]
     papers: dict[str, list[View]] = {}
@@ -87,7 +87,7 @@ def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
 
 
 def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
-    """All runs, one line each, with the labels under which they stand in tables."""
+    """All runs, one line each, with their labels in tables."""
     labels: dict[str, dict[str, None]] = {key: {} for key in found}
     for line in (line for view in views for table in view.tables for line in table.lines):
         for key in set(line.runs) & set(found):
@@ -99,7 +99,7 @@ def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
 
 
 def run_page(run: Found, views: Sequence[View]) -> Page:
-    """One run: where it stands, its readings, curves, partition, cost, environment and configuration."""
+    """One run: its place in tables, readings, curves, partition, cost, environment and configuration."""
     charts, record, curve = Charts(), run.record, run.curve
     places = _places(record["run_id"], views)
     seconds, rounds = record["timing"]["seconds"], max(1, record["rounds"]["done"])
@@ -130,7 +130,7 @@ def run_page(run: Found, views: Sequence[View]) -> Page:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value as people read it: bytes and seconds by the name of the column, small numbers with two digits."""
+    """Format a value for readers: bytes and seconds by column name, small numbers with two digits."""
     if isinstance(value, bool):
         return "yes" if value else ""
     if not isinstance(value, Real) or cell_text(value) == "":
@@ -146,7 +146,7 @@ def value_text(name: str, value: Any) -> str:
 
 
 def partition_chart(record: Record) -> Chart | None:
-    """Heat map of images per client and class, as far as the record holds them; ``None`` where it holds none."""
+    """Draw images per client and class from the record; ``None`` if it has none."""
     if counts := record.get("class_counts"):
         labelled, unlabelled, server = (tuple(counts[role]) for role in ("labelled", "unlabelled", "server"))
         names = tuple(str(number) for number in range(len(labelled)))
@@ -163,15 +163,15 @@ def partition_chart(record: Record) -> Chart | None:
 
 
 def _none(counts: str) -> str:
-    """As many zeros as there are counts."""
+    """Return as many zeros as there are counts."""
     return " ".join("0" for _ in counts.split())
 
 
 def _board(view: View, charts: Charts) -> Page:
-    """The leaderboard of a ranked suite at a scale."""
+    """Leaderboard of a ranked suite at a scale."""
     parts = []
     for one in view.settings:
-        lines = one.lines.sort_values("mean", ascending=False)
+        lines = one.lines.loc[list(one.order)]
         lines.index = pd.Index([_marked(str(method), line) for method, line in lines.iterrows()], name="method")
         whole = lines.assign(failed=lines["failed"].where(lines["failed"] > 0)).astype(COUNTS)  # no column of zeros
         title = f"{one.table.title}: {one.dataset}, points above {one.reference}"
@@ -199,15 +199,15 @@ def _board(view: View, charts: Charts) -> Page:
 
 
 def _marked(method: str, line: pd.Series) -> str:
-    """The name of a row, with what a reader must know before comparing it."""
+    """Return a row's name with warnings that matter for comparisons."""
     marks = (["bound"] if line["bound"] else []) + ([] if line["converged"] else ["not converged"])
     return f"{method} ({', '.join(marks)})" if marks else method
 
 
 def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
-    """Name, difference, half-width of the interval that decides and what is known of it, the best mean first."""
+    """Name, difference, half-width of the interval that decides and what is known of it, in the page's order."""
     points = []
-    for method, line in one.lines.sort_values("mean", ascending=False).iterrows():
+    for method, line in one.lines.loc[list(one.order)].iterrows():
         if method != one.reference and not pd.isna(line["difference"]):
             half = _given(line["simultaneous_ci95"]) or _given(line["difference_ci95"])
             state = "told apart" if leaderboard.told_apart(one, str(method)) else "not told apart"
@@ -216,7 +216,7 @@ def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, st
 
 
 def _in_brief(one: leaderboard.Setting) -> list[Page]:
-    """What a first look needs of every row, the best mean first; Δ is marked as on the board's page."""
+    """What a first look needs of every row, in the page's order; Δ is marked as on the board's page."""
     return [
         {
             "method": _marked(str(method), line),
@@ -224,12 +224,12 @@ def _in_brief(one: leaderboard.Setting) -> list[Page]:
             "reference": method == one.reference,
             **{name: _given(line[name]) for name in BRIEF},
         }
-        for method, line in one.lines.sort_values("mean", ascending=False).iterrows()
+        for method, line in one.lines.loc[list(one.order)].iterrows()
     ]
 
 
 def _confusion(charts: Charts, record: Record) -> Chart | None:
-    """The matrix of the last round's model; ``None`` for a record without."""
+    """Draw the confusion matrix of the last round's model; ``None`` if the record has none."""
     if not (lines := record.get("confusion")):
         return None
     matrix = np.array([line.split() for line in lines], dtype=np.int64)
@@ -237,12 +237,12 @@ def _confusion(charts: Charts, record: Record) -> Chart | None:
 
 
 def _columns_of(lines: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
-    """Some columns under their titles, behind the method, and without those that are empty."""
+    """Select columns with their titles, after the method, without empty ones."""
     return _filled(lines[list(titles)].rename(columns=dict(titles)).reset_index())
 
 
 def _filled(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns in which something stands: a number, a text, or a true."""
+    """Keep the columns with any content: a number, a text, or a true."""
     return frame[[name for name in frame if any(value_text(str(name), value) for value in frame[name])]]
 
 
@@ -251,7 +251,7 @@ def _given(value: Any) -> float | None:
 
 
 def _verdicts(view: View) -> Counter[str]:
-    """How many cells have which verdict; a cell that stands in several tables counts once."""
+    """Count cells by verdict; a cell in several tables counts once."""
     cells = {(line.runs, line.metric): line for table in view.tables for line in table.lines if line.delta is not None}
     lines = cells.values()
     return Counter(verdict for line in lines for verdict in VERDICTS if line.verdict.partition(",")[0] == verdict)
@@ -274,7 +274,7 @@ def _table(view: View, table: Rendered, charts: Charts) -> Page:
 
 
 def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
-    """Accuracy of a data set's rows over rounds, bytes and seconds."""
+    """Draw the accuracy of a data set's rows over rounds, bytes and seconds."""
     layout, curves = table.layout, {}
     for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
         line = next((one for one in cells if one is not None and one.row.dataset == dataset), None)
@@ -287,7 +287,7 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
 
 
 def _places(run: str, views: Sequence[View]) -> list[tuple[View, Rendered, Line]]:
-    """The cells that rest on a run, one per row."""
+    """Return the cells that use a run, one per row."""
     return [
         (view, table, line)
         for view in views
@@ -299,11 +299,11 @@ def _places(run: str, views: Sequence[View]) -> list[tuple[View, Rendered, Line]
 
 
 def _columns(curve: Curve) -> list[str]:
-    """Columns with a number per row."""
+    """Return the columns with a number per row."""
     return sorted({key for row in curve.rows for key, value in row.items() if isinstance(value, float)})
 
 
 def _charts(charts: Charts, curve: Curve, titles: Mapping[str, str]) -> list[Chart]:
-    """A chart per column that the rows have."""
+    """Draw a chart per column that the rows have."""
     drawn = [charts.curves({"this run": curve}, column, "round", title) for column, title in titles.items()]
     return [chart for chart in drawn if chart]

@@ -1,1 +1,1 @@
-"""What every package needs: errors, named random streams, checked arguments."""
+"""Shared by all packages: errors, named random streams, checks of arguments."""

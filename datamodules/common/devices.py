@@ -1,9 +1,9 @@
-"""What is made once and used by all: several streams of a device may."""
+"""Synchronisation of tensors used by several streams of a device."""
 
 import torch
 
 
 def finished(device: torch.device) -> None:
-    """Wait for what the present stream has made on a device and others will use, which do not wait for this stream."""
+    """Wait for the current stream, so that other streams of the device can use its results."""
     if device.type != "cpu":
         torch.get_device_module(device).current_stream(device).synchronize()

@@ -1,13 +1,13 @@
-"""The errors a user can meet: each message says what, where, why, and what to do about it."""
+"""Errors shown to users: each message says what, where, why, and what to do about it."""
 
 import signal
 
 NOT_FINITE = "is not finite"
-"""What the error of a run says whose loss or tensors left the numbers."""
+"""What the error says of a run whose loss or tensors became NaN or infinite."""
 
 
 class BenchError(ValueError):
-    """Base of all errors that are the input's fault rather than the code's."""
+    """Base of all errors that are the fault of the input, not of the code."""
 
 
 class ConfigError(BenchError):
@@ -19,11 +19,11 @@ class DataError(BenchError):
 
 
 class RunError(BenchError):
-    """A run that cannot go on: non-finite loss, a checkpoint of another configuration, a damaged file."""
+    """A run that cannot continue: non-finite loss, a checkpoint of another configuration, a damaged file."""
 
 
 class Stopped(BaseException):
-    """The process was asked to stop. Like ``KeyboardInterrupt`` it is no error, so that nobody takes it for one.
+    """The process was asked to stop. Like ``KeyboardInterrupt``, it is no ``Exception``, so error handlers let it pass.
 
     Args:
         number: the signal.
@@ -37,14 +37,14 @@ class Stopped(BaseException):
         return f"stopped by {self.signal.name}"
 
 
-def words(error: BaseException) -> str:
-    """The message of an error, also of one that fails to make it."""
+def safe_str(error: BaseException) -> str:
+    """``str(error)``, even for an error whose ``__str__`` fails."""
     try:
         return str(error)
     except Exception:
         return "(its message cannot be read)"
 
 
-def told(error: BaseException) -> str:
-    """What an error says; before one that is not of these stands its type, without which its words may mean little."""
-    return words(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {words(error)}"
+def message_of(error: BaseException) -> str:
+    """The error message, prefixed with its type unless it is one of ours."""
+    return safe_str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {safe_str(error)}"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and errors of the disk that say which file they are about."""
+"""Atomic writes, and disk errors that name the file."""
 
 import fcntl
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from datamodules.common.errors import DataError
 
-LEFT_S = 3600.0  # a temporary file of this age belongs to nobody any more
+LEFT_S = 3600.0  # temporary files older than this are abandoned
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader, or a kill, sees the old or the new file whole.
+    """Replace ``path`` by ``text`` atomically: readers, also after a kill, see the old or the new file.
 
     Raises:
-        OSError: it cannot be written; names the file. What was there is as it was, and no half file stays.
+        OSError: it cannot be written; names the file. The old file is unchanged, and no partial file remains.
     """
     sweep(path)
     temporary = temporary_name(path)
@@ -36,12 +36,12 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden file beside ``path`` that no other writer has: process ids repeat from container to container."""
+    """Return a unique hidden name beside ``path``; process ids may repeat between containers."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def sweep(path: Path) -> None:
-    """Remove what writers of ``path`` that were killed have left beside it."""
+    """Remove temporary files left beside ``path`` by killed writers."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?(\.tmp)?")
     with suppress(OSError):
         for left in path.parent.glob(".*"):
@@ -51,18 +51,18 @@ def sweep(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold off other processes that want to make ``path``; whoever gets in looks first whether it is there by now.
+    """Lock ``path`` while creating it; check first whether another process has created it meanwhile.
 
-    On a file system without locks nobody is held off: at worst several make the same file.
+    On a file system without locks there is no waiting: at worst several processes create the same file.
 
     Raises:
-        DataError: nothing can be written beside ``path``.
+        DataError: the folder of ``path`` is not writable.
     """
     lock = path.with_name(f".{path.name}.lock")
     try:
         handle = lock.open("w")
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error}. Make room or take another data_dir") from error
+        raise DataError(f"cannot write {path}: {error}. Free some space or choose another data_dir") from error
     with handle:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Errors of the disk name ``path``, as those of a full disk do not by themselves."""
+    """Add ``path`` to disk errors that do not name a file, such as that of a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How much memory there is, so that what cannot fit is refused before it is asked for."""
+"""Available memory, so that what cannot fit is refused in advance."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ GROUPS = (
     ("memory.max", "memory.current", "memory.stat", ""),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
 )
-"""For both versions of control groups: files of the limit, the use and its parts, and how names of the parts begin."""
+"""For both cgroup versions: files of limit, use and its breakdown, and the prefix of names in the latter."""
 
 
 def available_bytes(device: torch.device | None = None, system: Path = Path("/")) -> int | None:
-    """Bytes that a new program could take; ``None`` where the system does not say.
+    """Return the bytes available to a new program; ``None`` if unknown.
 
     Args:
-        device: a GPU, whose own memory is meant; otherwise the machine's, within the limit of a container.
-        system: where ``proc`` and ``sys`` lie.
+        device: a GPU, for its memory; otherwise the machine's memory, within the limit of a container.
+        system: directory that contains ``proc`` and ``sys``.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -31,7 +31,7 @@ def available_bytes(device: torch.device | None = None, system: Path = Path("/")
 
 
 def in_words(num_bytes: float) -> str:
-    """An amount of memory for an error message, in GB."""
+    """Format an amount of memory in GB for an error message."""
     return f"{num_bytes / 1e9:.2g} GB" if num_bytes < 1e10 else f"{num_bytes / 1e9:,.0f} GB"
 
 
@@ -48,7 +48,7 @@ def _meminfo(path: Path) -> int | None:
 
 
 def _file_cache(path: Path, prefix: str) -> int:
-    """Bytes of files that the kernel keeps as long as nobody needs their memory; 0 where it does not say."""
+    """Bytes of the page cache, which the kernel frees on demand; 0 if unknown."""
     try:
         parts = dict(line.split() for line in path.read_text().splitlines())
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def _file_cache(path: Path, prefix: str) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """A number in a file; ``None`` where there is none, or no limit (``max``)."""
+    """Read a number from a file; ``None`` if there is none, or no limit (``max``)."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Options of a data module: which values they may have, by themselves and together."""
+"""Checks of a data module's options, one by one and in combination."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -15,24 +15,24 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "labelled_partition": ("all_clients",),
     "labelled_min_per_class": ("partial_clients",),
 }
-"""Options that say how many labels there are, or how they are spread: in which scenarios they are read."""
+"""Options for the number and distribution of labels, and the scenarios that use them."""
 
 LEAST: Mapping[str, int] = {
     **dict.fromkeys(("min_size", "border", "validation", "balanced_holdout", "labels_per_class"), 0),
     **dict.fromkeys(("iid_permutations", "split_classes", "picked", "labelled_from", "side", "zoom"), 1),
     "labelled_min_per_class": 1,
 }
-"""The smallest value of options that count."""
+"""The smallest allowed value of integer options."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse values out of range, and options that contradict each other.
+    """Refuse values out of range and contradictory options.
 
     Args:
         options: arguments of ``FSSLDataModule`` by name.
 
     Raises:
-        ConfigError: names the first of them, its value, and what to choose.
+        ConfigError: names the first such option, its value, and what to choose.
     """
     partition_seed = options["run_seed"] if options["partition_seed"] is None else options["partition_seed"]
     for name, seed in (("partition_seed", partition_seed), ("split_seed", options["split_seed"])):
@@ -52,7 +52,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_constants(name: str, values: list[float], channels: int) -> None:
-    """Refuse constants of normalisation that do not fit the channels, or are no numbers to divide by."""
+    """Refuse normalisation constants that do not match the channels or are invalid."""
     if len(values) not in (1, channels):
         raise ConfigError(f"data.{name} is {values}; give one number, or one for each of {channels} channels")
     if not all(isfinite(value) and (name.endswith("mean") or value > 0) for value in values):
@@ -60,17 +60,17 @@ def _check_constants(name: str, values: list[float], channels: int) -> None:
 
 
 def _check_together(options: Mapping[str, Any]) -> None:
-    """Refuse options that say nothing, or two things, beside the others."""
+    """Refuse options that have no effect or conflict with others."""
     scenario = options["scenario"]
     for name, scenarios in LABEL_OPTIONS.items():
         if options[name] is not None and scenario not in scenarios:
             raise ConfigError(
-                f"data.{name} says nothing about data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
+                f"data.{name} has no effect with data.scenario={scenario}: choose {' or '.join(scenarios)}, or "
                 "leave it out"
             )
     if options["labelled_repeats"] != "none" and options["labels_per_class"] is None:
         raise ConfigError(
-            f"data.labelled_repeats={options['labelled_repeats']} belongs to data.labels_per_class: give that too, "
+            f"data.labelled_repeats={options['labelled_repeats']} needs data.labels_per_class: give that too, "
             "or leave it out"
         )
     if options["hidden_labels"] == "pooled" and options["union_mode"] != "none":
@@ -81,5 +81,5 @@ def _check_together(options: Mapping[str, Any]) -> None:
     if options["labelled_holdout"] and options["balanced_holdout"]:
         raise ConfigError(
             f"data.labelled_holdout={options['labelled_holdout']} and "
-            f"data.balanced_holdout={options['balanced_holdout']} both replace the test set: give one of them"
+            f"data.balanced_holdout={options['balanced_holdout']} both replace the test set: give only one"
         )

@@ -1,4 +1,4 @@
-"""Other people's code by its dotted path: imported, or refused with one error that says where it is broken."""
+"""Import of external code by dotted path, with one error that says where it is broken."""
 
 import importlib
 import sys
@@ -14,18 +14,18 @@ BELOW = {*sys.stdlib_module_names, "benchmark", "methods", "datamodules", "light
 
 
 def plugin(path: str, what: str) -> Any:
-    """What a dotted path names.
+    """Import the object with a dotted path.
 
     Args:
         path: module and name, such as ``my_package.mine.Mine``.
-        what: begins the message, such as ``method 'my_package.mine.Mine'``.
+        what: start of the error message, such as ``method 'my_package.mine.Mine'``.
 
     Raises:
-        ConfigError: there is no such module or name, or the module cannot be imported: file and line of its error.
+        ConfigError: no such module or name, or importing the module fails; gives file and line.
     """
     module, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module:
-        raise ConfigError(f"{what} is no dotted path such as my_package.mine.Mine")
+        raise ConfigError(f"{what} is not a dotted path such as my_package.mine.Mine")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def plugin(path: str, what: str) -> Any:
 
 
 def place(error: BaseException) -> str:
-    """File and line where an error was raised."""
+    """Return the file and line where an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<")]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "no line"

@@ -1,4 +1,4 @@
-"""Precisions that a run may have, and why some cannot be used."""
+"""Allowed precisions, and why others are refused."""
 
 from datamodules.common.errors import ConfigError
 
@@ -10,14 +10,14 @@ _REFUSED = {
 
 
 def check_precision(precision: str, alone: bool = False) -> None:
-    """Refuse a precision in which methods would train something else.
+    """Refuse a precision in which methods would not train as defined.
 
     Args:
-        precision: as Lightning names it.
-        alone: whether a plain ``Trainer`` trains, and no federation.
+        precision: Lightning's name.
+        alone: whether a plain ``Trainer`` trains, instead of a federation.
 
     Raises:
-        ConfigError: it is none of ``PRECISIONS``; with the reason.
+        ConfigError: it is not one of ``PRECISIONS``; gives the reason.
     """
     if alone and precision == "16-mixed":
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Named random streams: every draw comes from a generator that is a pure function of where it is used.
 
-No generator state is ever saved, so a resumed run, another number of processes, or another order of
-clients meets exactly the same random numbers.
+No generator state is ever saved, so a resumed run, a different number of processes, or a different order of clients
+gets exactly the same random numbers.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ def derive_seed(seed: int, purpose: str, *where: int) -> int:
     Args:
         seed: seed of the run.
         purpose: name of the stream, e.g. ``"order"``, ``"augment"``, ``"init"``, ``"roster"``.
-        where: any integers that tell uses apart (round, client, visit); ``SERVER`` is the server's id.
+        where: integers that identify the use (round, client, visit); ``SERVER`` is the server's id.
     """
     text = ":".join([purpose, str(seed), *map(str, where)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def generator(seed: int, purpose: str, *where: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator on ``device`` for the stream ``(seed, purpose, *where)``."""
+    """Return a new generator on ``device`` for the stream ``(seed, purpose, *where)``."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, purpose, *where))

@@ -1,4 +1,4 @@
-"""Arguments that are annotated as one of a few values: which they are, and refusing others."""
+"""Arguments annotated with ``Literal``: their values, and refusal of others."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +10,7 @@ from datamodules.common.errors import ConfigError
 
 @cache
 def switches(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Arguments of ``cls.__init__`` (bases included) that are annotated as one of a few values, and these values."""
+    """Return the ``Literal`` arguments of ``cls.__init__`` (including bases) with their values."""
     found: dict[str, tuple[Any, ...]] = {}
     for base in reversed(cls.__mro__):
         try:
@@ -26,10 +26,10 @@ def switches(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def check_switches(cls: type, values: Mapping[str, Any]) -> None:
-    """Refuse values that a switch of ``cls`` does not have, for callers that no type-checked configuration precedes.
+    """Refuse invalid values of ``Literal`` arguments, for callers without a type-checked configuration.
 
     Raises:
-        ConfigError: names the argument, its value and the values that it may have.
+        ConfigError: names the argument, its value and the allowed values.
     """
     for name, known in switches(cls).items():
         if name in values and values[name] not in known:

@@ -1,4 +1,4 @@
-"""A user's own images: the arrays of one .npz file, or a folder per class."""
+"""A user's own images: arrays in one .npz file, or one folder per class."""
 
 import hashlib
 import zipfile
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.common.errors import ConfigError, DataError, told
+from datamodules.common.errors import ConfigError, DataError, message_of
 from datamodules.io import sources
 from datamodules.io.sources import Arrays, Images
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow's modes of 8 bits or fewer per channel."""
+"""Pillow's modes with at most 8 bits per channel."""
 
 SINGLE = b"\x93NUMPY"
 """How a .npy file begins."""
@@ -29,14 +29,14 @@ def check_share(test_fraction: float) -> None:
     """Refuse a share of test images that leaves one side empty.
 
     Raises:
-        ConfigError: it does not lie between 0 and 1.
+        ConfigError: it is not between 0 and 1.
     """
     if not 0 < test_fraction < 1:
         raise ConfigError(f"data.test_fraction is {test_fraction}; it is a share, above 0 and below 1")
 
 
 def located(given: str, data_dir: sources.Folder, option: str) -> Path:
-    """The file or folder that a user means, in the data directory or, if it is not there, in the current folder.
+    """Find a user's file or folder in the data directory or, if it is not there, in the current folder.
 
     Raises:
         DataError: it is in neither; says where it was looked for.
@@ -47,22 +47,22 @@ def located(given: str, data_dir: sources.Folder, option: str) -> Path:
         if place.exists():
             return place
     looked = " and ".join(str(place.absolute()) for place in places)
-    raise DataError(f"data.{option}={given} is not there: looked for {looked}; give the path of an existing one")
+    raise DataError(f"data.{option}={given} does not exist: looked for {looked}; give an existing path")
 
 
 def npz(file: Path, test_fraction: float) -> Arrays:
-    """Arrays of one .npz file: ``train_images``, ``train_labels``, and perhaps ``test_images`` and ``test_labels``.
+    """Read a .npz file with ``train_images``, ``train_labels`` and optionally ``test_images``, ``test_labels``.
 
     Images are uint8 [N, H, W] or [N, H, W, 1 or 3], labels integers [N] or [N, 1]. ``class_names`` (str [C]) names the
-    classes; without it they are called by their numbers.
+    classes; the default is their numbers.
 
     Args:
         file: the file.
         test_fraction: share of each class that becomes the test set if the file has none.
 
     Raises:
-        DataError: the file is damaged, an array is missing or of another kind, a class has no training image, a label
-            lies outside 0..C-1, or training and test images differ in size.
+        DataError: the file is damaged, an array is missing or has the wrong type, a class has no training image, a
+            label is outside 0..C-1, or training and test images differ in size.
     """
     found = _arrays_of(file)
     parts = ["train", "test"] if {"test_images", "test_labels"} & set(found) else ["train"]
@@ -91,10 +91,10 @@ def npz(file: Path, test_fraction: float) -> Arrays:
 
 
 def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Path) -> NDArray[np.bool_]:
-    """Which images become the test set: the same share of every class, one at least, in every run the same ones.
+    """Choose the test images: the same share of every class, at least one, the same in every run.
 
     Raises:
-        DataError: a class has a single image.
+        DataError: a class has only one image.
     """
     draw, test = np.random.RandomState(0), np.zeros(len(labels), dtype=bool)
     for label, name in enumerate(names):
@@ -136,14 +136,16 @@ def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
             known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
             found = {name: data[name] if name in known else np.empty(0) for name in data.files}
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
-        raise DataError(f"{file} cannot be read as .npz: {told(error)}. Write it anew with numpy.savez") from error
+        raise DataError(
+            f"{file} cannot be read as .npz: {message_of(error)}. Write it anew with numpy.savez"
+        ) from error
     return found
 
 
 def _pictures(file: Path, name: str, images: NDArray[Any]) -> Images:
-    """Images with an axis of channels."""
-    if not len(images):
-        raise DataError(f"{file}: {name} has no image; is the right array saved under this name?")
+    """Return images with a channel axis."""
+    if images.ndim and not len(images):
+        raise DataError(f"{file}: {name} has no images; is the right array saved under this name?")
     whole = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or whole.ndim != 4 or whole.shape[3] not in (1, 3) or not whole.size:
         raise DataError(
@@ -154,7 +156,7 @@ def _pictures(file: Path, name: str, images: NDArray[Any]) -> Images:
 
 
 def _labels(file: Path, name: str, labels: NDArray[Any]) -> Labels:
-    """Labels without the second axis of length 1 that MedMNIST's files have."""
+    """Return labels without the second axis of length 1 of MedMNIST's files."""
     flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "iu":
         raise DataError(f"{file}: {name} are {labels.dtype} {list(labels.shape)}; give one integer per image, [N]")
@@ -184,20 +186,20 @@ def _check_classes(file: Path, labels: list[Labels], names: tuple[str, ...]) -> 
 
 
 def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction: float) -> Arrays:
-    """PNG and JPEG files in ``root/train/<class>`` and ``root/test/<class>``, or in ``root/<class>``.
+    """Read PNG and JPEG files in ``root/train/<class>`` and ``root/test/<class>``, or in ``root/<class>``.
 
     Classes are numbered in the order of their names; images are in the order of their paths. They are decoded once and
-    kept as ``<data_dir>/folder-<digest>.npz``; the digest is that of all files' paths and bytes, ``side`` and
-    ``test_fraction``. ``sha256`` holds the digest of the files under the name of ``root``.
+    cached as ``<data_dir>/folder-<digest>.npz``, with the digest of all files' paths and bytes, ``side`` and
+    ``test_fraction``. ``sha256`` holds the files' digest under the name of ``root``.
 
     Args:
         root: the folder.
-        data_dir: where decoded images are kept.
-        side: side of the squares that images become (Pillow, bilinear); None: they must have one size.
+        data_dir: where decoded images are cached.
+        side: side of the squares that images become (Pillow, bilinear); None: all must have the same size.
         test_fraction: share of each class that becomes the test set if there is no ``test``.
 
     Raises:
-        DataError: a class is empty or is in one part only, an image cannot be read, or sizes differ.
+        DataError: a class is empty or in only one part, an image cannot be read, or sizes differ.
     """
     parts = _parts(root)
     content = _digest(root, parts)
@@ -208,7 +210,7 @@ def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction
 
 
 def _parts(root: Path) -> dict[str, dict[str, list[Path]]]:
-    """The images of each class, for ``train`` and ``test``, or for ``""`` if the folder is not split.
+    """List the images of each class for ``train`` and ``test``, or for ``""`` if the folder is not split.
 
     Raises:
         DataError: see ``folder``.
@@ -219,7 +221,7 @@ def _parts(root: Path) -> dict[str, dict[str, list[Path]]]:
         )
     names = [name for name in ("train", "test") if (root / name).is_dir()]
     if names == ["test"]:
-        raise DataError(f"{root} has test but no train; give train/<class>/ too, or <class>/ alone")
+        raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
     classes = {name: _classes(root / name) for name in names or [""]}
     if len(names) == 2 and classes["train"] != classes["test"]:
         train, test = (set(classes[part]) for part in ("train", "test"))
@@ -237,14 +239,14 @@ def _classes(place: Path) -> list[str]:
 def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
     """The images of each class."""
     if len(names) < 2:
-        count = "one folder" if names else "no folder"
-        raise DataError(f"{place} has {count} of classes; give a folder of images for each class, two at least")
+        count = "one class folder" if names else "no class folder"
+        raise DataError(f"{place} has {count}; give at least two, one per class")
     found = {}
     for name in names:
         files = (place / name).rglob("*")
         found[name] = sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
         if not found[name]:
-            raise DataError(f"{place / name} has no image ({', '.join(SUFFIXES)}); add some, or remove the folder")
+            raise DataError(f"{place / name} has no images ({', '.join(SUFFIXES)}); add some, or remove the folder")
     return found
 
 
@@ -270,7 +272,7 @@ def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | No
             if image.shape != size:
                 raise DataError(
                     f"{file} has {image.shape[1]} x {image.shape[0]} pixels, the images before it {size[1]} x "
-                    f"{size[0]}; give --data.side to bring all to one size"
+                    f"{size[0]}; give --data.side to resize all to the same size"
                 )
         images.append(np.stack(decoded))
         labels.append(np.repeat(np.arange(len(names)), [len(own) for own in parts[part].values()]))
@@ -282,10 +284,10 @@ def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | No
 
 
 def _looked_at(file: Path) -> bool:
-    """Whether an image is grey, by its header.
+    """Whether an image is grey according to its header.
 
     Raises:
-        DataError: it is no image, or has more than 8 bits per channel.
+        DataError: it is not an image, or has more than 8 bits per channel.
     """
     try:
         with Image.open(file) as image:
@@ -298,7 +300,7 @@ def _looked_at(file: Path) -> bool:
 
 
 def _image(file: Path, side: int | None, grey: bool) -> Images:
-    """One image, uint8 [H, W, 1 or 3]."""
+    """Decode one image, uint8 [H, W, 1 or 3]."""
     try:
         with Image.open(file) as image:
             plain = image.convert("L" if grey else "RGB")
@@ -311,7 +313,7 @@ def _image(file: Path, side: int | None, grey: bool) -> Images:
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file} cannot be read as an image: {told(error)}. Replace or remove it")
+    return DataError(f"{file} cannot be read as an image: {message_of(error)}. Replace or remove it")
 
 
 def _size(images: Images) -> str:

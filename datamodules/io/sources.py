@@ -1,4 +1,4 @@
-"""Where images come from: a cache, the data set's usual files or a download; all become uint8 arrays."""
+"""Reading images from a cache, the data set's usual files or a download, as uint8 arrays."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ Images = NDArray[np.uint8]
 Vectors = NDArray[np.float32]
 Content = tuple[Images, NDArray[Any], Images, NDArray[Any], Sequence[str]]
 
-# Training and test images per class; anything else is another data set, a part of one, or reordered metadata.
+# Training and test images per class; other counts mean another data set, a subset, or reordered metadata.
 CLASS_COUNTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "cifar10": ((5000,) * 10, (1000,) * 10),
     "cifar100": ((500,) * 100, (100,) * 100),
@@ -49,12 +49,12 @@ _log = logging.getLogger(__name__)
 class Arrays:
     """A decoded data set.
 
-    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have another size than training images), or
+    Images are uint8 [N, H, W, C] with C = 1 or 3 (test images may have a different size from training images), or
     feature vectors float32 [N, V, d] in V versions of each sample (test samples may have fewer). Labels are int64 [N]
     below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
 
     Raises:
-        DataError: the arrays do not fit together.
+        DataError: the arrays do not match.
     """
 
     train_images: Images | Vectors
@@ -93,12 +93,12 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a data set lies on disk.
+    """One layout of a data set's files on disk.
 
     Args:
-        files: the files it needs, relative to the data directory, or absolute.
+        files: required files, absolute or relative to the data directory.
         read: decodes them, given the data directory and the files' paths.
-        slow: decoding takes minutes, so the result is written to the cache.
+        slow: decoding takes minutes, so the result is cached.
     """
 
     files: tuple[str, ...]
@@ -115,20 +115,20 @@ def load(
 ) -> Arrays:
     """Read ``<data_dir>/<name>.npz``, else the first complete layout, else download.
 
-    The cache holds train_images, train_labels, test_images, test_labels, class_names. A download is decoded
-    and kept as this cache only, and read back from it, so that all runs report the same digest. Of several processes
-    one makes the cache, and the others wait.
+    The cache has the arrays train_images, train_labels, test_images, test_labels, class_names. A download is only kept
+    decoded, as this cache, and read back from it, so that all runs report the same digest. One process creates the
+    cache while others wait.
 
     Args:
-        name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set that is not
-            there may have any number of images.
+        name: name of the cache; the part before a ``-`` is the key in ``CLASS_COUNTS``. A data set without a key may
+            have any number of images.
         data_dir: where to look and where to write the cache.
         layouts: the usual files; ``fetch`` produces the first layout.
-        fetch: downloads into the directory it is given; None if there is no download or it is not allowed.
-        remedy: how a user brings the files by hand.
+        fetch: downloads into the given directory; None if there is no download or it is not allowed.
+        remedy: how a user can provide the files.
 
     Raises:
-        DataError: nothing is found, or what is found is damaged or another data set.
+        DataError: no files are found, or they are damaged or a different data set.
     """
     root = Path(data_dir)
     cache = root / f"{name}.npz"
@@ -150,24 +150,24 @@ def load(
         try:
             _download(name, cache, layouts[0], fetch)
             return _open(name, _CACHE, root, [cache])
-        except Exception as error:  # whatever the network or the disk raises ends up in the one message below
+        except Exception as error:  # any error of network or disk is reported below
             failure = f"the download failed with {type(error).__name__}: {error}"
     places = ", ".join(map(str, absent))
-    raise DataError(f"{name} is not there: looked for {places}; {failure}. {remedy} to {root.resolve()}")
+    raise DataError(f"{name} was not found: looked for {places}; {failure}. {remedy} to {root.resolve()}")
 
 
 def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
-    """Read ``<data_dir>/<name>.npz``, which is made by ``make`` if it is not there; of several processes by one.
+    """Read ``<data_dir>/<name>.npz``; if it does not exist, one process creates it with ``make``.
 
     Raises:
-        DataError: the cache cannot be written, or is damaged; what ``make`` raises.
+        DataError: the cache cannot be written or is damaged; or raised by ``make``.
     """
     cache = Path(data_dir) / f"{name}.npz"
     if not cache.exists():
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot write {cache}: {error}. Make room or take another data_dir") from error
+            raise DataError(f"cannot write {cache}: {error}. Free some space or choose another data_dir") from error
         with alone(cache):
             if not cache.exists():
                 _write(cache, make())
@@ -175,9 +175,9 @@ def cached(name: str, data_dir: Folder, make: Callable[[], Arrays]) -> Arrays:
 
 
 def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images [N, H, W, C], scaled to [0, 1], to six digits.
+    """Compute mean and standard deviation per channel of uint8 images [N, H, W, C], in [0, 1], to six digits.
 
-    A channel that is the same everywhere has deviation 1: it cannot be scaled.
+    A constant channel gets deviation 1, since it cannot be scaled.
     """
     counts = np.zeros((images.shape[3], 256), dtype=np.int64)
     for start in range(0, len(images), 256):
@@ -192,7 +192,7 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
 
 def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], object]) -> None:
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(30)  # otherwise a firewall that swallows packets blocks for ever
+    socket.setdefaulttimeout(30)  # otherwise a firewall that drops packets blocks forever
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with alone(cache):
@@ -214,16 +214,16 @@ def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
         found = tuple(tuple(np.bincount(labels).tolist()) for labels in (train_labels, test_labels))
         if found != (counts := CLASS_COUNTS.get(name.split("-")[0], found)):
             raise DataError(f"the training and test images per class are {found} instead of {counts}")
-    except Exception as error:  # every format's library has its own exceptions
+    except Exception as error:  # each format's library has its own exceptions
         raise DataError(
             f"{name}: {files[0]} (file 1 of {len(files)}) is damaged or not the published data set: "
-            f"{type(error).__name__}: {error}. Bring an intact copy, or delete it to try the other sources"
+            f"{type(error).__name__}: {error}. Provide an intact copy, or delete it to try the other sources"
         ) from error
     return arrays
 
 
 def _write(cache: Path, arrays: Arrays) -> None:
-    """Write the cache so that it appears whole or not at all; equal arrays give equal bytes."""
+    """Write the cache atomically; equal arrays give equal bytes."""
     fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
     content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
     sweep(cache)
@@ -237,7 +237,9 @@ def _write(cache: Path, arrays: Arrays) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         size = sum(array.nbytes for array in content.values()) // 10**6
-        raise DataError(f"cannot write {cache} ({size} MB): {error}. Make room or take another data_dir") from error
+        raise DataError(
+            f"cannot write {cache} ({size} MB): {error}. Free some space or choose another data_dir"
+        ) from error
     _log.info("wrote %s", cache)
 
 
@@ -251,7 +253,7 @@ _CACHE = Layout(("{name}.npz",), _read_cache)
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 in hexadecimal digits: of a file's bytes, or of the sorted names of the images in a folder."""
+    """SHA-256 in hex of a file's bytes, or of the sorted names of the images in a folder."""
     if file.is_dir():
         names = sorted(str(image.relative_to(file)) for image in file.rglob("*.*"))
         return hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -260,10 +262,10 @@ def sha256_of(file: Path) -> str:
 
 
 def digits() -> Arrays:
-    """Scikit-learn's embedded handwritten digits, 1437 for training and 360 for testing, as 32x32x3 images.
+    """Read scikit-learn's embedded handwritten digits, 1437 for training and 360 for testing, as 32x32x3 images.
 
-    Grey levels 0..16 become 0..255, 8x8 pixels become 32x32 (Pillow, bilinear). In the list sorted stably by
-    class, every fifth image is a test image: a fixed, stratified split, in original order within both parts.
+    Grey levels 0..16 are mapped to 0..255, 8x8 pixels are enlarged to 32x32 (Pillow, bilinear). Sorted stably by class,
+    every fifth image is a test image: a fixed, stratified split, in original order within both parts.
     """
     file = _digits_file()
     table = np.loadtxt(file, delimiter=",")
@@ -278,21 +280,21 @@ def digits() -> Arrays:
 
 
 def _digits_file() -> Path:
-    """The file that ``sklearn.datasets.load_digits`` reads; to import scikit-learn would take as long as a round."""
+    """Find the file of ``sklearn.datasets.load_digits``; importing scikit-learn would take as long as a round."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise DataError("digits: scikit-learn, which brings these images, is not installed; install it")
+        raise DataError("digits: these images are part of scikit-learn, which is not installed; install it")
     return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def cifar10(data_dir: Folder, download: bool = True) -> Arrays:
-    """CIFAR-10, 50 000 + 10 000 images 32x32x3 in the order of the official batches."""
+    """Read CIFAR-10, 50 000 + 10 000 images 32x32x3 in the order of the official batches."""
     files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
     return _cifar("CIFAR10", "cifar-10-batches-py", files, data_dir, download)
 
 
 def cifar100(data_dir: Folder, download: bool = True) -> Arrays:
-    """CIFAR-100 with its 100 fine labels, 50 000 + 10 000 images 32x32x3 in the official order."""
+    """Read CIFAR-100 with its 100 fine labels, 50 000 + 10 000 images 32x32x3 in the official order."""
     return _cifar("CIFAR100", "cifar-100-python", ("train", "test", "meta"), data_dir, download)
 
 
@@ -315,7 +317,7 @@ def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder, dow
 
 
 def svhn(data_dir: Folder, download: bool = True) -> Arrays:
-    """SVHN's train and test images, 73 257 + 26 032 of 32x32x3, without "extra"; the digit 0 is class 0."""
+    """Read SVHN's train and test images, 73 257 + 26 032 of 32x32x3, without "extra"; digit 0 is class 0."""
     from torchvision import datasets
 
     def read(root: Path, files: list[Path]) -> Content:
@@ -334,7 +336,7 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
 
 
 def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
-    """Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in the original order; Debian's package is found too."""
+    """Read Fashion-MNIST, 60 000 + 10 000 images 28x28x1 in original order; also finds Debian's package."""
     from torchvision import datasets
 
     def read(root: Path, files: list[Path]) -> Content:
@@ -369,11 +371,11 @@ def _idx(file: Path) -> NDArray[np.uint8]:
 
 
 def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arrays:
-    """ISIC 2018 task 3 (HAM10000), 8 012 + 2 003 images, split by image as in RSCFed's published lists.
+    """Read ISIC 2018 task 3 (HAM10000), 8 012 + 2 003 images, split by image as in RSCFed's published lists.
 
-    Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, rows in the original order, and
-    .jpg files in any sub-folders. Images become squares (Pillow, bilinear): of side ``resize`` for training,
-    ``test_resize`` for testing, kept in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
+    Reads ``<data_dir>/isic2018``: HAM10000_metadata, with or without .csv, rows in the original order, and .jpg files
+    in any subfolders. Images are resized to squares (Pillow, bilinear) of side ``resize`` for training and
+    ``test_resize`` for testing, cached in ``<data_dir>/isic2018-<resize>-<test_resize>.npz``.
     """
 
     def read(root: Path, files: list[Path]) -> Content:
@@ -400,12 +402,12 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
 
 
 def random_split(arrays: Arrays, seed: int, share: float = 0.8) -> Arrays:
-    """Training and test images thrown together and split anew by image (what RSCFed's text says of all data sets).
+    """Merge training and test images and split them randomly by image (as RSCFed's text says for all data sets).
 
     Args:
         arrays: the published split.
-        seed: of NumPy's legacy generator, called for one permutation.
-        share: part of all images that becomes the training set, rounded down.
+        seed: seed of NumPy's legacy generator, called for one permutation.
+        share: share of all images that becomes the training set, rounded down.
 
     Raises:
         DataError: training and test images differ in size.
@@ -439,7 +441,7 @@ def isic_split(num_images: int) -> tuple[list[int], list[int]]:
 
 
 def squares(files: Sequence[Path], side: int) -> Images:
-    """Decode image files to uint8 [N, side, side, 3], resized bilinearly where they have another size."""
+    """Decode image files to uint8 [N, side, side, 3], resized bilinearly if needed."""
     images = np.empty((len(files), side, side, 3), dtype=np.uint8)
     for position, file in enumerate(files):
         with Image.open(file) as image:

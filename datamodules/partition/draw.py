@@ -1,4 +1,4 @@
-"""From the options of a data module to its partition."""
+"""Create a partition from a data module's options."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,15 +14,15 @@ from datamodules.partition import partition as P
 from datamodules.partition.partition import Partition, Positions, Split
 
 Options = Mapping[str, Any]
-"""Options of ``FSSLDataModule`` by name, which documents them."""
+"""Options of ``FSSLDataModule`` by name (documented there)."""
 
 NOTHING: Positions = np.empty(0, dtype=np.int64)
 MAX_DRAWS = 1000
-"""Partitions that are drawn at most until the labelled clients hold enough of every class."""
+"""Maximum number of partitions drawn until the labelled clients hold enough of every class."""
 
 
 def stream_seed(seed: int, stream: str | None) -> int:
-    """Seed of the partition of a named stream, 0 to 2^32 - 1; without a name ``seed`` itself."""
+    """Derive the seed of a named stream's partition, 0 to 2^32 - 1; without a name ``seed`` itself."""
     return seed if stream is None else streams.derive_seed(seed, f"partition/{stream}") % 2**32
 
 
@@ -30,12 +30,12 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
     """Draw or load the partition that the options describe.
 
     Args:
-        options: of the data module.
+        options: options of the data module.
         labels: class of every training image, int ``[N]``.
-        seed: of NumPy's legacy generator.
+        seed: seed of NumPy's legacy generator.
 
     Raises:
-        DataError: impossible sizes, a partition file that does not fit, or labelled clients that never hold
+        DataError: impossible sizes, a partition file that does not match, or labelled clients that never hold
             ``labelled_min_per_class`` images of every class.
         ConfigError: contradictory options.
     """
@@ -93,13 +93,14 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
 def _with_enough_labels(
     options: Options, labels: Positions, draw_one: Callable[[], Partition], draws: int = MAX_DRAWS
 ) -> Partition:
-    """The first partition whose labelled clients together hold ``labelled_min_per_class`` images of every class.
+    """Draw until the labelled clients together hold ``labelled_min_per_class`` images of every class.
 
-    All of them are drawn from one stream, and those that were not taken are counted (``Partition.redraws``). Of more
-    labelled clients than ``picked`` these alone count: bounds that label further clients meet the same partition.
+    All partitions are drawn from one stream, and rejected ones are counted (``Partition.redraws``). If more than
+    ``picked`` clients are labelled, only the picked ones count, so that bounds that label further clients get the same
+    partition.
 
     Raises:
-        DataError: there was none.
+        DataError: no such partition was found.
     """
     least = options["labelled_min_per_class"]
     if not least:
@@ -111,22 +112,22 @@ def _with_enough_labels(
         own = labels[np.concatenate(partition.labelled[:counted])]
         if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
-    found = f"the rarest class has {most} in all" if most < least else f"they did in none of {draws} partitions"
+    found = f"the rarest class has only {most}" if most < least else f"they did in none of {draws} partitions"
     raise DataError(
-        f"data.labelled_min_per_class={least}: the labelled clients ({counted}) should hold so many images of every "
-        f"class together, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or ask "
-        "for fewer"
+        f"data.labelled_min_per_class={least}: the labelled clients ({counted}) must together hold that many images "
+        f"of every class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "
+        "smaller data.labelled_min_per_class"
     )
 
 
 def split_rule(options: Options, kind: str) -> Split:
-    """How images are spread over clients, with the options that belong to this kind and the generator of its own."""
+    """Return the split of this kind, with its options and its own generator if it has one."""
     rule, seed = _rule(options, kind), options["split_seed"]
     return rule if seed is None else _seeded(rule, seed)
 
 
 def _seeded(rule: Split, seed: int) -> Split:
-    """The rule with a fresh generator at every call, in place of the one that it is given."""
+    """Return the rule with a fresh generator in every call, instead of the given one."""
 
     def split(labels: Positions, num_clients: int, *, rng: np.random.RandomState) -> list[Positions]:
         return rule(labels, num_clients, rng=np.random.RandomState(seed))
@@ -156,7 +157,7 @@ def _rule(options: Options, kind: str) -> Split:
 
 
 def draw_without(options: Options, labels: Positions, held: Positions, seed: int) -> Partition:
-    """``draw`` for all images but those at the positions ``held``."""
+    """Run ``draw`` on all images except those at the positions ``held``."""
     if not len(held):
         return draw(options, labels, seed)
     rest = np.setdiff1d(np.arange(len(labels)), held)
@@ -164,24 +165,24 @@ def draw_without(options: Options, labels: Positions, held: Positions, seed: int
 
 
 def validation_images(options: Options, images: int, seed: int, tested: Positions = NOTHING) -> Positions:
-    """Ascending positions of the images, of so many, that ``validation`` keeps from everybody but the server.
+    """Return ascending positions of the ``validation`` images, which only the server sees.
 
-    Those at the positions ``tested`` are among the images that it names, but not among these.
+    The images at the positions ``tested`` count towards their number, but are not returned.
 
     Raises:
-        ConfigError: more than there are, fewer than are tested on, or from a partition that was saved whole.
+        ConfigError: more images than there are, fewer than are tested on, or a partition file is given.
     """
     count = options["validation"]
     if not count:
         return NOTHING
     if count < len(tested):
         raise ConfigError(
-            f"data.balanced_holdout={len(tested)}: these images are among those of data.validation={count}: give more "
-            "there, or none"
+            f"data.balanced_holdout={len(tested)}: these images are among those of data.validation={count}: increase "
+            "that or leave it out"
         )
     if options["partition_file"] or count >= images:
         raise ConfigError(
-            f"data.validation={count}: give a number of the {images} training images, and no data.partition_file"
+            f"data.validation={count}: give a number below the {images} training images, and no data.partition_file"
         )
     generator = streams.generator(seed, "validation")
     shuffled = torch.randperm(images, generator=generator).numpy()
@@ -190,15 +191,15 @@ def validation_images(options: Options, images: int, seed: int, tested: Position
 
 
 def balanced_holdout(options: Options, labels: Positions, seed: int) -> Positions:
-    """Ascending positions of the images that ``balanced_holdout`` tests on, equally many of every class.
+    """Return ascending positions of the test images of ``balanced_holdout``, equally many per class.
 
     Args:
-        options: of the data module.
+        options: options of the data module.
         labels: class of every training image, int ``[N]``.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Raises:
-        ConfigError: they do not divide into the classes, a class has fewer, or the partition was saved whole.
+        ConfigError: not a multiple of the classes, a class has too few, or a partition file is given.
     """
     count, classes = options["balanced_holdout"], int(labels.max()) + 1
     if not count:
@@ -215,15 +216,15 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
 
 
 def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions:
-    """Ascending positions of the labelled images that are tested on, drawn at random from all but one per site.
+    """Return ascending positions of the held-out labelled images, drawn at random from all but one per site.
 
     Args:
-        partition: who has labelled images.
-        share: of them, above 0.
-        seed: of the draw.
+        partition: the partition.
+        share: share of the labelled images, above 0.
+        seed: seed of the draw.
 
     Raises:
-        ConfigError: the share is less than one image, or leaves a site without a label.
+        ConfigError: the share is less than one image, or leaves a site without labels.
     """
     generator = streams.generator(seed, "holdout")
 
@@ -236,8 +237,8 @@ def labelled_holdout(partition: Partition, share: float, seed: int) -> Positions
     spare = shuffled(np.concatenate([part[1:] for part in parts]))
     if not 0 < count <= len(spare):
         raise ConfigError(
-            f"data.labelled_holdout={share} of the labelled images is {count}; there must be some, and each of the "
-            f"sites must keep one, so that {len(spare)} can be held out: change it, or give more labels"
+            f"data.labelled_holdout={share} of the labelled images is {count}; it must be at least 1, and every site "
+            f"must keep one, so at most {len(spare)} can be held out: change it, or give more labels"
         )
     held: Positions = np.sort(spare[:count])
     return held

@@ -1,4 +1,4 @@
-"""Many short lists of positions in two arrays: a client costs the bytes of its positions, and of one place."""
+"""Many short lists of positions stored in two arrays, with little memory per client."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -16,8 +16,8 @@ class Lists(Sequence[Positions]):
     """Lists of positions, int64 and read-only: list ``k`` is ``flat[starts[k] : starts[k + 1]]``.
 
     Args:
-        flat: all lists, one behind the other, int64 ``[n]``.
-        starts: int64 ``[lists + 1]``; the last one is ``n``.
+        flat: all lists, concatenated, int64 ``[n]``.
+        starts: int64 ``[lists + 1]``; the last entry is ``n``.
     """
 
     def __init__(self, flat: Positions, starts: Positions) -> None:
@@ -27,34 +27,34 @@ class Lists(Sequence[Positions]):
 
     @classmethod
     def of(cls, parts: Sequence[ArrayLike]) -> "Lists":
-        """Copies of lists of integers.
+        """Copy lists of integers.
 
         Raises:
-            DataError: one of them is none.
+            DataError: one is not a list of integers.
         """
         if isinstance(parts, Lists):
             return parts
         arrays = [np.asarray(part) for part in parts]
         for array in arrays:
             if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise DataError(f"positions must be one list of integers, got {array.dtype} {array.shape}")
-        filled = [array for array in arrays if array.size]  # an empty list may be one of floats
+                raise DataError(f"positions must be a list of integers, got {array.dtype} {array.shape}")
+        filled = [array for array in arrays if array.size]  # an empty list may have a float dtype
         flat = np.concatenate(filled).astype(np.int64) if filled else np.empty(0, dtype=np.int64)
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
         return cls(flat, np.concatenate(([0], np.cumsum(lengths))))
 
     @property
     def lengths(self) -> Positions:
-        """Length of every list, int64 ``[lists]``."""
+        """Return the length of every list, int64 ``[lists]``."""
         return np.diff(self.starts)
 
     @property
     def owners(self) -> Positions:
-        """The list that every entry of ``flat`` belongs to, int64 ``[n]``."""
+        """Return the list number of every entry of ``flat``, int64 ``[n]``."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def kept(self, keep: NDArray[np.bool_]) -> "Lists":
-        """The same lists with the entries of ``flat`` for which ``keep``, bool ``[n]``, is true."""
+        """Keep only the entries of ``flat`` for which ``keep``, bool ``[n]``, is true."""
         return Lists(self.flat[keep], np.concatenate(([0], np.cumsum(keep)))[self.starts])
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Which client holds which training samples and labels: `Partition` and the scenarios that make one."""
+"""Which client holds which training samples and labels: `Partition` and the scenarios that create one."""
 
 import hashlib
 import json
@@ -60,14 +60,13 @@ _FORMAT = "fssl-bench partition 1"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Train-set positions (int64, read-only) of every client and of the server.
+    """Training-set positions (int64, read-only) of every client and of the server.
 
-    ``labelled[k]`` and ``unlabelled[k]`` belong to client k (whatever sequences are given, they are kept as ``Lists``),
-    ``server`` holds the server's labelled samples, and ``pool`` is the whole unlabelled pool in stored order, samples
-    that no client received included.
-    ``labelled_pool`` is the same for the labelled samples, where they were drawn as one pool and then spread over the
-    clients; it owns nothing and is not part of the hash. Neither is ``redraws``: how many partitions were drawn before
-    this one and not taken (``labelled_min_per_class``).
+    ``labelled[k]`` and ``unlabelled[k]`` belong to client k (any sequences are converted to ``Lists``), ``server``
+    holds the server's labelled samples, and ``pool`` is the whole unlabelled pool in stored order, including samples
+    that no client received. ``labelled_pool`` is the same for labelled samples that were drawn as one pool and then
+    spread over the clients; it does not assign samples and is not part of the hash. Neither is ``redraws``: how many
+    partitions were rejected before this one (``labelled_min_per_class``).
     """
 
     labelled: Sequence[Positions]
@@ -92,7 +91,7 @@ class Partition:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients, those without any sample included."""
+        """Number of clients, including those without any sample."""
         return len(self.labelled)
 
     @cached_property
@@ -108,8 +107,9 @@ class Partition:
         """Check the partition against a train set of ``num_samples``.
 
         Raises:
-            DataError: a position does not exist, a sample has two owners or two roles, or a pool holds a
-                sample twice, holds one of the other kind, or misses one that a client has.
+            DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
+            twice,
+                contains one of the other kind, or misses one that a client has.
         """
         labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
         drawn = () if self.labelled_pool is None else (("the labelled pool", self.labelled_pool),)
@@ -120,7 +120,7 @@ class Partition:
                 lists = {"labelled": labelled, "unlabelled": unlabelled}.get(name)
                 to = name if lists is None else f"client {lists.owners[outside[0]]} ({name})"
                 raise DataError(
-                    f"the partition was made for another data set: it gives position {part[outside[0]]} to {to}, "
+                    f"the partition was made for another data set: it assigns position {part[outside[0]]} to {to}, "
                     f"but there are {num_samples} samples"
                 )
         with_label = _counts([labelled.flat, self.server], num_samples)
@@ -130,7 +130,7 @@ class Partition:
             names = [f"client {k} (labelled)" for k in labelled.owners[labelled.flat == twice[0]]]
             names += ["the server"] * int(np.count_nonzero(self.server == twice[0]))
             names += [f"client {k} (unlabelled)" for k in unlabelled.owners[unlabelled.flat == twice[0]]]
-            raise DataError(f"the partition gives sample {twice[0]} twice: to {' and to '.join(names)}")
+            raise DataError(f"the partition assigns sample {twice[0]} twice: to {' and to '.join(names)}")
         in_pool = _counts([self.pool], num_samples)
         for problem, wrong in (
             ("twice", in_pool > 1),
@@ -153,7 +153,7 @@ class Partition:
                 raise DataError(f"the partition's labelled pool holds sample {sample} {problem}")
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
-        """Return each client's class counts, int64 [clients, classes], given the train set's labels [N]."""
+        """Return each client's class counts, int64 [clients, classes], given the training set's labels [N]."""
         labels = np.asarray(labels)
         counts = np.zeros(self.num_clients * num_classes, dtype=np.int64)
         for own, other in ((self.labelled, "unlabelled"), (self.unlabelled, "labelled")):
@@ -163,13 +163,13 @@ class Partition:
         return counts.reshape(self.num_clients, num_classes)
 
     def without_labelled(self, held: ArrayLike) -> "Partition":
-        """The same partition, but nobody has the labelled samples at the positions ``held``; the pools stay."""
+        """Return this partition without the labelled samples at the positions ``held``; pools are unchanged."""
         labelled = Lists.of(self.labelled)
         server = self.server[~np.isin(self.server, held)]
         return replace(self, labelled=labelled.kept(~np.isin(labelled.flat, held)), server=server)
 
     def moved(self, positions: Positions) -> "Partition":
-        """The same partition of samples that lie at ``positions[i]`` and no longer at i."""
+        """Return this partition for samples moved from i to ``positions[i]``."""
         labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
         return Partition(
             Lists(positions[labelled.flat], labelled.starts),
@@ -181,9 +181,9 @@ class Partition:
         )
 
     def save(self, path: str | os.PathLike[str], labels: ArrayLike | None = None) -> None:
-        """Write the partition as JSON: equal partitions give equal bytes; the file appears whole or not.
+        """Write the partition as JSON, atomically; equal partitions give equal bytes.
 
-        With the train set's ``labels`` [N] it can be loaded for that data set, in that order, only.
+        With the training set's ``labels`` [N] it can only be loaded for that data set in that order.
         """
         content = {
             "format": _FORMAT,
@@ -200,7 +200,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], labels: ArrayLike) -> "Partition":
-        """Read a saved partition, check its hash, and `validate` it against the train set's ``labels`` [N].
+        """Read a saved partition, check its hash, and `validate` it against the training set's ``labels`` [N].
 
         Raises:
             DataError: the file is missing or damaged, or the partition was made for another data set.
@@ -215,11 +215,11 @@ class Partition:
                 raise DataError("its content does not match its hash")
             partition.validate(len(np.asarray(labels)))
             if content.get("labels", _digest(labels)) != _digest(labels):
-                raise DataError("it was made for another data set, or for a copy in another order: labels differ")
+                raise DataError("it was made for another data set or another order of it: labels differ")
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"cannot use the partition file {path}: {type(error).__name__}: {error}. "
-                "Bring an intact copy, or save it again with `describe --export` or Partition.save"
+                "Provide an intact copy, or save it again with `describe --export` or Partition.save"
             ) from error
         return partition
 
@@ -230,7 +230,7 @@ def _digest(labels: ArrayLike) -> str:
 
 
 def stored_hash(path: str | os.PathLike[str]) -> str:
-    """The hash that a saved partition says it has.
+    """Read the hash stored in a saved partition.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -253,22 +253,21 @@ def labels_at_partial_clients(
     labelled_from: int | None = None,
     labelled_histogram: Sequence[int] | None = None,
 ) -> Partition:
-    """Some clients have all their labels, the others none; ``labelled_clients=num_clients`` labels all.
+    """Give some clients all their labels, the others none; ``labelled_clients=num_clients`` labels all.
 
     Args:
         labels: class of every training sample, int [N].
         num_clients: number of clients.
         rng: legacy generator.
-        split: how the samples are spread.
+        split: how samples are spread.
         labelled_clients: clients 0 .. ``labelled_clients`` - 1 have labels.
-        picked: how many clients ``rule`` moves to the front, see `pick_labelled`. Give it where runs with
-            different ``labelled_clients`` must meet the same clients. Default: ``labelled_clients``, or 1 if
-            all are labelled.
+        picked: number of clients that ``rule`` moves to the front, see `pick_labelled`. Give it if runs with different
+            ``labelled_clients`` must have the same clients. Default: ``labelled_clients``, or 1 if all are labelled.
         rule: see `pick_labelled`.
-        labelled_from: keep the picked clients of the partition over this many clients, drawn first, and
-            spread all other samples over the remaining clients. Default: one partition over ``num_clients``.
-        labelled_histogram: class counts [C] of client 0: random samples of each class, drawn first, all other
-            samples are spread over the other clients.
+        labelled_from: keep the picked clients of a partition over this many clients, drawn first, and spread all other
+            samples over the remaining clients. Default: one partition over ``num_clients``.
+        labelled_histogram: class counts [C] of client 0: random samples of each class, drawn first; all other samples
+            are spread over the other clients.
 
     Raises:
         DataError: impossible sizes.
@@ -286,7 +285,9 @@ def labels_at_partial_clients(
         )
     if labelled_histogram is not None:
         if picked != 1 or labelled_from is not None:
-            raise ConfigError("labelled_histogram makes the one picked client: no labelled_from, picked=1")
+            raise ConfigError(
+                "labelled_histogram defines the only picked client: leave out labelled_from, and set picked=1"
+            )
         parts = [_draw_histogram(labels, labelled_histogram, rng)]
     else:
         parts = split(labels, labelled_from or num_clients, rng=rng)
@@ -315,7 +316,7 @@ def labels_at_server(
     num_labels: int,
     shuffle_pool: bool = True,
 ) -> Partition:
-    """The server owns ``num_labels`` class-balanced labelled samples, the clients share all others.
+    """Give the server ``num_labels`` class-balanced labelled samples and spread all others over the clients.
 
     Draws: the labelled pool (unless it is the first images of each class: ``shuffle_pool=False``), then ``split``. The
     unlabelled pool is stored class by class.
@@ -342,23 +343,23 @@ def labels_at_all_clients(
     shuffle_pool: bool = True,
     order: Literal["class", "dataset"] = "dataset",
 ) -> Partition:
-    """Every client owns labelled and unlabelled samples; give ``num_labels``, ``fraction`` or ``per_class``.
+    """Give every client labelled and unlabelled samples, by ``num_labels``, ``fraction`` or ``per_class``.
 
-    With ``num_labels``, a class-balanced labelled pool and the unlabelled rest are spread independently, the
-    labelled pool first. Otherwise all samples are spread once, and of each client's own samples a random part
-    is labelled (``fraction``; rounded, at least one), or the first ``per_class`` of every class it has
-    (CINIC-10 in FedDure's released code).
+    With ``num_labels``, a class-balanced labelled pool and the unlabelled rest are spread independently, the labelled
+    pool first. Otherwise all samples are spread once, and a random part of each client's samples is labelled
+    (``fraction``; rounded, at least one), or the first ``per_class`` of every class it has (CINIC-10 in FedDure's
+    released code).
 
     Args:
         labels: class of every training sample, int [N].
         num_clients: number of clients.
         rng: legacy generator.
         split: how the samples, or those of the unlabelled pool, are spread.
-        labelled_split: how the labelled pool is spread, by default as ``split``.
+        labelled_split: how the labelled pool is spread; default: ``split``.
         num_labels: labelled samples in total, a multiple of the number of classes.
         fraction: labelled share of each client's samples, in (0, 1].
-        per_class: labelled samples of each of a client's classes, at most.
-        shuffle_pool: draw the labelled pool, otherwise take each class's first samples.
+        per_class: maximum number of labelled samples per class and client.
+        shuffle_pool: draw the labelled pool at random, otherwise take each class's first samples.
         order: order of the unlabelled pool, see `labelled_pool`.
 
     Raises:
@@ -397,14 +398,14 @@ def labels_at_all_clients(
 
 
 def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "none") -> Lists:
-    """What each client uses with labels: its labelled samples, and those that ``repeats`` names once more behind them.
+    """Return each client's labelled samples, followed by those that ``repeats`` repeats.
 
     Args:
-        partition: who owns what.
+        partition: the partition.
         labels: class of every training sample, int [N].
-        repeats: ``none``; ``second_class``: the labelled samples of the second class that a client has, if its first
-            two classes have equally many labelled samples and unequally many unlabelled ones (FedDure's released code
-            on CINIC-10, where about three quarters of the clients do).
+        repeats: ``none``; ``second_class``: the labelled samples of a client's second class, if its first two classes
+            have equally many labelled samples and different numbers of unlabelled ones (FedDure's released code on
+            CINIC-10, where this holds for about three quarters of the clients).
     """
     if repeats == "none":
         return Lists.of(partition.labelled)
@@ -419,17 +420,16 @@ def labelled_sets(partition: Partition, labels: ArrayLike, repeats: Repeats = "n
 
 
 def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
-    """What each client uses without labels: what ``union_mode`` puts in front, then its unlabelled samples.
+    """Return each client's unlabelled samples, preceded by those that ``union_mode`` adds.
 
     Args:
-        partition: who owns what.
-        union_mode: ``none``; ``labelled``: the client's labelled samples; ``code_index``: the samples of the
-            unlabelled pool at the places that the client's samples have in the labelled pool as it is stored, class by
-            class in the order of the draw, whoever owns them (FedDB, released code).
+        partition: the partition.
+        union_mode: ``none``; ``labelled``: the client's labelled samples; ``code_index``: the samples of the unlabelled
+            pool at the indices of the client's samples in the labelled pool as stored, class by class in the order of
+            the draw, whoever owns them (FedDB, released code).
 
     Raises:
-        DataError: ``code_index``, but the partition says nothing of a labelled pool, or the unlabelled pool is smaller
-            than it.
+        DataError: ``code_index``, but the partition has no labelled pool, or the unlabelled pool is smaller than it.
     """
     if union_mode == "none":
         return Lists.of(partition.unlabelled)
@@ -439,13 +439,13 @@ def unlabelled_sets(partition: Partition, union_mode: Union = "none") -> Lists:
         if stored is None:
             raise DataError(
                 "union_mode code_index: this partition has no labelled pool in a stored order. Draw one (scenario "
-                "all_clients with num_labels; files that older versions saved do not hold it either), or choose "
+                "all_clients with num_labels; files saved by older versions do not have it either), or choose "
                 "union_mode labelled or none"
             )
         if len(stored) > len(partition.pool):
             raise DataError(
                 f"union_mode code_index: {len(stored)} labelled samples, but only {len(partition.pool)} unlabelled "
-                "ones to take instead; choose union_mode labelled or none"
+                "ones to replace them; choose union_mode labelled or none"
             )
         ascending = np.argsort(stored)
         places = (ascending[np.searchsorted(stored, part, sorter=ascending)] for part in partition.labelled)
@@ -464,7 +464,7 @@ def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> 
 
 
 def _first_of_each_class(part: Positions, labels: Labels, count: int) -> tuple[Positions, int]:
-    """Put the first ``count`` samples of every class to the front, and say how many these are."""
+    """Move the first ``count`` samples of every class to the front; also return their number."""
     seen: dict[int, int] = {}
     late = np.zeros(len(part), dtype=bool)
     for place, position in enumerate(part):
@@ -479,13 +479,13 @@ def _per_class(labels: Labels, num_labels: int) -> int:
     if num_labels < classes or num_labels % classes:
         near = max(num_labels // classes, 1) * classes
         raise DataError(
-            f"num_labels={num_labels} is not a multiple of {classes} classes: take {near} or {near + classes}"
+            f"num_labels={num_labels} is not a multiple of {classes} classes: choose {near} or {near + classes}"
         )
     return num_labels // classes
 
 
 def _rest(labels: Labels, taken: Sequence[Positions]) -> Positions:
-    """Return the positions that ``taken`` leaves, ascending."""
+    """Return the positions not in ``taken``, ascending."""
     left = np.ones(len(labels), dtype=bool)
     left[np.concatenate(taken)] = False
     return np.flatnonzero(left)
@@ -499,7 +499,7 @@ def _positions(values: ArrayLike) -> Positions:
     """Return a read-only int64 copy of a list of positions."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError(f"positions must be one list of integers, got {array.dtype} {array.shape}")
+        raise DataError(f"positions must be a list of integers, got {array.dtype} {array.shape}")
     array = array.astype(np.int64)
     array.setflags(write=False)
     return array

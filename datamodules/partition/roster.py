@@ -1,4 +1,4 @@
-"""Who takes part in a round: a function of the round alone, never of the method or of what came before."""
+"""The participants of a round: a function of the round only, not of the method or of earlier rounds."""
 
 import random
 from dataclasses import dataclass, field
@@ -19,11 +19,12 @@ class Roster:
         num_clients: registered clients; ids are ``0..num_clients-1``.
         labelled: ids of the clients that hold labels, ascending.
         seed: run seed of the ``roster`` stream.
-        participants: clients drawn per round without replacement; ``None`` means all of them.
-        rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the
-            round index and draws ``choice(num_clients, participants, replace=False)``, so that every run
-            meets the same clients (FedDure's released code); ``"numpy_run"`` seeds that generator once, with the run
-            seed, and draws so round by round (SAGE's and ProxyFL's).
+        participants: clients drawn per round without replacement; ``None``: all.
+        rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the round
+        index
+            and draws ``choice(num_clients, participants, replace=False)``, so that every run has the same participants
+            (FedDure's released code); ``"numpy_run"`` seeds that generator once with the run seed and draws in the same
+            way round by round (SAGE's and ProxyFL's).
 
     Raises:
         ConfigError: more participants than clients, or an unknown rule.
@@ -49,12 +50,12 @@ class Roster:
 
     @property
     def unlabelled(self) -> tuple[int, ...]:
-        """Ids of the clients without a single label."""
+        """Ids of the clients without labels."""
         held = set(self.labelled)
         return tuple(c for c in range(self.num_clients) if c not in held)
 
     def sample(self, round: int) -> list[int]:
-        """Ids of the round's participants: ascending, under ``numpy_run`` in the order drawn."""
+        """Return the ids of the round's participants, ascending, or with ``numpy_run`` in the order drawn."""
         if self.participants is None:
             return list(range(self.num_clients))
         if self.rule == "numpy_run":
@@ -67,15 +68,15 @@ class Roster:
         return sorted(int(c) for c in drawn)
 
     def shuffled(self, round: int) -> list[int]:
-        """The round's participants in random order, for methods that give them different places."""
+        """Return the round's participants in random order, for methods that give them different roles."""
         drawn, seed = self.sample(round), derive_seed(self.seed, "places", round) % 2**32
         return [drawn[place] for place in np.random.RandomState(seed).permutation(len(drawn))]
 
     def subsets(self, index: int, count: int, size: int) -> list[list[int]]:
-        """The ``index``-th group of ``count`` independent subsets of ``size`` distinct clients.
+        """Return the ``index``-th group of ``count`` independent subsets of ``size`` distinct clients.
 
-        Python's ``random`` seeded once with the run seed and asked for ``sample(range(N), size)`` again and
-        again: RSCFed's published schedule (released code). Order inside a subset is the order drawn.
+        Python's ``random``, seeded once with the run seed, draws ``sample(range(N), size)`` repeatedly: RSCFed's
+        published schedule (released code). Ids inside a subset are in the order drawn.
 
         Raises:
             ConfigError: ``size`` above the number of clients.

@@ -1,4 +1,4 @@
-"""What clients and the server hold, and the labels that metrics alone may see."""
+"""The data of clients and the server, and hidden labels for metrics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from datamodules.partition.lists import Lists
 
 @dataclass(frozen=True)
 class SiteData:
-    """What one client (or the server) holds: positions in the training set, and labels where it has them.
+    """The data of one client (or the server): positions in the training set, and labels if any.
 
     Args:
         labelled: int64 ``[n_l]`` positions with labels.
         labels: int64 ``[n_l]`` classes of ``labelled``.
         unlabelled: int64 ``[n_u]`` positions without labels.
-        revealed: int64 ``[n_u]`` classes of ``unlabelled``, in a setting that gives them away (an upper bound).
-        validation: int64 ``[n_v]`` positions that nobody trains on, at the server (``data.validation``).
+        revealed: int64 ``[n_u]`` classes of ``unlabelled``, in settings that reveal them (an upper bound).
+        validation: int64 ``[n_v]`` positions that are never trained on, at the server (``data.validation``).
         validation_labels: int64 ``[n_v]`` classes of ``validation``.
     """
 
@@ -38,13 +38,13 @@ class SiteData:
 
 
 class Sites(Sequence[SiteData]):
-    """What every client holds, made anew whenever it is asked for: a client that does not take part costs nothing.
+    """The data of every client, created on access, so that clients that do not take part cost nothing.
 
     Args:
         labelled: positions with labels, by client.
-        unlabelled: positions without, by client.
-        make: makes a site of both, int64 tensors.
-        device: of these tensors.
+        unlabelled: positions without labels, by client.
+        make: creates a site from both (int64 tensors).
+        device: device of these tensors.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Sites(Sequence[SiteData]):
 
 
 class Oracle:
-    """Hidden labels, for metrics only: nothing that trains may hold one."""
+    """Hidden labels, for metrics only: nothing that trains may have access."""
 
     def __init__(self, labels: Tensor) -> None:
         self._labels = labels

@@ -1,8 +1,7 @@
-"""Pure draws: spread samples over clients, take a labelled pool, choose the clients that hold labels.
+"""Random draws: spread samples over clients, take a labelled pool, choose the clients that hold labels.
 
-All of them draw from a legacy ``numpy.random.RandomState`` that the caller seeds: its streams are frozen
-across NumPy versions and platforms, and the published partitions were made with it. The order of the calls is
-part of the contract.
+All of them draw from a legacy ``numpy.random.RandomState`` seeded by the caller: its streams are frozen across NumPy
+versions and platforms, and the published partitions were made with it. The order of the calls is part of the contract.
 """
 
 from collections.abc import Sequence
@@ -42,25 +41,23 @@ def dirichlet(
 ) -> list[Positions]:
     """Spread samples with one Dirichlet draw over the clients per class, and a cap on the clients' sizes.
 
-    For each class in ascending order: take its positions (shuffled, or ascending), draw shares over the
-    clients, take the share of every client that already holds ``len(labels) / num_clients`` samples or more,
-    renormalise, and cut the list at the truncated cumulated shares. A pass that leaves a client below
-    ``min_size`` is thrown away and drawn again from where the generator stands. At last each client's list is
-    shuffled, in client order.
+    For each class in ascending order: take its positions (shuffled or ascending), draw shares over the clients, set the
+    share of every client that already holds ``len(labels) / num_clients`` samples or more to zero, renormalise, and cut
+    the list at the truncated cumulative shares. A pass that leaves a client below ``min_size`` is discarded and drawn
+    again from the generator's current state. Finally each client's list is shuffled, in client order.
 
-    Source: released code. RSCFed, CBAFed and FedDure use the defaults; (FL)2 shuffles nothing; FedDB shuffles
-    nothing and has ``min_size=1``. Where the shares of all clients below the cap vanish in double precision
-    (``beta`` below about 1e-3), we follow the limit of the law for small ``beta``: one of these clients,
-    drawn uniformly, receives the whole class.
+    Source: released code. RSCFed, CBAFed and FedDure use the defaults; (FL)2 shuffles nothing; FedDB shuffles nothing
+    and has ``min_size=1``. If the shares of all clients below the cap vanish in double precision (``beta`` below about
+    1e-3), we follow the limit for small ``beta``: one of these clients, drawn uniformly, receives the whole class.
 
     Args:
         labels: class of every sample of the pool, int [N].
         num_clients: number of clients K.
-        beta: concentration of the symmetric Dirichlet law.
+        beta: concentration of the symmetric Dirichlet distribution.
         rng: legacy generator. Calls: per class shuffle, dirichlet; after the accepted pass the K final
             shuffles.
-        num_classes: length of the class loop, by default all classes. Samples of later classes go to nobody
-            (released code loops over 10 classes, whatever the data set).
+        num_classes: number of classes to loop over, by default all. Samples of later classes are left out (released
+            code loops over 10 classes, whatever the data set).
         min_size: smallest client allowed.
         shuffle_classes: shuffle each class's positions before its Dirichlet draw.
         shuffle_clients: shuffle each client's final list, otherwise it is ordered class by class.
@@ -91,13 +88,13 @@ def dirichlet(
             break
     else:
         raise DataError(
-            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} left "
-            f"every client min_size={min_size} samples in {MAX_ATTEMPTS} attempts: take fewer clients, a "
+            f"no Dirichlet partition of {available} samples over {num_clients} clients with beta={beta} gave "
+            f"every client min_size={min_size} samples in {MAX_ATTEMPTS} attempts: choose fewer clients, a "
             "larger beta or a smaller min_size"
         )
     taken = [np.diff(cuts, prepend=0, append=len(members)) for members, cuts in pieces]
     owners = np.concatenate([np.repeat(np.arange(num_clients), counts) for counts in taken])
-    order = np.argsort(owners, kind="stable")  # by client, and of a client class by class
+    order = np.argsort(owners, kind="stable")  # by client, and within a client class by class
     parts = np.split(np.concatenate([members for members, _ in pieces])[order], np.cumsum(sizes)[:-1])
     if shuffle_clients:
         for part in parts:
@@ -108,21 +105,21 @@ def dirichlet(
 def pairs(
     labels: ArrayLike, num_clients: int, beta: float, rng: RandomState, *, num_classes: int | None = None
 ) -> list[Positions]:
-    """Spread random shares of the pool over two clients each by ``dirichlet``, then cut all into equal lists.
+    """Spread random shares of the pool over two clients each with ``dirichlet``, then cut all into equal lists.
 
-    The positions, class by class, are shuffled and cut into G = ceil(K / 2) groups: int(2 N / K) each, and the last one
-    has the rest. A group goes to two clients (the last of an odd K to one) by ``dirichlet``, which cuts each class in
-    the group's order and is drawn again until both have half of what they should, int(S / 4) of the group's S. The
-    clients' lists are joined and cut anew into K parts, of which the first N mod K have one more: so two neighbours
-    share what would be theirs together, and the border between them is moved to the middle.
+    The positions, class by class, are shuffled and cut into G = ceil(K / 2) groups of int(2 N / K); the last one has
+    the rest. ``dirichlet`` splits a group between two clients (the last of an odd K goes to one); it cuts each class in
+    the group's order and is redrawn until both have half of their due, int(S / 4) of the group's S. The clients' lists
+    are joined and cut again into K parts, of which the first N mod K have one more: two neighbours share their common
+    samples, with the border moved to the middle.
 
-    Source: released code of SAGE and ProxyFL, whose papers speak of a Dirichlet law over the clients. Two neighbours
-    have together an almost even mix of classes, so clients differ much less than under ``dirichlet``.
+    Source: released code of SAGE and ProxyFL, whose papers describe a Dirichlet distribution over clients. Two
+    neighbours together have an almost even mix of classes, so clients differ much less than under ``dirichlet``.
 
     Args:
         labels: class of every sample of the pool, int [N].
         num_clients: number of clients K.
-        beta: concentration of the symmetric Dirichlet law.
+        beta: concentration of the symmetric Dirichlet distribution.
         rng: legacy generator. Calls: one shuffle of N elements; then for each group the calls of ``dirichlet``.
         num_classes: as in ``dirichlet``.
 
@@ -166,18 +163,19 @@ def dirichlet_per_client(
     shuffle_classes: bool = True,
     shuffle_clients: bool = True,
 ) -> list[Positions]:
-    """Give every client as many samples, of classes in shares of its own: ``q ~ Dir(beta p)`` with the class prior p.
+    """Give every client the same number of samples, with class shares ``q ~ Dir(beta p)``, where p is the class prior.
 
-    Source: the formula is FedDB's, as printed (Hsu et al., 2019, have it, too); what follows is ours, since nobody
-    gives it. The clients come in turn and take floor(N / K) samples each; what is left belongs to nobody. A client's
-    classes are drawn by q. Of a class with too few samples left it takes all, and draws again among the others. Where q
-    gives these nothing, one of them, drawn by p, gives all that it has: the limit of the law for small ``beta``.
+    Source: the formula is FedDB's, as printed (also in Hsu et al., 2019); the following details are ours, since they
+    are not published. The clients take floor(N / K) samples each, in turn; the remainder is left out. A client's
+    classes are drawn from q. If a class has too few samples left, the client takes all of them and draws again among
+    the other classes. If q gives these no weight, one of them, drawn from p, gives all its samples: the limit for small
+    ``beta``.
 
     Args:
         labels: class of every sample of the pool, int [N].
         num_clients: number of clients K.
-        beta: concentration: the sum of the parameters of the law of q.
-        rng: legacy generator. Calls: a shuffle per class; per client one dirichlet and its multinomials; the K final
+        beta: concentration, the sum of the parameters of q's distribution.
+        rng: legacy generator. Calls: one shuffle per class; per client one dirichlet and its multinomials; the K final
             shuffles.
         num_classes: as in ``dirichlet``.
         min_size: smallest client allowed.
@@ -214,7 +212,7 @@ def dirichlet_per_client(
 def _take(
     shares: NDArray[Any], prior: NDArray[Any], left: NDArray[np.int64], count: int, rng: RandomState
 ) -> NDArray[np.int64]:
-    """How many of ``count`` samples are of each class, int64 [C], at most what is ``left``; see above."""
+    """Draw the class counts of ``count`` samples, int64 [C], at most ``left`` per class; see above."""
     taken = np.zeros_like(left)
     while missing := count - taken.sum():
         has_some = taken < left
@@ -229,10 +227,10 @@ def _take(
 def _spread_classes(
     labels: Labels, num_clients: int, beta: float, num_classes: int | None, min_size: int
 ) -> tuple[list[Positions], int]:
-    """The classes' ascending positions, and how many these are together.
+    """Return the classes' ascending positions, and their total number.
 
     Raises:
-        DataError: ``beta`` is no concentration, or they are too few for the clients.
+        DataError: ``beta`` is not a valid concentration, or there are too few positions for the clients.
     """
     if not 0 < beta < 1e300:
         raise DataError(f"the Dirichlet concentration beta must be positive and finite, got {beta}")
@@ -241,7 +239,7 @@ def _spread_classes(
     if available < max(1, min_size * num_clients):
         raise DataError(
             f"cannot give each of {num_clients} clients min_size={min_size} or more of {available} samples: "
-            "take fewer clients or a smaller min_size"
+            "choose fewer clients or a smaller min_size"
         )
     return classes, available
 
@@ -249,7 +247,7 @@ def _spread_classes(
 def _cuts(shares: NDArray[Any], below_cap: NDArray[np.bool_], size: int, rng: RandomState) -> Positions:
     """Turn Dirichlet shares into the K - 1 cut points of a class of ``size`` > 0 samples.
 
-    Shares in float32, as torch draws them, are normalised and added up in torch's order (FedDB, released code).
+    Shares in float32, as drawn by torch, are normalised and summed in torch's order (FedDB, released code).
     """
     shares = np.where(below_cap, shares, 0)
     if shares.dtype == np.float32 and shares.sum() > 0:
@@ -283,8 +281,8 @@ def iid(
         labels: class of every sample of the pool, int [N].
         num_clients: number of clients K, at most N.
         rng: legacy generator, called for ``permutations`` shuffles of N elements.
-        remainder: what happens to the N mod K samples left over.
-        permutations: number of consecutive permutations (one is enough in law).
+        remainder: treatment of the N mod K remaining samples.
+        permutations: number of consecutive permutations (one is equivalent in distribution).
         stratified: deal the permuted samples out class by class instead of cutting, so that a class's counts
             differ by at most one between clients.
 
@@ -324,14 +322,14 @@ def labelled_pool(
         labels: class of every sample, int [N].
         per_class: labelled samples per class.
         rng: legacy generator, called for one shuffle per class.
-        order: order of the unlabelled pool: class by class in the order left by the draw ((FL)2, FedDure), or
-            ascending positions (FedDB). The labelled pool is always stored class by class.
+        order: order of the unlabelled pool: class by class in the order of the draw ((FL)2, FedDure), or ascending
+            positions (FedDB). The labelled pool is always stored class by class.
 
     Returns:
         Labelled and unlabelled positions, int64 [C * per_class] and [N - C * per_class].
 
     Raises:
-        DataError: a class has fewer samples than asked for.
+        DataError: a class has fewer samples than requested.
     """
     labelled, unlabelled = [], []
     for k, members in enumerate(class_members(check_labels(labels))):
@@ -354,16 +352,15 @@ def pick_labelled(
 ) -> Positions:
     """Choose ``count`` clients to be labelled and return the order of clients that puts them first.
 
-    The first choice changes places with client 0, the second with whoever is then client 1, and so on; nobody
-    else moves.
+    The first choice is swapped with client 0, the second with the client then at 1, and so on; no other client moves.
 
     Args:
         parts: the K clients' positions.
         labels: class of every sample, int [N].
-        rule: ``all_classes_closest``: of the clients owning every class, those whose size is closest to N / K
-            (fits RSCFed's three published partitions), then those missing the fewest classes, closest sizes
+        rule: ``all_classes_closest``: clients with samples of all classes first, those of size closest to N / K first
+            (fits RSCFed's three published partitions), then those missing the fewest classes, again the closest sizes
             first (CBAFed); ``index0``: as drawn; ``random``: uniformly with ``rng``.
-        count: how many.
+        count: number of clients.
         rng: legacy generator of the rule ``random``.
 
     Returns:
@@ -374,7 +371,7 @@ def pick_labelled(
         ConfigError: unknown rule, or no generator for ``random``.
     """
     if not 0 <= count <= len(parts):
-        raise DataError(f"cannot pick {count} labelled clients out of {len(parts)}")
+        raise DataError(f"cannot choose {count} labelled clients out of {len(parts)}")
     labels = check_labels(labels)
     if rule == "all_classes_closest":
         lists, classes = Lists.of(parts), int(labels.max()) + 1
@@ -388,7 +385,7 @@ def pick_labelled(
         chosen = rng.permutation(len(parts))
     else:
         raise ConfigError(
-            f"cannot pick labelled clients by the rule {rule!r}: use all_classes_closest, index0, or random "
+            f"cannot choose labelled clients by the rule {rule!r}: use all_classes_closest, index0, or random "
             "with a generator"
         )
     order, places = np.arange(len(parts)), np.arange(len(parts))
@@ -400,13 +397,13 @@ def pick_labelled(
 
 
 def check_labels(labels: ArrayLike, num_clients: int = 1) -> Labels:
-    """Return labels as int64 [N]; raise `DataError` if they are none, or too few for the clients."""
+    """Return labels as int64 [N]; raise `DataError` if they are invalid or too few for the clients."""
     array = np.asarray(labels)
     if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0)):
         raise DataError(f"labels must be one list of class numbers from 0, got {array.dtype} {array.shape}")
     if not 1 <= num_clients <= len(array):
         raise DataError(
-            f"cannot spread {len(array)} samples over {num_clients} clients: take at least one client, and "
+            f"cannot spread {len(array)} samples over {num_clients} clients: choose at least one client, and have "
             "at least one sample per client"
         )
     return array.astype(np.int64, copy=False)

@@ -1,13 +1,12 @@
 """Views of resident 8-bit images: cut a window, transform it, normalise it, always for a whole batch.
 
-A `Geometry` lays all images of a data set out once (`prepare`: enlarge or pad, 8 bits kept) and then cuts
-one randomly placed window per requested image in a single gather. A `View` is a geometry, optional
-transforms of the 8-bit windows, the normalisation, and optional transforms of the normalised batch.
-Everything runs on the device of the prepared images and draws only from the generator it is given; there is
-no loop over images.
+A `Geometry` lays out all images of a data set once (`prepare`: enlarge or pad, 8 bits kept) and then cuts one randomly
+placed window per requested image in a single gather. A `View` is a geometry, optional transforms of the 8-bit windows,
+the normalisation, and optional transforms of the normalised batch. Everything runs on the device of the prepared images
+and draws only from the given generator; there is no loop over images.
 
-Padding by the same amount on both sides commutes with mirroring, and a window position is uniform, so
-"flip, then crop" and "crop, then flip" are one and the same law: no geometry distinguishes them.
+Padding by the same amount on both sides commutes with mirroring, and a window's position is uniform, so "flip, then
+crop" and "crop, then flip" have the same distribution: no geometry distinguishes them.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,8 @@ _CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Geometry:
-    """How windows are cut from a set of images; compared and hashed by value, a key for prepared images.
+    """How windows are cut from a set of images; compared and hashed by value, so that it can be a key for prepared
+    images.
 
     `channels=3` turns one-channel images into three identical channels. `base` is a geometry without
     randomness (`Resize` or `Pad`) whose `prepare` is applied first.
@@ -71,7 +71,7 @@ class Geometry:
         return prepared.index_select(0, index)
 
     def extent(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the images that `prepare` lays out, from those of the stored ones."""
+        """Return height and width of prepared images from those of the stored ones."""
         return self._extent(*(self.base.extent(height, width) if self.base is not None else (height, width)))
 
     def _lay_out(self, images: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Resize(Geometry):
-    """The test view: both sides forced to `size` (None: as they are); nothing random, needs no generator."""
+    """The test view: both sides forced to `size` (None: unchanged); no randomness, needs no generator."""
 
     size: int | None = None
 
@@ -96,7 +96,7 @@ class Resize(Geometry):
 
 @dataclass(frozen=True)
 class Pad(Geometry):
-    """`pad` black pixels on every side (28 to 32 with `pad=2`); nothing random, needs no generator."""
+    """`pad` black pixels on every side (28 to 32 with `pad=2`); no randomness, needs no generator."""
 
     pad: int
 
@@ -109,9 +109,9 @@ class Pad(Geometry):
 
 @dataclass(frozen=True)
 class ZoomCrop(Geometry):
-    """Enlarge to `zoom` x `zoom`, keep a `crop` x `crop` window at a uniform position, without padding.
+    """Enlarge to `zoom` x `zoom`, cut a `crop` x `crop` window at a uniform position, without padding.
 
-    The window is mirrored with probability `flip`. Raises `ConfigError` for a window larger than the picture.
+    The window is mirrored with probability `flip`. Raises `ConfigError` for a window larger than the image.
     """
 
     zoom: int
@@ -119,11 +119,11 @@ class ZoomCrop(Geometry):
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a window larger than the picture."""
+        """Refuse a window larger than the image."""
         if not 0 < self.crop <= self.zoom:
             raise ConfigError(
-                f"{self}: a window of {self.crop} does not fit into {self.zoom}: enlarge to {self.crop} at "
-                "least (data.zoom), or cut a smaller one (data.side)"
+                f"{self}: a window of {self.crop} does not fit into {self.zoom}: enlarge to at least {self.crop} "
+                "(data.zoom), or cut a smaller one (data.side)"
             )
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -139,7 +139,7 @@ class ZoomCrop(Geometry):
 
 @dataclass(frozen=True)
 class PadCrop(Geometry):
-    """Pad every side by `pad`, keep a window of the original size at a uniform position.
+    """Pad every side by `pad`, cut a window of the original size at a uniform position.
 
     The window is mirrored with probability `flip`; 0 draws no coin. `mode` is "reflect" (mirrored content,
     border pixel not repeated) or "zero" (black). Raises `ConfigError` for another mode.
@@ -184,10 +184,10 @@ class View:
     post: tuple[PostTransform, ...] = ()
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Views of `prepared[index]`: float32 [B, C, h, w] in channels_last memory, (x / 255 - mean) / std.
+        """Return views of `prepared[index]`: float32 [B, C, h, w] in channels_last memory, (x / 255 - mean) / std.
 
-        `prepared` comes from `geometry.prepare`; `index` is int64 [B]. The generator, on the same device,
-        may be None only where nothing is random (`RunError` otherwise).
+        `prepared` comes from `geometry.prepare`; `index` is int64 [B]. The generator, on the same device, may be None
+        only if there is no randomness (`RunError` otherwise).
         """
         windows = self.geometry(prepared, index, generator)
         for transform in self.transforms:
@@ -202,7 +202,7 @@ class View:
 class Cutout:
     """Zero one square per image of a normalised batch (a `PostTransform`).
 
-    The centre is uniform over the pixels; the square covers [c - size/2, c + size/2) in both axes, cut at the
+    The centre is uniform over the pixels; the square covers [c - size/2, c + size/2) in both axes, clipped at the
     border (the rule of FedDure's released code, where the side is 16).
     """
 
@@ -222,10 +222,10 @@ class Cutout:
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Force uint8 images [N, H, W, C] to [N, size, size, C]: bilinear, anti-aliased, 8 bits kept.
+    """Resize uint8 images [N, H, W, C] to [N, size, size, C]: bilinear, anti-aliased, in 8 bits.
 
-    Computed on the CPU in fixed-point arithmetic (as Pillow does) whatever the device of `images`, so that
-    every device sees the same pixels, and in chunks, so that memory stays bounded.
+    Computed on the CPU in fixed-point arithmetic (as in Pillow) whatever the device of `images`, so that every device
+    gets the same pixels, and in chunks to bound memory.
     """
     count, height, width, channels = images.shape
     if (height, width) == (size, size):
@@ -240,15 +240,15 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def zero_pad(images: Tensor, pad: int) -> Tensor:
-    """Surround uint8 images [N, H, W, C] by `pad` zero pixels: [N, H + 2 pad, W + 2 pad, C]."""
+    """Pad uint8 images [N, H, W, C] with `pad` zero pixels per side: [N, H + 2 pad, W + 2 pad, C]."""
     return F.pad(images, (0, 0, pad, pad, pad, pad))
 
 
 def reflect_pad(images: Tensor, pad: int) -> Tensor:
-    """Surround uint8 images [N, H, W, C] by `pad` mirrored pixels per side, border pixel not repeated.
+    """Pad uint8 images [N, H, W, C] with `pad` mirrored pixels per side, border pixel not repeated.
 
-    Returns [N, H + 2 pad, W + 2 pad, C]. Raises `DataError` where the images have no `pad` pixels beyond
-    the border to mirror.
+    Returns [N, H + 2 pad, W + 2 pad, C]. Raises `DataError` if the images have fewer than `pad` pixels beyond the
+    border to mirror.
     """
     if pad >= min(images.shape[1:3]):
         raise DataError(
@@ -270,7 +270,7 @@ def random_windows(
     flip: float,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Cut a uniformly placed window per image and mirror it with probability `flip`, in one gather.
+    """Cut one uniformly placed window per image and mirror it with probability `flip`, in one gather.
 
     `prepared` is uint8 [N, H, W, C], `index` int64 [B]; returns uint8 [B, height, width, C]. Draws, in this
     order, the top edges, the left edges and, unless `flip` is 0, the mirror coins. Raises `RunError`
@@ -293,7 +293,7 @@ def random_windows(
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Turn uint8 images [B, h, w, C] into (x / 255 - mean) / std: float32 [B, C, h, w], channels_last memory.
 
-    Raises `ConfigError` where the number of constants fits neither one nor the number of channels.
+    Raises `ConfigError` if the number of constants is neither one nor the number of channels.
     """
     count, height, width, channels = images.shape
     scale, shift = _scale_shift(mean, std, channels, width, images.device)

@@ -1,4 +1,4 @@
-"""Batches without worker processes: positions are shuffled, views are cut in blocks on the device."""
+"""Batches without worker processes: shuffled positions, and views cut in blocks on the device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,29 +17,29 @@ class TakesViews(Protocol):
 
     @property
     def block(self) -> int:
-        """Images that are cut at once, unless a batch is larger: they take part in one draw, and lie in memory."""
+        """Number of images cut (and drawn for) at once, unless a batch is larger."""
 
     def take(self, view: str, index: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Float views ``[B, C, H, W]`` of the training images at ``index``."""
+        """Return float views ``[B, C, H, W]`` of the training images at ``index``."""
 
 
 @dataclass
 class Stream:
-    """What a client (or the server) walks through, one batch per step.
+    """A stream of batches of a client or the server, one per step.
 
     Args:
         index: positions in the training set, int64 ``[n]``.
-        views: batch field -> name of the view to cut freshly for it at every pass.
+        views: batch field -> name of the view, cut anew in every pass.
         fields: batch field -> tensor aligned with ``index`` (labels, masks, stored views), first axis ``n``.
         batch_size: samples per step; the last, shorter batch of a pass is kept.
-        shuffle: a new order at every pass, else the order of ``index``.
-        cycle: start over when exhausted, as often as the other streams of the client need.
+        shuffle: use a new order in every pass, otherwise the order of ``index``.
+        cycle: restart when exhausted, as often as the client's other streams need.
         min_batch: shorter batches are left out (2 where a one-image batch breaks batch norm).
-        draws: name of the random streams for order and augmentation; by default the stream's own.
-        resample: draw this many positions with replacement at every pass, in place of each position once.
+        draws: name of the random streams for order and augmentation; default: the stream's name.
+        resample: draw this many positions with replacement in every pass, instead of each position once.
 
     Raises:
-        ConfigError: no images per step, or a field of another length.
+        ConfigError: no images per step, or a field whose length differs.
     """
 
     index: Tensor
@@ -62,14 +62,14 @@ class Stream:
         return len(self.index) if self.resample is None or not len(self.index) else self.resample
 
     def positions(self, order: torch.Generator) -> Tensor:
-        """Places in ``index`` that a pass walks through, in order, int64 ``[len(self)]``."""
+        """Draw a pass's order: places in ``index``, int64 ``[len(self)]``."""
         if self.resample is not None:
             return torch.randint(max(len(self.index), 1), (len(self),), generator=order)
         return torch.randperm(len(self), generator=order) if self.shuffle else torch.arange(len(self))
 
     @property
     def usable(self) -> bool:
-        """Whether a pass gives any batch: not for a stream without images, or with fewer than ``min_batch``."""
+        """Whether a pass has any batch: not for a stream without images, or with fewer than ``min_batch``."""
         return min(len(self), self.batch_size) >= max(self.min_batch, 1)
 
 
@@ -78,11 +78,11 @@ class Pass:
     """One local epoch.
 
     Args:
-        streams: what it walks through, by name; a step gets one batch of each.
+        streams: streams by name; a step gets one batch of each.
         steps: number of steps, 1 or more; ``None``: until the shortest stream that does not cycle ends.
 
     Raises:
-        ConfigError: no streams by name, or no positive whole number of steps.
+        ConfigError: not a dictionary of streams, or not a positive integer of steps.
     """
 
     streams: Mapping[str, Stream]
@@ -91,13 +91,13 @@ class Pass:
     def __post_init__(self) -> None:
         named = isinstance(self.streams, Mapping) and all(isinstance(s, Stream) for s in self.streams.values())
         if not named:
-            raise ConfigError(f"a pass needs streams by name, and got {self.streams!r}")
+            raise ConfigError(f"a pass needs streams by name, but got {self.streams!r}")
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
-            raise ConfigError(f"a pass of {self.steps} steps trains nothing: take a whole number from 1, or None")
+            raise ConfigError(f"a pass of {self.steps} steps trains nothing: give a whole number from 1, or None")
 
 
 LocalWork = Sequence[Pass | Callable[[], Pass]]
-"""The local epochs of a visit in order; a function makes its own when its turn comes, from the model of that moment."""
+"""The local epochs of a visit in order; a function creates its epoch when it starts, with the model of that time."""
 
 
 def _walk(
@@ -126,17 +126,17 @@ def epoch(
     generator: Callable[[str], torch.Generator],
     steps: int | None = None,
 ) -> Iterator[Batch]:
-    """One pass: a batch from each stream per step, until ``steps`` or the shortest stream that does not cycle.
+    """Iterate over one pass: one batch per stream and step, until ``steps`` or the shortest stream without ``cycle``.
 
     Args:
         streams: stream name -> stream; those that are not ``usable`` are left out.
         data: cuts the views.
-        generator: gives the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on
-            the device of the data).
-        steps: number of steps; needed when every stream cycles.
+        generator: returns the random stream of a purpose (``"order/<name>"`` on the CPU, ``"augment/<name>"`` on the
+            data's device).
+        steps: number of steps; needed if every stream cycles.
 
     Raises:
-        ConfigError: every stream cycles and no number of steps is given.
+        ConfigError: every stream cycles and the number of steps is not given.
     """
     live = {name: s for name, s in streams.items() if s.usable}
     if not live:

@@ -1,4 +1,4 @@
-"""Whether the images of a data set suit the options that they are to be seen with."""
+"""Checks that a data set's images suit the options of its views."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from datamodules.views.pipelines import Views
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:
-    """What the images take in memory, laid out for the largest of the views: training and test images once each."""
+    """Compute the bytes of training and test images, laid out for the largest view."""
     geometries = {name: view.geometry for name, view in views.items() if isinstance(view.geometry, Geometry)}
     needed = 0
     for images, names in ((arrays.train_images, set(geometries) - {"test"}), (arrays.test_images, {"test"})):
@@ -22,33 +22,33 @@ def layout_bytes(arrays: Arrays, views: Views) -> int:
 
 
 def check_border(arrays: Arrays, border: int, side: int, needed: int) -> None:
-    """Refuse a border that does not lead to the network's input, a square of ``side`` pixels.
+    """Refuse a border that does not give the network's input size, a square of ``side`` pixels.
 
     Raises:
-        ConfigError: says what it leads to, and to how many bytes (``needed``).
+        ConfigError: gives the resulting size and bytes (``needed``).
     """
     for part, images in (("training", arrays.train_images), ("test", arrays.test_images)):
         framed = [length + 2 * border for length in images.shape[1:3]]
         if images.ndim == 4 and framed != [side, side]:
             raise ConfigError(
                 f"data.border={border} makes {part} images of {framed[0]} x {framed[1]} pixels, {in_words(needed)} "
-                f"of memory in all, but the network takes {side} x {side}: choose the border that leads there, "
+                f"of memory in all, but the network takes {side} x {side}: choose a border that gives this size, "
                 "another --data.side, or no border"
             )
 
 
 def check_memory(name: str, asked: Mapping[str, Any], needed: int, free: int | None, processes: int) -> None:
-    """Refuse images that are too large for the memory.
+    """Refuse images that do not fit into memory.
 
     Args:
-        name: of the data set.
+        name: name of the data set.
         asked: the options that make images large, by name.
-        needed: bytes in each process.
-        free: bytes in all; ``None`` where nobody knows.
-        processes: how many lay the images out.
+        needed: bytes per process.
+        free: available bytes; ``None`` if unknown.
+        processes: number of processes that hold the images.
 
     Raises:
-        ConfigError: says what the images would take, and what there is.
+        ConfigError: gives the needed and the available memory.
     """
     if free is None or needed * processes <= free:
         return
@@ -62,13 +62,13 @@ def check_memory(name: str, asked: Mapping[str, Any], needed: int, free: int | N
 
 
 def check_grey(name: str, arrays: Arrays) -> None:
-    """Refuse one channel of coloured images.
+    """Refuse ``channels=1`` for colour images.
 
     Raises:
-        ConfigError: says what the option is for.
+        ConfigError: an image has colour.
     """
     for images in (arrays.train_images, arrays.test_images):
         for start in range(0, len(images) if images.ndim == 4 else 0, 256):
             some = images[start : start + 256]
             if (some != some[..., :1]).any():
-                raise ConfigError(f"data.channels=1 is for grey images, and some of {name} are coloured: leave it out")
+                raise ConfigError(f"data.channels=1 is for grey images, but some of {name} have colour: leave it out")

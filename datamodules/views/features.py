@@ -1,4 +1,4 @@
-"""Views of stored feature vectors: what stands in for images where a frozen encoder has been applied once."""
+"""Views of stored feature vectors, used instead of images with a frozen encoder."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from datamodules.common.errors import DataError, RunError
 
 @dataclass(frozen=True)
 class FeatureView:
-    """Some of the versions in which feature vectors of a sample are stored; like ``augment.View``, its own geometry.
+    """A choice of the stored versions of each sample's feature vectors; like ``augment.View``, and its own geometry.
 
-    Version 0 is the sample as it is; the others are those of its distorted copies. Where there is more to choose from
-    than version 0, one is drawn anew at every access.
+    Version 0 is the original sample; the others belong to its distorted copies. If there is more to choose from than
+    version 0, one is drawn at every access.
 
     Args:
-        first: the first version to choose from.
-        end: the first that is no longer among them; ``None``: all that follow are.
+        first: first version to choose from.
+        end: end of the range of versions (exclusive); ``None``: no limit.
     """
 
     first: int = 0
@@ -25,19 +25,19 @@ class FeatureView:
 
     @property
     def geometry(self) -> "FeatureView":
-        """Key of what ``prepare`` gives."""
+        """Key of the output of ``prepare``."""
         return self
 
     @property
     def fixed(self) -> bool:
-        """Whether it is the sample as it is, and nothing is drawn."""
+        """Whether this is the original sample without any draw."""
         return (self.first, self.end) == (0, 1)
 
     def prepare(self, stored: Tensor) -> Tensor:
-        """The versions to choose from, of all samples, float [N, V, d] (shares the memory of ``stored``).
+        """Return all samples' versions to choose from, float [N, V, d] (shares memory with ``stored``).
 
         Raises:
-            DataError: these are not feature vectors, or there is no distorted copy.
+            DataError: ``stored`` are not feature vectors, or there is no distorted copy.
         """
         if not stored.is_floating_point() or stored.ndim != 3:
             raise DataError(
@@ -47,16 +47,16 @@ class FeatureView:
         chosen = stored[:, self.first : self.end]
         if chosen.shape[1] < (self.end or self.first + 1) - self.first:
             raise DataError(
-                f"{self}: only {stored.shape[1]} version(s) of each sample are stored, there is no distorted copy for "
+                f"{self}: only {stored.shape[1]} version(s) of each sample are stored, no distorted copy for "
                 "this view; choose another data.pipeline"
             )
         return chosen
 
     def __call__(self, prepared: Tensor, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Feature vectors float [B, d] of the samples at ``index`` (int64 [B]); the generator picks a version for each.
+        """Return feature vectors float [B, d] of samples ``index`` (int64 [B]), with versions drawn by the generator.
 
         Raises:
-            RunError: a choice has to be made and there is no generator.
+            RunError: a version must be drawn, but there is no generator.
         """
         if self.fixed:
             return prepared[index, 0]

@@ -1,4 +1,4 @@
-"""Named image pipelines: which views a data set offers, by the operations they are made of."""
+"""Named pipelines: the views that a data set offers, named by their operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,20 +10,20 @@ from datamodules.views.randaugment import FIXMATCH_LEVELS, FIXMATCH_UNIFORM, GRI
 
 PAD = 4
 WEAK_COPIES = 2
-"""Distorted copies that ``feature_copies`` takes for weak views; those stored after them are for strong ones."""
+"""Number of distorted copies for weak views in ``feature_copies``; the later ones are for strong views."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a pipeline needs to know of a data set.
+    """Properties of a data set that pipelines use.
 
     Args:
         size: side of the network's input.
-        zoom: side that images are enlarged to before a window of ``size`` is cut (zoom pipelines).
+        zoom: side to which images are enlarged before a window of ``size`` is cut (zoom pipelines).
         flip: probability of a horizontal flip.
         mean: per-channel mean of pixels in [0, 1].
         std: per-channel standard deviation.
-        border: black pixels around the stored images in place of a resize to ``size``.
+        border: black pixels around the stored images, instead of a resize to ``size``.
     """
 
     size: int
@@ -35,16 +35,16 @@ class Look:
 
     @property
     def base(self) -> Geometry:
-        """How stored images come to the network's size."""
+        """Geometry that brings stored images to the network's size."""
         return Pad(self.border) if self.border else Resize(self.size)
 
     def view(self, geometry: Geometry, transforms: tuple = (), post: tuple = ()) -> View:  # type: ignore[type-arg]
-        """A view with this normalisation."""
+        """Return a view with this normalisation."""
         return View(geometry, transforms=transforms, post=post, mean=self.mean, std=self.std)
 
     @property
     def plain(self) -> View:
-        """No randomness: resized where the stored images have another size."""
+        """Return the view without randomness: resized if needed."""
         return self.view(replace(self.base, channels=3))
 
 
@@ -59,14 +59,14 @@ def zoom_crop_flip(look: Look) -> dict[str, View]:
 
 
 def pad_crop_flip(look: Look) -> dict[str, View]:
-    """Cut a window out of the image with 4 reflected pixels around it, flip.
+    """Pad the image with 4 reflected pixels per side, cut a window, flip.
 
     Raises:
-        ConfigError: the image has no 4 pixels to reflect beside those of its edge.
+        ConfigError: the image has fewer than 4 pixels to reflect beyond its edge.
     """
     if look.size <= PAD:
         raise ConfigError(
-            f"data.side={look.size}: this pipeline mirrors {PAD} pixels at every edge; take {PAD + 1} or more"
+            f"data.side={look.size}: this pipeline mirrors {PAD} pixels at every edge; choose {PAD + 1} or more"
         )
     window = PadCrop(PAD, "reflect", look.flip, base=look.base, channels=3)
     return {"weak": look.view(window), "test": look.plain}
@@ -93,8 +93,8 @@ def randaugment_levels(look: Look) -> dict[str, View]:
 
 
 def randaugment_levels_cutout(look: Look) -> dict[str, View]:
-    """``randaugment_levels``; for labelled images ``zero_crop``: a window out of the image with 4 black pixels
-    around it, flipped, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
+    """``randaugment_levels``; for labelled images ``zero_crop``: a flipped window of the image with 4 black pixels per
+    side, and ``cutout``: such a window with a square set to 0 after normalisation (FedDure).
     """
     window = PadCrop(PAD, "zero", look.flip, base=look.base, channels=3)
     views = {"zero_crop": look.view(window), "cutout": look.view(window, post=(Cutout(look.size // 2),))}
@@ -102,20 +102,22 @@ def randaugment_levels_cutout(look: Look) -> dict[str, View]:
 
 
 def randaugment_grid(look: Look) -> dict[str, View]:
-    """Images as they are; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
+    """Unchanged images; strong: 6 operations at the low end of a grid (FedMatch, with mean 0 and deviation 1)."""
     strong = look.view(look.plain.geometry, transforms=(RandAugment(GRID_LEVELS, 6),))
     return {"weak": look.plain, "strong": strong, "test": look.plain}
 
 
 def feature_versions(look: Look) -> dict[str, FeatureView]:
-    """Feature vectors in place of images: of the sample itself; strong: of one of its distorted copies ((FL)2)."""
+    """Feature vectors of the sample itself; strong: of one of its distorted copies ((FL)2)."""
     return {"weak": FeatureView(), "strong": FeatureView(1, None), "test": FeatureView()}
 
 
 def feature_copies(look: Look) -> dict[str, FeatureView]:
-    """Feature vectors in place of images: weak, of the sample itself or of one of ``WEAK_COPIES`` little distorted
-    copies; strong, of one of the copies after these. ``cutout``, for labelled samples, is another such weak view: a
-    copy without some of its words is what an image without a square is.
+    """Feature vectors; weak: of the sample itself or one of ``WEAK_COPIES`` slightly distorted copies; strong: of one
+    of the copies after these.
+
+    ``cutout``, for labelled samples, is another such weak view: a copy with missing words corresponds to an image with
+    a missing square.
     """
     weak = FeatureView(0, 1 + WEAK_COPIES)
     return {"weak": weak, "strong": FeatureView(1 + WEAK_COPIES, None), "cutout": weak, "test": FeatureView()}
@@ -135,10 +137,10 @@ PIPELINES: dict[str, Pipeline] = {
 
 
 def views(name: str, look: Look) -> Views:
-    """The views of the pipeline ``name``; always has ``weak`` and ``test``.
+    """Return the views of the pipeline ``name``; always has ``weak`` and ``test``.
 
     Raises:
-        ConfigError: no such pipeline.
+        ConfigError: there is no such pipeline.
     """
     if name not in PIPELINES:
         raise ConfigError(f"unknown pipeline {name!r}; choose one of {', '.join(sorted(PIPELINES))}")

@@ -1,7 +1,7 @@
 """Pillow's pixel operations for whole batches of 8-bit images, one magnitude per image.
 
-Each reproduces Pillow's 8-bit arithmetic (truncations, fixed-point coordinates, copied borders) on the device of the
-batch, without a loop over images. Lengths are fractions of the side.
+Each reproduces Pillow's 8-bit arithmetic (truncation, fixed-point coordinates, copied borders) on the batch's device,
+without a loop over images. Lengths are fractions of the side.
 """
 
 import math
@@ -149,7 +149,7 @@ def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
 
 @lru_cache(maxsize=256)
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The values as a float64 tensor on the device, made once."""
+    """Return the values as a float64 tensor on the device, created once."""
     made = torch.tensor(values, dtype=torch.float64, device=device)
     finished(device)
     return made
@@ -173,7 +173,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def _extremes(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value per image and channel: float64 [b, 1, c]."""
+    """Return the lowest and highest value per image and channel: float64 [b, 1, c]."""
     planes = images.flatten(1, 2)
     return planes.amin(1, keepdim=True).to(torch.float64), planes.amax(1, keepdim=True).to(torch.float64)
 
@@ -187,7 +187,7 @@ def _cells(images: Tensor) -> Tensor:
 
 
 def _look_up(table: Tensor, cells: Tensor) -> Tensor:
-    """Values of tables [b, 256, c], truncated to 8 bits, at `cells`: uint8 [b, h * w * c]."""
+    """Look up tables [b, 256, c], truncated to 8 bits, at `cells`: uint8 [b, h * w * c]."""
     return table.to(torch.uint8).flatten(1).gather(1, cells)
 
 
@@ -198,7 +198,7 @@ def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
-    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` off the image."""
+    """Pixels at rows `y` and columns `x` (int64, broadcast to [b, h, w]), `fill` outside the image."""
     count, height, width, channels = images.shape
     outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
     first = torch.arange(count, device=images.device)[:, None, None] * (height * width)
@@ -219,7 +219,7 @@ def _affine(images: Tensor, to_x: tuple[Tensor, ...], to_y: tuple[Tensor, ...], 
 
 
 def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
-    """Linear (2 pixels) or cubic (4 pixels) interpolation at fraction `t` behind the middle-left pixel."""
+    """Linear (2 pixels) or cubic (4 pixels) interpolation at fraction `t` after the middle-left pixel."""
     if len(pixels) == 2:
         left, right = pixels
         return left + (right - left) * t

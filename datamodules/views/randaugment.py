@@ -1,8 +1,8 @@
-"""RandAugment for whole batches: every image draws its own operations, each operation runs once per batch.
+"""RandAugment for whole batches: every image draws its own operations, and each operation runs once per batch.
 
-A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the
-papers' released codes. Lengths are fractions of the side, so a pool means the same at every resolution; the papers'
-pixel numbers refer to 32 x 32.
+A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the papers'
+released codes. Lengths are fractions of the side, so a pool means the same at every resolution; pixel numbers in the
+papers refer to 32 x 32.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Law = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Uniform:
-    """A magnitude uniform between `low` and `high`."""
+    """A magnitude drawn uniformly between `low` and `high`."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Levels:
-    """A magnitude uniform over `values`, with a random sign if `signed`, added to `around`."""
+    """A magnitude drawn uniformly from `values`, with a random sign if `signed`, added to `around`."""
 
     values: tuple[float, ...]
     signed: bool = False
@@ -81,10 +81,10 @@ class RandomBox:
 
 @dataclass(frozen=True)
 class Pool:
-    """Operations, all equally likely, listed by the law of their magnitude.
+    """Equally likely operations, listed by the distribution of their magnitude.
 
-    A drawn operation is executed with probability `execution`. With `caps`, every image first draws one cap
-    c and its `Levels` then use only their first c values. `last` is painted on every image afterwards.
+    A drawn operation is executed with probability `execution`. With `caps`, every image first draws one cap c, and its
+    `Levels` then use only their first c values. `last` is painted on every image afterwards.
     """
 
     laws: tuple[tuple[Law, tuple[str, ...]], ...]
@@ -94,7 +94,7 @@ class Pool:
 
     @property
     def entries(self) -> list[tuple[str, Law]]:
-        """Every operation with its law, in the order of their numbers."""
+        """Return every operation with its magnitude distribution, in the order of their numbers."""
         return [(name, law) for law, names in self.laws for name in names]
 
 
@@ -167,8 +167,8 @@ MAXIMAL = Pool(
 )
 """Maximal magnitudes, no final box (SemiFL and FedDB, released code, with n=2).
 
-The released code draws an execution probability from U(0.2, 0.8) for every operation and uses it once,
-which is the same law as probability 1/2.
+The released code draws an execution probability from U(0.2, 0.8) for every operation and uses it once, which is
+equivalent to probability 1/2.
 """
 
 FIXMATCH_LEVELS = Pool(
@@ -202,5 +202,5 @@ GRID_LEVELS = Pool(
 )
 """The low end of a ten-step grid, always executed (FedMatch, released code, with n=6).
 
-There, equalize is an identity, rotation leaves grey corners and shears are cubic.
+There, equalize is the identity, rotation leaves grey corners, and shears are cubic.
 """

@@ -1,6 +1,6 @@
-"""Federations from Python: with names, with classes of one's own, with a record. Needs no download, takes seconds."""
+"""Federations from Python: with names, and with your own classes. Needs no download and takes seconds."""
 
-# With names. The arguments are those of the command line.
+# By name. The arguments are those of the command line.
 from benchmark.api import fit
 
 data_args = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
@@ -8,7 +8,7 @@ method_args = {"lr": 0.02, "batch_size": 16}
 result = fit("fedavg", "digits", rounds=8, data_args=data_args, method_args=method_args)
 print(result.rounds[["round", "acc", "loss", "bytes_up"]])
 
-# With classes, which may be defined right here.
+# With classes, which may be defined in the same file.
 from dataclasses import replace
 
 import torch.nn.functional as F

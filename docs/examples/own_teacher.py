@@ -1,4 +1,4 @@
-"""A teacher per client that labels the whole set once per visit; weights by the images that were used."""
+"""A teacher per client labels all its images once per visit; clients are weighted by the images they used."""
 
 import copy
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from methods.parts.teacher import ema_update
 
 
 class OwnTeacher(FedMethod):
-    """Pseudo-labels of a mean of the models that a client was sent (an example, 2026).
+    """Pseudo-labels from a moving average of the models that a client has received (an example, 2026).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -32,7 +32,7 @@ class OwnTeacher(FedMethod):
 
     @torch.no_grad()
     def local_work(self, client: Site) -> LocalWork:
-        """The teacher follows the model that was sent; beside the labels, the images that it is sure about."""
+        """Update the teacher; train on the labels and on the images for which the teacher is confident."""
         decay = torch.tensor(0.0 if client.visit.first else self.hparams.decay, device=self.device)
         ema_update(self.teacher.parameters(), self.model.parameters(), decay)
         streams, index = self.streams(client.data), client.data.unlabelled
@@ -47,19 +47,19 @@ class OwnTeacher(FedMethod):
         return [Pass(streams)] * self.hparams.local_epochs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of labels and of pseudo-labels."""
+        """Cross-entropy on labels and on pseudo-labels."""
         losses = {name: F.cross_entropy(self(samples["x"]), samples["y"]) for name, samples in batch.items()}
         for name, loss in losses.items():
             self.log(f"loss_{name}", loss.detach())
         return torch.stack(list(losses.values())).sum()
 
     def make_upload(self, client: Site) -> Upload | None:
-        """A client that learnt from nothing stays out."""
+        """The shared tensors, or None if the client had nothing to train on."""
         if not self.used:
             return None
         return Upload(client.visit, self.tensors("shared"), float(client.visit.size), {"used": self.used.clone()})
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """What the clients say they used."""
+        """The numbers of images that the clients used."""
         used: list[float] = torch.stack([upload.stats["used"] for upload in uploads]).tolist()
         return used

@@ -1,10 +1,10 @@
-"""A template: labels first, then confident pseudo-labels, and an average in which labels count. Copy it and change it.
+"""A template to copy: a warm-up on labels, then confident pseudo-labels, and an average in which labels count.
 
-It has what a first method often lacks when it ends at chance. A network that knows nothing makes wrong pseudo-labels
-and learns them, so the first rounds are of labels alone. A client without labels that labels its images anew in every
-step runs away from the others, so it asks the model that it was sent, once per visit. And a client with twenty labels
-among thousands of images hardly counts in an average by images, so a label weighs as many, and images that taught
-nothing do not count.
+It avoids three common reasons why a first method ends at chance. An untrained network makes wrong pseudo-labels and
+learns them, so the first rounds use only labels. A client without labels that relabels its images in every step
+drifts away from the others, so it labels them once per visit, with the model it has received. And a client with twenty
+labels among thousands of images hardly counts in an average by images, so a label counts as much as many images, and
+images that were not used do not count.
 """
 
 from typing import Any
@@ -18,17 +18,17 @@ from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload
 
 
 class Template(FedMethod):
-    """Pseudo-labels of the received model after a warm-up, averaged by what clients learnt from (an example, 2026).
+    """Pseudo-labels of the received model after a warm-up, averaged by the data clients used (an example, 2026).
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
-    | ``threshold``: probability from which a pseudo-label counts | - | - | 0.95 |
+    | ``threshold``: least probability of a selected pseudo-label | - | - | 0.95 |
     | ``lambda_u``: weight of the pseudo-labels' loss | - | - | 1 |
-    | ``warmup_rounds`` on labels alone | - | - | 10 |
-    | ``label_weight``: images that a label weighs in the average | - | - | 100 |
+    | ``warmup_rounds`` on labels only | - | - | 10 |
+    | ``label_weight`` of a label in the average, in images | - | - | 100 |
     """
 
-    pipeline = "randaugment_levels"  # has the view `strong`; taken where `--data.pipeline` is not given
+    pipeline = "randaugment_levels"  # has the view `strong`; the default of `--data.pipeline`
     views = {"labelled": {"x": "weak"}}
     scopes = {"learnt": "local"}
     learnt: Tensor
@@ -49,13 +49,13 @@ class Template(FedMethod):
         self.register_buffer("learnt", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """The clients drawn; in the warm-up those of them that hold labels."""
+        """The sampled clients; in the warm-up, only those with labels."""
         drawn = roster.sample(round)
         return [[client for client in drawn if client in roster.labelled] if self.is_warmup(round) else drawn]
 
     @torch.no_grad()
     def local_work(self, client: Site) -> LocalWork:
-        """Passes over the labels and, after the warm-up, over the images that the received model is sure about."""
+        """Passes over the labels and, after the warm-up, over the images for which the received model is confident."""
         streams, index = self.streams(client.data), client.data.unlabelled
         self.learnt.zero_()
         if len(index) and not self.is_warmup(client.visit.round):
@@ -69,16 +69,16 @@ class Template(FedMethod):
                     index[sure], self.hparams.batch_size, {"x": "strong"}, {"y": labels[sure]}
                 )
                 if "labelled" in streams:
-                    streams["labelled"].cycle = True  # labels again and again, as long as there are images
+                    streams["labelled"].cycle = True  # repeat the labels as long as there are images
         return [Pass(streams)] * self.hparams.local_epochs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of labels, and of pseudo-labels on strong views, as far as the batch has any."""
+        """Cross-entropy on labels, and on pseudo-labels with strong views; a batch may lack either."""
         weight = {"labelled": 1.0, "unlabelled": self.hparams.lambda_u}
         losses = [weight[name] * F.cross_entropy(self(samples["x"]), samples["y"]) for name, samples in batch.items()]
         return torch.stack(losses).sum()
 
     def make_upload(self, client: Site) -> Upload | None:
-        """The client's tensors, if it learnt from anything; a label weighs as much as ``label_weight`` images."""
+        """The client's tensors, or None if it trained on nothing; a label counts as ``label_weight`` images."""
         weight = float(self.learnt) + self.hparams.label_weight * len(client.data.labelled)
         return Upload(client.visit, self.tensors("shared"), weight) if weight > 0 else None

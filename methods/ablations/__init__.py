@@ -1,1 +1,1 @@
-"""Variants of methods for ablations of their papers, named by dotted path; ``list methods`` does not offer them."""
+"""Variants of methods for ablations, named by dotted path; ``list methods`` leaves them out."""

@@ -1,4 +1,4 @@
-"""Variants of CBAFed: how pseudo-labels are made (its Fig. 3), and conflicts of its paper with its released code."""
+"""Variants of CBAFed: how pseudo-labels are made (Fig. 3), and where paper and released code disagree."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,22 +14,22 @@ from methods.parts.tensors import wide
 
 
 class RebuiltSets(CBAFed):
-    """A client labels its images anew before each local epoch (Fig. 3), instead of once per visit.
+    """Label a client's images again before each local epoch (Fig. 3) instead of once per visit.
 
-    Upload and weight count the last of the visit's sets.
+    Upload and weight count the visit's last set.
     """
 
     def unlabelled_work(self, client: Site) -> LocalWork:
-        """Each epoch's set is made when the epoch begins."""
-        # The sets before the last have the numbers 1, 2, ..., so that a single epoch is that of a fixed set.
+        """Make each epoch's set when the epoch begins."""
+        # Sets before the last are numbered 1, 2, ..., so that a single epoch equals that of a fixed set.
         epochs = int(self.hparams.local_epochs)
         return [partial(self.pseudo_labelled, client, (epoch + 1) % epochs) for epoch in range(epochs)]
 
 
 class BatchByBatch(CBAFed):
-    """Each batch is labelled by the model that it trains (Fig. 3; Fed-Consist of CBAFed's tables), not a set at once.
+    """Label each batch with the model being trained (Fig. 3; Fed-Consist of CBAFed's tables), instead of a whole set.
 
-    Label and loss come from one forward pass in training mode; class counts are those of an epoch on average.
+    Label and loss come from the same forward pass in training mode; class counts are averages per epoch.
     """
 
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
@@ -37,13 +37,13 @@ class BatchByBatch(CBAFed):
         self.site: Site | None = None
 
     def unlabelled_work(self, client: Site) -> LocalWork:
-        """Passes over all images."""
+        """Pass over all images in every epoch."""
         self.site, h, index = client, self.hparams, client.data.unlabelled
         everything = Stream(index, h.batch_size, {"x": "weak"}, {"index": index}, min_batch=h.min_batch)
         return [Pass({"unlabelled": everything})] * int(h.local_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of those of the batch that are kept; an epoch's share of them is counted."""
+        """Return the mean cross-entropy of the batch's kept images, and add them to the class counts."""
         if "unlabelled" not in batch:
             return super().training_step(batch, batch_idx)
         samples = batch["unlabelled"]
@@ -54,43 +54,48 @@ class BatchByBatch(CBAFed):
         return loss
 
     def on_train_end(self) -> None:
-        """The step reports to no site any more."""
+        """Stop reporting pseudo-labels to the site."""
         super().on_train_end()
         self.site = None
 
 
 class PlainImages(CBAFed):
-    """The image itself is labelled, as the paper writes, and fresh views of it are trained on; the released code labels
-    a weak view and trains on that."""
+    """Label the image itself, as in the paper, and train on fresh views of it.
+
+    The released code labels a weak view and trains on the same view.
+    """
 
     def labelled_views(self, client: Site, index: Tensor, number: int, block: int) -> Iterable[Tensor]:
-        """The images as they are tested."""
+        """Return the images as in evaluation."""
         return client.views("test", index, f"prepare/{number}", block)
 
     def pseudo_labelled(self, client: Site, number: int = 0) -> Pass:
-        """The kept images and their labels; views are cut at every epoch."""
+        """Return the kept images and their labels; views are drawn anew in every epoch."""
         stream = super().pseudo_labelled(client, number).streams["pseudo"]
         return Pass({"pseudo": replace(stream, views={"x": "weak"}, fields={"y": stream.fields["y"]})})
 
 
 class WarmUpAtClients(CBAFed):
-    """In the warm-up a labelled client makes ``labelled_epochs`` and connects over them, as in the released code, whose
-    warm-up is a single visit; the paper connects the averages of rounds (Eq. 3). For one client both are the same."""
+    """In the warm-up, labelled clients train ``labelled_epochs`` epochs with the residual connection over them.
+
+    This follows the released code, whose warm-up is a single visit; the paper connects the averages of rounds (Eq. 3).
+    For one client the two are the same.
+    """
 
     def connects_epochs(self) -> bool:
-        """Every visit of a labelled client."""
+        """Whether the client is labelled."""
         return self.visit.labelled
 
     def connect(self, round: int) -> None:
-        """Over rounds only after the warm-up."""
+        """Apply the residual connection over rounds only after the warm-up."""
         if not self.is_warmup(round):
             super().connect(round)
 
 
 def batch_loss(logits: Tensor, thresholds: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A batch labelled by the model that it trains: loss, pseudo-labels ``[B]``, which are kept (bool ``[B]``).
+    """Label a batch with the model being trained: loss, pseudo-labels ``[B]``, and which are kept (bool ``[B]``).
 
-    The loss is the mean cross-entropy of those kept, 0 if there is none; labels carry no gradient.
+    The loss is the mean cross-entropy of the kept ones, 0 if there are none; no gradient flows through the labels.
     """
     labels, confident, rescued = assign(logits.detach().softmax(dim=1), thresholds, tail)
     kept = confident | rescued

@@ -1,4 +1,4 @@
-"""FedCon as its public code trains it, and with the student that this code keeps and does not use."""
+"""FedCon as in its public code, and with the student that this code keeps but does not use."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -19,48 +19,50 @@ EPOCH = 1000
 
 
 class ReleasedFedCon(FedCon):
-    """FedCon with the clients' optimiser of its public code; the (FL)2 paper says SGD, at one rate (its Table 4).
+    """FedCon with the clients' optimiser of its public code; the (FL)2 paper reports SGD with a single rate (Table 4).
 
-    Clients step with LARS, whose rate warms up over ten epochs anew in every round, and batches that are not full are
-    left out, at the server, too. The code's numbers are in the row ``fedcon_repo`` of the suite ``fl2``. With them a
-    client's backbone hardly moves: its rate is 0.0117 in the first step, 0 in the second, and grows to a tenth of
-    0.0117 at the end of the visit, each times a thousandth of a weight's size.
+    Clients use LARS, with a warm-up over ten epochs that restarts in every round. Incomplete batches are dropped, also
+    at the server. The code's values are in the row ``fedcon_repo`` of the suite ``fl2``. With them a client's backbone
+    hardly moves: its rate is 0.0117 in the first step, 0 in the second, and reaches a tenth of 0.0117 at the end of the
+    visit, each multiplied by a thousandth of a weight's norm.
     """
 
     rate = StepNumber()  # of LARS
 
     def client_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """LARS with the clients' constants and a rate that changes with every step."""
+        """Return LARS with the clients' hyperparameters and a rate that changes in every step."""
         self.rate = self.learning_rate()
         return LARS(parameters, self.rate, self.hparams.momentum, self.hparams.weight_decay)
 
     def local_work(self, client: Site) -> LocalWork:
-        """As in FedCon; the warm-up takes ten epochs of full batches."""
+        """Train as in FedCon; the warm-up is ten epochs of full batches."""
         self.warmup_steps = 10 * (len(client.data.unlabelled) // self.hparams.batch_size)
         return super().local_work(client)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """The rate of the warm-up."""
+        """Set the rate of the warm-up."""
         if "unlabelled" in batch:
             self.rate = self.learning_rate() * warmup_factor(self.trainer.global_step, self.warmup_steps)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Full batches alone."""
+        """Keep full batches only."""
         streams = super().streams(data)
         for stream in streams.values():
             stream.min_batch = stream.batch_size
         return streams
 
     def server_stream(self, data: SiteData) -> Stream:
-        """Full batches alone."""
+        """Keep full batches only."""
         stream = super().server_stream(data)
         stream.min_batch = stream.batch_size
         return stream
 
 
 class EMAStudent(FedCon):
-    """FedCon whose student is an average of the teacher over the server's steps, with a decay from 0.9996 to 1 over 20
-    rounds: what the text describes. The public code keeps this average, and then asks the teacher itself again.
+    """FedCon whose student is an average of the teacher over the server's steps, as the text describes.
+
+    Its decay rises from 0.9996 to 1 over 20 rounds. The public code keeps this average, but then uses the teacher
+    itself.
     """
 
     scopes = {**FedCon.scopes, "student": "server"}
@@ -72,15 +74,15 @@ class EMAStudent(FedCon):
         self.student = copy.deepcopy(self.model).requires_grad_(False)
 
     def student_network(self) -> nn.Module:
-        """s: the average."""
+        """Return s: the average."""
         return self.student
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """The student's decay in this step."""
+        """Set the student's decay for this step."""
         self.decay = student_decay(EPOCH * self.server_round() + self.trainer.global_step)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """The averages follow: f' at a client, s at the server."""
+        """Update the averages: f' at a client, s at the server."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         if "labelled" in batch:
             ema_update(self.student.parameters(), self.model.parameters(), self.decay)
@@ -92,8 +94,10 @@ def student_decay(step: int) -> float:
 
 
 def warmup_factor(step: int, length: int) -> float:
-    """Factor on the rate in the 0-based step of a visit (released code): 1 in the first; the other ``length`` of the
-    warm-up go from 0 to 1, both included, in equal parts: ``(step - 1) / (length - 1)``. After that it stays 1.
+    """Factor on the rate in the 0-based step of a visit (released code).
+
+    1 in step 0; from 0 to 1 in equal parts, both included, over the next ``length`` steps: ``(step - 1) / (length -
+    1)``; 1 afterwards.
     """
     return 1.0 if step == 0 else min((step - 1) / max(length - 1, 1), 1.0)
 
@@ -101,19 +105,19 @@ def warmup_factor(step: int, length: int) -> float:
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You et al., 2017, Algorithm 1), as contrastive learning uses it.
 
-    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``,
-    ``v <- momentum v + lr u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, the released
-    code for contrastive learning by the norm of d. Where w or d is 0, ``u = d``. Tensors with one axis, that is biases
-    and what normalisation layers learn, are exempt: there ``u = g`` (SimCLR, BYOL).
+    For a weight w with gradient g: ``d = g + weight_decay w``, ``u = trust ||w|| / ||d|| d``, ``v <- momentum v + lr
+    u`` and ``w <- w - v``. You et al. divide by ``||g|| + weight_decay ||w||``, released code for contrastive learning
+    by the norm of d. If w or d is 0, ``u = d``. Tensors with one axis (biases and the parameters of normalisation
+    layers) are exempt: there ``u = g`` (SimCLR, BYOL).
 
-    Every step works on the device alone: no norm is read back, and ``lr`` may be a 0-dim tensor.
+    No step synchronises with the host, and ``lr`` may be a 0-dim tensor.
 
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
-        momentum: 0 keeps no buffers.
-        weight_decay: of what is not exempt.
-        trust: how long a step is, relative to the weight, at rate 1.
+        momentum: momentum; 0 keeps no buffers.
+        weight_decay: weight decay of tensors that are not exempt.
+        trust: length of a step relative to the weight's norm, at rate 1.
 
     Raises:
         ConfigError: a negative argument, or momentum of 1 or more.
@@ -137,7 +141,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient; the gradients stay as they are."""
+        """Update every parameter that has a gradient; gradients are left unchanged."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

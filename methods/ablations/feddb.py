@@ -1,23 +1,24 @@
-"""FedDB as its paper writes it, where the released code differs."""
+"""FedDB as printed in its paper, where the released code differs, and with a fixed number of steps per epoch."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods.base import Site, Stream
+from methods.base import LocalWork, Pass, Site, Stream
 from methods.feddb import FedDB
 
 
 class AllImages(FedDB):
-    """Algorithm 3: loss of pseudo-labels and APP-U run over all of the client's images, not over the confident ones.
+    """Algorithm 3: pseudo-label loss and APP-U are taken over all of the client's images, not the confident ones.
 
-    A client without confident images takes all its labels at once, as any other.
+    A client without confident images takes all its labels at once, like any other.
     """
 
     labels_alone = None
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """As ``FedDB``, with the share of images that are confident."""
+        """As in ``FedDB``, with the share of confident images."""
         made = super().pseudo_labelled(client, probabilities)
         share = self.select(probabilities)[1].float().mean()
         fields = made["unlabelled"].fields
@@ -25,9 +26,47 @@ class AllImages(FedDB):
         return made
 
     def followed(self, client: Site, streams: Mapping[str, Stream]) -> Tensor:
-        """All images."""
+        """Return all images."""
         return client.data.unlabelled
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """The sum over the confident images, over the number of all: their mean times their share."""
+        """Sum over the confident images, divided by the number of all: their mean times their share."""
         return super().unlabelled_loss(samples) * samples["share"].mean()
+
+
+class CountedSteps(FedDB):
+    """A local epoch has a fixed number of steps, whatever share of the images is confident.
+
+    A client then takes as many steps as with any other method of a protocol that counts steps. Labels are still made
+    once per visit. Its labels and its confident images are repeated as often as the steps need; a client without
+    confident images trains on its labels only.
+
+    Args:
+        steps_per_epoch: steps per local epoch.
+        unlabelled_bs: confident images per step; default: ``batch_size``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_classes: int,
+        steps_per_epoch: int = 1,
+        unlabelled_bs: int | None = None,
+        **base: Any,
+    ) -> None:
+        super().__init__(model, num_classes, **base)
+        self.require("from 1", steps_per_epoch=steps_per_epoch >= 1)
+        self.require("from 1, or null", unlabelled_bs=unlabelled_bs is None or unlabelled_bs >= 1)
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Return the streams of ``FedDB``, restarted until the steps are taken."""
+        streams = self.visit_streams(client)
+        for stream in streams.values():
+            stream.cycle = True
+        return [Pass(streams, self.hparams.steps_per_epoch)] * int(self.hparams.local_epochs)
+
+    def fixed(self, index: Tensor, views: Mapping[str, str], **fields: Tensor) -> Stream:
+        """As in ``FedDB``, with ``unlabelled_bs`` images per step."""
+        stream = super().fixed(index, views, **fields)
+        stream.batch_size = self.hparams.unlabelled_bs or stream.batch_size
+        return stream

@@ -1,6 +1,6 @@
-"""FedDure without its regulators (Table 2, controls), as the released client has it, and to the letter of its paper.
+"""FedDure without its regulators (Table 2, controls), as in the released client, and exactly as printed in its paper.
 
-A regulator that a variant does without rests: it is there, and no step asks it.
+A regulator that a variant does not use still exists, but no step uses it.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from methods.feddure import FedDure, is_joint, stateless
 class WithoutCReg(FedDure):
     """Table 2, w/o C-reg: F-reg looks ahead with the local model, and there is no feedback.
 
-    The look-ahead has forward passes of its own, which leave the model's running statistics alone.
+    The look-ahead uses separate forward passes, which do not change the model's running statistics.
     """
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Eqs. 1 and 4 to 7 with the local model in C-reg's place; returns its loss."""
+        """Eqs. 1 and 4 to 7 with the local model in C-reg's place; returns the loss."""
         optimizers: Any = self.optimizers()
         local, _, freg = optimizers
         out = self.outputs(batch)
@@ -36,9 +36,9 @@ class WithoutCReg(FedDure):
 
 
 class WithoutFReg(FedDure):
-    """Table 2, w/o F-reg: every image weighs alike for C-reg, and a threshold takes the place of the weights m."""
+    """Table 2, w/o F-reg: all images have the same weight for C-reg, and a threshold replaces the weights m."""
 
-    no_loss_scaling = ""  # nobody looks ahead
+    no_loss_scaling = ""  # there is no look-ahead
     view_of_creg: ClassVar[str] = "strong"
     view_of_feedback: ClassVar[str] = "weak"
 
@@ -59,20 +59,20 @@ class WithoutFReg(FedDure):
         return self.local_step(local, loss)
 
     def consistency(self, out: Mapping[str, Tensor]) -> Tensor:
-        """As without a regulator."""
+        """Return the consistency term of ``LocalSSL``."""
         losses, certain = self.unsupervised(out)
         return (certain * losses).sum() / len(losses)
 
 
 class Released(WithoutFReg):
-    """The released client, which has no F-reg. C-reg sees weak views, the feedback's labels are the strong views' own,
-    and the rates of the local model and of C-reg follow a schedule over the steps of a visit.
+    """The released client, which has no F-reg.
 
-    Its other constants, the sign of d among them, are those of the suite's rows.
+    C-reg sees weak views, the feedback uses the strong views' own labels, and the rates of the local model and of C-reg
+    follow a schedule over the steps of a visit. Its other values, including the sign of d, are in the suite's rows.
 
     Args:
         warmup_steps: steps over which the schedule raises a rate.
-        creg_wait: joint steps for which C-reg's rate is 0.
+        creg_wait: joint steps with rate 0 for C-reg.
     """
 
     view_of_creg = "weak"
@@ -86,18 +86,18 @@ class Released(WithoutFReg):
         self.require("a number, for the schedule", steps_per_visit=self.hparams.steps_per_visit is not None)
 
     def configure_optimizers(self) -> Any:
-        """With the schedules of the local model and of C-reg, which ``on_train_batch_start`` moves."""
+        """Create the optimisers, and schedules for the local model and C-reg that ``on_train_batch_start`` advances."""
         local, creg, freg = super().configure_optimizers()
         return [local, creg, freg], [self.schedule(local), self.schedule(creg, wait=self.hparams.creg_wait)]
 
     def schedule(self, optimizer: Optimizer, wait: int = 0) -> LambdaLR:
-        """The schedule over the steps of a visit; the rate is 0 for the first ``wait`` of them."""
+        """Return a schedule over the steps of a visit; the rate is 0 for the first ``wait`` steps."""
         h = self.hparams
         steps = h.steps_per_visit * h.local_epochs
         return LambdaLR(optimizer, lambda step: released_rate(step, h.warmup_steps, steps, wait))
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the rates of this step: the local model's counts all steps of the visit, C-reg's the joint ones."""
+        """Set this step's rates: the local model's schedule counts all steps of the visit, C-reg's the joint ones."""
         made: Any = self.lr_schedulers()
         local, creg = made
         if self.trainer.global_step > 0:
@@ -108,12 +108,14 @@ class Released(WithoutFReg):
 
 
 class AsWritten(FedDure):
-    """Eqs. 2 and 4 read to the letter: F-reg sees the output vector itself, and C-reg's gradient passes through the
-    weights. Here it sees probabilities, as the released code's unused network does, and weights get no gradient.
+    """Eqs. 2 and 4 taken literally: F-reg sees the output vector itself, and C-reg's gradient flows through the
+    weights.
+
+    ``FedDure`` uses probabilities, as the released code's unused network does, and weights without a gradient.
     """
 
     def image_weights(self, logits: Tensor) -> Tensor:
-        """F-reg's weights ``[N]``, through which the gradient flows to the logits ``[N, C]``."""
+        """F-reg's weights ``[N]``, with a gradient to the logits ``[N, C]``."""
         weights: Tensor = self.freg(logits.to(self.dtype))
         return weights
 
@@ -121,7 +123,8 @@ class AsWritten(FedDure):
 def released_rate(step: int, warmup: int, steps: int, wait: int = 0) -> float:
     """Factor on the learning rate after ``step`` scheduler steps (FedDure, released code).
 
-    0 for ``wait`` steps, then linear up to ``warmup + wait``, then a cosine over ``max(1, steps - warmup - wait)``.
+    It is 0 for ``wait`` steps, then linear up to step ``warmup + wait``, then a cosine over ``max(1, steps - warmup -
+    wait)``.
     """
     if step < wait:
         return 0.0

@@ -1,4 +1,4 @@
-"""FedMatch as other people's code has it, and the downloads of its own code with labels at the clients."""
+"""FedMatch as in other authors' code, and with the downloads of its own code for labels at the clients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,25 +12,27 @@ from methods.fedmatch import FedMatch, flat, pairs, sparse_bytes, unflat, update
 
 
 class OwnEntriesKept(FedMatch):
-    """FedMatch whose clients keep their own entries where the server's are within ``delta``, as in the released code
-    with labels at the clients; with labels at the server that code, as our default, copies the whole model.
+    """FedMatch whose clients keep their own entries where the server's are within ``delta``.
+
+    This follows the released code with labels at the clients; with labels at the server that code copies the whole
+    model, as our default does.
     """
 
     scopes = {**FedMatch.scopes, "server_weights": "local"}
-    server_weights: Tensor  # what the server holds, beside the model that the client has made of it
+    server_weights: Tensor  # the server's weights, before the client merges its own
 
     def __init__(self, model: nn.Module, **base: Any) -> None:
         super().__init__(model, **base)
         self.register_buffer("server_weights", flat(self.model.parameters()))
 
     def local_work(self, client: Site) -> LocalWork:
-        """As in FedMatch; uploads are compared with what the server holds."""
+        """Train as in FedMatch; uploads are compared with the server's weights."""
         work = super().local_work(client)
         self.held_by_server |= self.by_name(self.server_weights.clone())
         return work
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
-        """All weights of every client."""
+        """Keep all weights of every client."""
         return {
             upload.visit.client: {
                 "psi": self.flat_psi(upload),
@@ -40,31 +42,33 @@ class OwnEntriesKept(FedMatch):
         }
 
     def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        """As in FedMatch; the weights are what the client makes of the server's."""
+        """Send as in FedMatch, with the weights merged with the client's own."""
         sent = super().broadcast(server, visit)
         sent["server_weights"] = flat(sent[f"model.{name}"] for name, _ in self.model.named_parameters())
         return sent | {name: value for name, (value, _) in self.merged(sent["server_weights"], visit.client).items()}
 
     def merged(self, server_weights: Tensor, client: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """What the client makes of the server's weights, by name, and which of their entries it takes: those more than
-        ``delta`` from its own. Nothing if it has none of its own.
+        """Merge the server's weights with the client's own; by name, the result and a mask of the server's entries.
+
+        The server's entries are taken where they differ from the client's by more than ``delta``. Empty if the client
+        has no weights yet.
         """
         new, own = self.by_name(server_weights), self.kept(client)
         return {name: update(new[name], old, self.hparams.delta, self.cut(name)) for name, old in own.items()}
 
     def kept(self, client: int) -> dict[str, Tensor]:
-        """The client's own weights, by name: those of its last upload, if it has made one."""
+        """Return the client's own weights by name: those of its last upload, if any."""
         if client not in self.memory:
             return {}
         psi, sigma = unflat(self.memory[client]["psi"], self.psi()), unflat(self.memory[client]["sigma"], self.sigma())
         return {f"model.{name}": value for name, value in (psi | sigma).items()}
 
     def by_name(self, vector: Tensor) -> dict[str, Tensor]:
-        """The network's parameters in a vector of all their entries, by the names that they have in messages."""
+        """Split a vector of all entries into the network's parameters, by their names in messages."""
         return unflat(vector, {f"model.{name}": value for name, value in self.model.named_parameters()})
 
     def sent_bytes(self, sent: Mapping[str, Tensor], visit: Visit) -> int:
-        """Of the weights only the entries that the client takes are sent."""
+        """Count only the entries that the client takes from the server."""
         masks = {name: taken for name, (_, taken) in self.merged(sent["server_weights"], visit.client).items()}
         rest = {name: tensor for name, tensor in sent.items() if name not in masks and name != "server_weights"}
         changed = sparse_bytes(list(masks.values()), [sent[name].element_size() for name in masks])
@@ -72,32 +76,34 @@ class OwnEntriesKept(FedMatch):
 
 
 class FedDuresOptimiser(OwnEntriesKept):
-    """The released recipe in FedDure's surroundings: Adam, and labelled images with a square cut out. FedDure does not
-    say how it ran FedMatch.
+    """The released recipe in FedDure's setting: Adam, and Cutout on labelled images.
+
+    FedDure does not say how it ran FedMatch.
     """
 
     contract_data = {"pipeline": "randaugment_levels_cutout"}
     views = {**FedMatch.views, "labelled": {"x": "cutout"}}
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Adam with the method's constants; it wants to be told that a CUDA graph may hold its steps."""
+        """Return Adam with the method's hyperparameters; its steps may be captured in a CUDA graph."""
         rate, decay = self.learning_rate(), self.hparams.weight_decay
         return torch.optim.Adam(list(parameters), rate, weight_decay=decay, fused=True, capturable=True)
 
 
 class InertClients(FedMatch):
-    """The reduced copy in FedCon's public code, which (FL)2 says it ran, and whose clients never step: there is no psi,
-    nobody helps, and nothing of a client but running statistics of batch norm moves.
+    """The reduced copy in FedCon's public code, which (FL)2 says it ran, and whose clients never take a step.
+
+    There is no psi and there are no helpers; at a client only running statistics of batch norm change.
     """
 
     sums = ()
 
     def configure_optimizers(self) -> Any:
-        """One optimiser, for everything."""
+        """Return one optimiser for all parameters."""
         return self.make_optimizer(self.sigma().values())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Labels train everything; unlabelled images are only looked at, in training mode."""
+        """Train all parameters on labels; unlabelled images only get a forward pass in training mode."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = self.labelled_loss(batch["labelled"])
@@ -109,17 +115,19 @@ class InertClients(FedMatch):
         self.log("loss", loss.detach())
 
     def remember(self, uploads: Sequence[Upload]) -> dict[int, dict[str, Tensor]]:
-        """Nothing: there is no psi."""
+        """Keep nothing: there is no psi."""
         return {}
 
     def choose_helpers(self, server: Mapping[str, Tensor], visit: Visit) -> list[int]:
-        """Nobody."""
+        """Choose no helpers."""
         return []
 
 
 class SemiFLsCopy(FedMatch):
-    """The copy in SemiFL's public code, which FedDB may have used: only weights of convolutions are sums, whose parts
-    are drawn independently, and nothing else ever trains, neither the classifier nor the norms.
+    """The copy in SemiFL's public code, which FedDB may have used.
+
+    Only weights of convolutions are decomposed, into parts drawn independently; nothing else ever trains, neither the
+    classifier nor the norms.
     """
 
     sums = (_ConvNd,)
@@ -129,6 +137,6 @@ class SemiFLsCopy(FedMatch):
         return nn.init.kaiming_normal_(torch.empty_like(sigma), mode="fan_out", nonlinearity="relu")
 
     def sigma(self) -> dict[str, nn.Parameter]:
-        """The parts sigma alone."""
+        """Return only the parts sigma."""
         parts = {id(one) for one, _ in pairs(self.model)}
         return {name: p for name, p in self.model.named_parameters() if id(p) in parts}

@@ -1,8 +1,8 @@
-"""FixMatch with labels of every step."""
+"""FixMatch with pseudo-labels made in every step."""
 
 from methods.fixmatch import FixMatch
 from methods.parts.pseudo_labels import LabelsEveryStep
 
 
 class EveryStep(LabelsEveryStep, FixMatch):
-    """FixMatch's paper: the model labels in every step; the federated codes ((FL)2, FedDB) do so once per round."""
+    """Pseudo-labels in every step, as in FixMatch's paper; federated codes ((FL)2, FedDB) make them once per round."""

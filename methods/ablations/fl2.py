@@ -1,4 +1,4 @@
-"""What bends (FL)2's step: the curves of its Fig. 4, and the paper where the released code differs from it."""
+"""Variants of (FL)2's step: the curves of Fig. 4, and the paper's version where the released code differs."""
 
 from collections.abc import Mapping
 
@@ -14,25 +14,25 @@ from methods.parts.tensors import set_gradient, wide
 
 
 class AllSelected(FL2):
-    """Fig. 4, "all data": every selected sample shapes the perturbation and the consistency term."""
+    """Fig. 4, "all data": all selected samples enter the perturbation and the consistency term."""
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
-        """All."""
+        """Select all samples."""
         return torch.ones_like(labels, dtype=torch.bool)
 
 
 class CorrectlyLabelled(FL2):
-    """Fig. 4, oracle: the samples that are labelled correctly do; the run is declared to see hidden labels."""
+    """Fig. 4, oracle: only correctly labelled samples enter them; the run is declared to use hidden labels."""
 
     uses_oracle = True
 
     def consistent(self, client: Site, labels: Tensor, probabilities: Tensor) -> Tensor:
-        """Those whose label is right."""
+        """Select the samples whose label is correct."""
         return client.oracle(client.data.unlabelled, labels)
 
 
 class CATWithSAM(CorrectlyLabelled):
-    """Fig. 4, CAT+SAM: L_p(W*) joins L_a(W) in place of the KL divergence; the paper does not say how they add up."""
+    """Fig. 4, CAT+SAM: L_p(W*) replaces the KL divergence beside L_a(W); the paper does not say how they combine."""
 
     def consistency(self, target: Tensor, logits: Tensor, y: Tensor, high: Tensor) -> Tensor:
         """L_p at W*."""
@@ -40,15 +40,16 @@ class CATWithSAM(CorrectlyLabelled):
 
 
 class CATWithSAMInstead(CATWithSAM):
-    """CAT+SAM in the other reading: the samples of L_p(W*) no longer count in L_a, still a mean over the batch."""
+    """CAT+SAM in the other reading: samples of L_p(W*) do not count in L_a, which is still divided by the batch
+    size."""
 
     def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
-        """L_a without them."""
+        """L_a without the samples of L_p."""
         return (losses * ~high).sum() / len(losses)
 
 
 class PlainSAM(FL2):
-    """Eq. 12 as printed: SAM's perturbation, where text and released code have ASAM's."""
+    """Eq. 12 as printed: SAM's perturbation, where the text and the released code use ASAM's."""
 
     def perturbed(self, weights: Tensors, slopes: Tensors, rho: float) -> dict[str, Tensor]:
         """See ``sam``."""
@@ -56,14 +57,14 @@ class PlainSAM(FL2):
 
 
 class AsWritten(FL2):
-    """Eqs. 10 to 14 and Algorithm 1 where the released code differs.
+    """Eqs. 10 to 14 and Algorithm 1 as printed, where the released code differs.
 
-    Batches hold all samples, and the selected ones are masked in them (Eq. 10); L_cs is a mean over the whole batch
-    (Eq. 13); the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
+    Batches hold all samples, with a mask for the selected ones (Eq. 10); L_cs is a mean over the whole batch (Eq. 13);
+    the prediction at W* is the fixed target, and the gradient is taken at W (Algorithm 1, line 21).
     """
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """All samples with labels ``y``, those that are selected (``keep``), and the mask ``high``."""
+        """Return all samples with labels ``y``, the selected ones as ``keep``, and the mask ``high``."""
         index = client.data.unlabelled
         labels, keep = self.select(probabilities)
         client.report_pseudo_labels(index, labels, keep)
@@ -72,11 +73,11 @@ class AsWritten(FL2):
         return {"unlabelled": self.fixed(index, {"strong": "strong"}, y=labels, high=high, keep=keep)}
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """L_a alone: mean over the selected samples of the batch."""
+        """L_a: mean over the selected samples of the batch."""
         return masked_mean(F.cross_entropy(self(samples["strong"]), samples["y"], reduction="none"), samples["keep"])
 
     def sharpness_aware_consistency(self, batch: Batch) -> Tensor:
-        """Leave the gradient at W of ``w_a L_a + w_cs L_cs``; returns the value of the loss."""
+        """Set the gradient at W of ``w_a L_a + w_cs L_cs`` and return the loss."""
         h, samples = self.hparams, batch["unlabelled"]
         x, high = samples["strong"], samples["high"]
         w = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -101,7 +102,7 @@ def sam(parameters: Tensors, gradients: Tensors, rho: float) -> dict[str, Tensor
     """eps: ``rho g / (|g| + 1e-12)``, with one L2 norm over all parameters (Foret et al., ICLR 2021; (FL)2, Eq. 12).
 
     Args:
-        parameters: tensors by name; only those with a gradient are displaced.
+        parameters: tensors by name; only those with a gradient are perturbed.
         gradients: gradient of the loss by the same names.
         rho: radius of the ball.
     """

@@ -1,4 +1,4 @@
-"""FedDure's recipe without regulators, and a choice that its paper leaves open for its baselines."""
+"""FedDure's recipe without regulators, and a choice that the paper leaves open for its baselines."""
 
 from torch import Tensor
 
@@ -8,14 +8,14 @@ from methods.local_ssl import LocalSSL, images
 
 
 class OwnStatistics(LocalSSL):
-    """Labelled, weak and strong images are each normalised by themselves, and those that no loss needs are not run.
+    """Normalise labelled, weak and strong images separately, and skip those that no loss needs.
 
-    The released client has one forward pass for all of them, so that unlabelled images reach even FedAvg* through its
+    The released client uses one forward pass for all of them, so that unlabelled images affect even FedAvg* through
     batch norm; the paper does not say.
     """
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits by field, each from a forward pass of its own."""
+        """Return logits by field, each from a separate forward pass."""
         needed = {"x"}
         if "unlabelled" in batch and self.hparams.unsup_weight:
             needed = {"x", "weak", "strong"}
@@ -27,7 +27,7 @@ class OwnStatistics(LocalSSL):
 
 
 class WithoutRegulators(LocalSSL):
-    """FedDure's recipe without either regulator: its unlabelled batches, and the weights and steps of the row."""
+    """FedDure's recipe without either regulator: its rule for unlabelled batches; the rest is in the suite's row."""
 
     few_steps = FedDure.few_steps
     batch_cap = FedDure.batch_cap

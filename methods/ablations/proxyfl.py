@@ -1,4 +1,4 @@
-"""ProxyFL as its paper writes it, where the released code differs."""
+"""ProxyFL as printed in its paper, where the released code differs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +15,16 @@ from methods.proxyfl import ProxyFL, class_sets, classifier, icpl
 class AsPrinted(ProxyFL):
     """The paper's formulas.
 
-    - Decided is what the received model alone is sure of, and L_u is a mean over these images.
-    - ICPL takes features and proxies as they are. A labelled image's set is its label. An undecided one is drawn to
-      proxies in proportion to the local model's logits; negative ones count as 0, and the weights sum to 1, for
-      else they would push. Weak views are drawn; any disjoint row pushes; decided and undecided rows have a mean each.
-      Products of features have any size: networks without norms want a lower rate.
-    - The prior is the mean of the clients' shares of classes, of the last round alone.
+    - Only the received model decides an image, and L_u is a mean over decided images.
+    - ICPL uses features and proxies as they are. A labelled image's set is its label. An undecided image is pulled to
+      proxies in proportion to the local model's logits; negative logits count as 0, and the weights sum to 1, since
+      otherwise they could push. Only weak views are pulled; any row with a disjoint set pushes; decided and undecided
+      rows are averaged separately. Products of features are unbounded: networks without norms need a lower rate.
+    - The prior is the mean of the clients' class shares in the last round only.
     - GPT has no margin.
 
-    L_u stays KL(t, p): the other way round, as printed, it is infinite for one-hot labels. GPT stays in steps of four
-    rows, since the paper says nothing of steps, and class counts stay the code's.
+    L_u remains KL(t, p): as printed, the other way round, it is infinite for one-hot labels. GPT keeps steps of four
+    rows, since the paper does not mention steps, and class counts are the code's.
     """
 
     def __init__(self, model: nn.Module, num_classes: int, **base: Any) -> None:
@@ -32,16 +32,16 @@ class AsPrinted(ProxyFL):
         self.feat_proj = self.proxy_proj = None
 
     def decided(self, local: Tensor, p: Tensor) -> Tensor:
-        """Unlabelled images that the received model is confident of."""
+        """Mark unlabelled images on which the received model is confident."""
         sure: Tensor = p.amax(dim=1) > self.hparams.threshold
         return sure
 
     def mean_loss(self, losses: Tensor, decided: Tensor) -> Tensor:
-        """L_u: over decided images."""
+        """L_u: mean over decided images."""
         return masked_mean(losses, decided)
 
     def proxy_learning(self, batch: Batch, out: Mapping[str, Tensor], p: Tensor, decided: Tensor) -> Tensor:
-        """L_c of weak views."""
+        """L_c over weak views."""
         sets = class_sets(p, decided, self.prior)
         pull = out["weak"].detach().clamp_min(0) * sets
         weights = torch.where(decided[:, None], sets.to(p.dtype), pull / pull.sum(dim=1, keepdim=True).clamp_min(1e-12))
@@ -54,11 +54,11 @@ class AsPrinted(ProxyFL):
         return masked_mean(losses, decided) + masked_mean(losses, ~decided)
 
     def next_prior(self, counts: Tensor) -> Tensor:
-        """Mean of the shares of those clients that have met any class."""
+        """Average the class shares of the clients with any counts."""
         met = counts.sum(dim=1, keepdim=True)
         shares = (counts / met.clamp_min(1)).sum(dim=0) / (met > 0).sum().clamp_min(1)
         return torch.where(met.sum() > 0, shares, self.prior)
 
     def margin(self, proxies: Tensor) -> float:
-        """None."""
+        """Return 0: there is no margin."""
         return 0.0

@@ -1,4 +1,4 @@
-"""SemiFL as another repository has it."""
+"""SemiFL as in (FL)2's repository."""
 
 import torch
 from torch import Tensor
@@ -10,17 +10,17 @@ from methods.semifl import SemiFL
 class AsInFL2(SemiFL):
     """SemiFL in (FL)2's repository, where it differs from SemiFL's own.
 
-    Mix partners are confident images, drawn once per visit, and a client without one stays in the average, unchanged.
+    Mix partners are confident images, drawn once per visit; a client without any stays in the average, unchanged.
     """
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """See ``SemiFL``; nobody leaves the average."""
+        """See ``SemiFL``; no client leaves the average."""
         streams = super().visit_streams(client)
         self.trains = True
         return streams
 
     def mix_set(self, client: Site, labels: Tensor, keep: Tensor) -> Stream:
-        """The same draws in every local epoch, paired anew."""
+        """Use the same draws in every local epoch, paired anew."""
         pool = torch.arange(len(keep), device=keep.device)[keep]
         drawn = torch.randint(len(pool), (len(pool),), generator=client.generator("order/mix_pool"))
         partners = pool[drawn.to(pool.device)]

@@ -32,11 +32,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_tiny": ("vit.ViTTiny", {"pretrained": True}),
     "vit_tiny_scratch": ("vit.ViTTiny", {}),
 }
-"""Module and class below ``methods.models``, imported when one is built, and the arguments that the name stands for."""
+"""Module and class in ``methods.models`` (imported when built), and preset arguments of the name."""
 
 
 def network(name: str) -> "Callable[..., nn.Module]":
-    """The class behind a key of ``MODELS``, with the arguments that the name stands for."""
+    """Return the class of a key of ``MODELS`` with its preset arguments bound."""
     path, options = MODELS[name]
     module, _, cls = path.rpartition(".")
     return partial(getattr(import_module(f"{__name__}.{module}"), cls), **options)
@@ -53,17 +53,17 @@ def build(
     """Build a network with fresh weights, in channels_last memory format.
 
     Args:
-        name: a key of ``MODELS``, or the dotted path of a class or function that gives an ``nn.Module``.
-            Methods that look at features need a ``Backbone``, or a module with the same attributes.
-        num_classes: number of logits; the first argument of the network.
+        name: a key of ``MODELS``, or the dotted path of a class or function that returns an ``nn.Module``. Methods that
+            use features need a ``Backbone``, or a module with the same attributes.
+        num_classes: number of logits; passed as the network's first argument.
         in_channels: channels of the input images, passed on if the network has an argument of that name.
-        image_size: side of the square input images in pixels, passed on likewise.
-        in_features: length of feature vectors where they are the input instead of images, passed on likewise.
+        image_size: side of the square input images in pixels, passed on in the same way.
+        in_features: length of the feature vectors if these are the input instead of images, passed on in the same way.
         **options: further arguments of the network.
 
     Raises:
-        ConfigError: unknown name (the closest one is named), a path that cannot be imported or is no network, an
-            unknown option, one that the network refuses, feature vectors for a network that takes images.
+        ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
+            unknown option, an option that the network refuses, or feature vectors for a network that takes images.
     """
     import torch
     from torch import nn
@@ -76,26 +76,26 @@ def build(
     if unknown:
         raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
     if in_features is not None and name in MODELS and "in_features" not in known:
-        raise ConfigError(f"model {name} takes images, the data gives feature vectors; choose --model linear or mlp")
+        raise ConfigError(f"model {name} takes images, the data has feature vectors; choose --model linear or mlp")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
     if "num_classes" not in known and not takes_any:
-        raise ConfigError(f"model {name}: it takes no num_classes, so it is no network for a benchmark")
+        raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
     try:
         model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
     except BenchError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"model {name} cannot be made with {options or 'its defaults'}: {type(error).__name__}: {error} "
+            f"model {name} cannot be built with {options or 'its defaults'}: {type(error).__name__}: {error} "
             f"({place(error)})"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {name}: it gave a {type(model).__name__}; it must give a torch.nn.Module")
+        raise ConfigError(f"model {name}: it returned a {type(model).__name__}; it must return a torch.nn.Module")
     return cast("Backbone", model.to(memory_format=torch.channels_last))
 
 
 def num_parameters(name: str, num_classes: int, **options: Any) -> int:
-    """Parameters of a network for images, counted without making it."""
+    """Count the parameters of a network for images without allocating it."""
     import torch
 
     with torch.device("meta"):
@@ -114,7 +114,7 @@ def _imported(path: str) -> "Callable[..., nn.Module]":
             + f" Known: {', '.join(MODELS)}; a dotted path such as my_package.nets.MyNet works too"
         )
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(f"model {path}: Python's standard library has no networks, and nothing of it is called")
+        raise ConfigError(f"model {path}: names from the standard library are refused as models")
     factory = plugin(path, f"model {path}")
     own = inspect.isclass(factory) and issubclass(factory, nn.Module)
     if not (own or inspect.isfunction(factory) or isinstance(factory, partial)):

@@ -1,4 +1,4 @@
-"""What every network of the suite offers: features, a head on them, and their composition."""
+"""Base of all networks: features, a head on them, and their composition."""
 
 import torch
 from torch import Tensor, nn
@@ -7,66 +7,66 @@ from datamodules.common.errors import ConfigError
 
 
 class Backbone(nn.Module):
-    """A classifier in two parts, so that a method can look at features or run the head several times.
+    """A classifier in two parts, so that a method can use features or run the head several times.
 
     A subclass sets ``feature_dim`` and ``head``, and defines ``features``. Methods with Monte-Carlo dropout call
-    ``head(features, passes=T)`` for mean logits over T dropout masks, as the heads here offer.
+    ``head(features, passes=T)`` for mean logits over T dropout masks; the heads here support it.
     """
 
     feature_dim: int
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, feature_dim]."""
+        """Map images [B, channels, side, side] to features [B, feature_dim]."""
         raise TypeError(f"{type(self).__name__} must define features(x)")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to logits [B, classes]."""
+        """Map images [B, channels, side, side] to logits [B, classes]."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 def mean_dropout(h: Tensor, probability: float, passes: int, generator: torch.Generator | None = None) -> Tensor:
-    """Mean of ``passes`` versions of h [B, d], each with units dropped by a mask of its own.
+    """Average ``passes`` copies of h [B, d], each with units dropped by its own mask.
 
-    The mean over Monte-Carlo passes through a head that is linear after its dropout is one pass of this mean. The masks
-    are drawn from ``generator``, on the device of h; by default from torch's own.
+    For a head that is linear after its dropout, the mean over Monte-Carlo passes equals one pass of this mean. Masks
+    are drawn from ``generator``, on the device of h; by default from torch's global generator.
     """
     kept = (torch.rand(passes, *h.shape, generator=generator, device=h.device) >= probability).sum(dim=0)
     return h * kept / (passes * (1.0 - probability))
 
 
 class DropsUnits(nn.Module):
-    """Part of a head: drops units in training mode, with masks from the generator that ``draw_from`` gave it."""
+    """Mixin of heads: drops units in training mode, with masks from the generator set by ``draw_from``."""
 
     generator: torch.Generator | None = None
 
     def set_dropout(self, dropout: float) -> None:
-        """Choose the probability with which a unit is dropped.
+        """Set the dropout probability.
 
         Raises:
-            ConfigError: it lies outside [0, 1).
+            ConfigError: it is outside [0, 1).
         """
         if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"head_dropout={dropout}: a dropout probability lies in [0, 1); 0 is none")
+            raise ConfigError(f"head_dropout={dropout}: a dropout probability must be in [0, 1); 0 switches it off")
         self.dropout = dropout
 
     def drop(self, h: Tensor, passes: int) -> Tensor:
-        """Units h [B, d], in training mode their mean over ``passes`` dropout masks."""
+        """Return h [B, d], in training mode its mean over ``passes`` dropout masks."""
         if self.training and self.dropout:
             return mean_dropout(h, self.dropout, passes, self.generator)
         return h
 
 
 def draw_from(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Let all heads in a module draw their dropout masks from ``generator``; ``None``: from torch's own."""
+    """Make all heads in a module draw dropout masks from ``generator``; ``None``: torch's global generator."""
     for part in module.modules():
         if isinstance(part, DropsUnits):
             part.generator = generator
 
 
 class LinearHead(DropsUnits, nn.Linear):
-    """A linear classifier that drops features with probability ``dropout`` in training mode (FedIRM needs that).
+    """A linear classifier that drops features with probability ``dropout`` in training mode (for FedIRM).
 
     The parameters and their names do not depend on ``dropout``.
 
@@ -79,5 +79,5 @@ class LinearHead(DropsUnits, nn.Linear):
         self.set_dropout(dropout)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
-        """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
+        """Map features [B, d] to logits [B, classes], averaged over ``passes`` dropout masks."""
         return super().forward(self.drop(features, passes))

@@ -11,8 +11,8 @@ from methods.models.backbone import Backbone, DropsUnits
 class ProjectionHead(DropsUnits):
     """Linear d→d, ReLU, linear d→256 without activation, linear 256→classes (RSCFed, released code).
 
-    With ``dropout`` > 0, units are dropped after the ReLU in training mode; FedIRM needs that. The parameters
-    and their names do not depend on it.
+    With ``dropout`` > 0, units are dropped after the ReLU in training mode (for FedIRM). The parameters and their names
+    do not depend on it.
 
     Raises:
         ConfigError: ``dropout`` outside [0, 1).
@@ -26,20 +26,20 @@ class ProjectionHead(DropsUnits):
         self.classifier = nn.Linear(256, num_classes)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
-        """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
+        """Map features [B, d] to logits [B, classes], averaged over ``passes`` dropout masks."""
         h = self.drop(F.relu(self.hidden(features)), passes)
         logits: Tensor = self.classifier(self.projection(h))
         return logits
 
     def extra_repr(self) -> str:
-        """Show the dropout probability, which is no submodule."""
+        """Show the dropout probability, which is not a submodule."""
         return f"dropout={self.dropout}"
 
 
 def pool(x: Tensor) -> Tensor:
-    """Maxima of 2×2 windows, as ``F.max_pool2d(x, 2)``: [B, channels, side, side] to half the side, rounded down.
+    """Max-pool 2×2 windows like ``F.max_pool2d(x, 2)``: [B, channels, side, side] to half the side, rounded down.
 
-    Where no gradient is wanted, maxima of shifted maps are ten times as fast for few channels in NHWC on a CPU.
+    Without gradients, maxima of shifted maps are ten times as fast for few channels in NHWC on a CPU.
     """
     if torch.is_grad_enabled():
         return F.max_pool2d(x, 2)
@@ -49,10 +49,11 @@ def pool(x: Tensor) -> Tensor:
 
 
 def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """``F.max_pool2d(conv(x), 2)``, on a CPU as one convolution of stride 2 with the corners of a window as channels.
+    """Compute ``F.max_pool2d(conv(x), 2)``, on a CPU as one convolution of stride 2 with a window's corners as
+    channels.
 
-    Few channels leave most of a vector register empty; four times as many fill it, also in the pooling, which sees the
-    four corners as rows. ``conv`` has neither padding nor stride.
+    A few channels leave most of a vector register empty; four times as many fill it, also in the pooling, which sees
+    the four corners as rows. ``conv`` must have neither padding nor stride.
     """
     if not x.is_cpu:
         return pool(conv(x))
@@ -64,17 +65,17 @@ def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class SmallCNN(Backbone):
-    """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; nothing is normalised.
+    """Two 5×5 convolutions and two linear layers, then a ``ProjectionHead``; no normalisation.
 
-    92 626 parameters for 10 classes, 115 756 for 100, in 14 tensors, no buffers (RSCFed, released code).
-    Layers are built in forward order with torch's default initialisation: after ``torch.manual_seed(1337)``
-    the weights are the authors' own, bit for bit.
+    92 626 parameters for 10 classes, 115 756 for 100, in 14 tensors, no buffers (RSCFed, released code). Layers are
+    built in forward order with torch's default initialisation: after ``torch.manual_seed(1337)`` the weights equal the
+    authors' bit for bit.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
         image_size: side of the square input images, at least 16 pixels; the papers use 32.
-        head_dropout: dropout probability inside the head, 0 for none.
+        head_dropout: dropout probability in the head; 0: none.
 
     Raises:
         ConfigError: images too small for two unpadded convolutions with pooling, or ``head_dropout`` outside
@@ -95,7 +96,7 @@ class SmallCNN(Backbone):
         self.head = ProjectionHead(self.feature_dim, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 84], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, 84]."""
         x = F.relu(conv_pool(self.conv1, x))
         x = F.relu(pool(self.conv2(x)))
         return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))

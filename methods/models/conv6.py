@@ -1,4 +1,4 @@
-"""Six convolutions, three of them with batch normalisation, and a head of three linear layers."""
+"""Six convolutions, three with batch normalisation, and a head of three linear layers."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from methods.models.backbone import Backbone, DropsUnits
 
 
 class ChannelDropout(DropsUnits):
-    """Drops whole channels of maps with probability ``dropout``, in training mode.
+    """Drop whole channels of maps with probability ``dropout`` in training mode.
 
     Raises:
         ConfigError: ``dropout`` outside [0, 1).
@@ -20,12 +20,12 @@ class ChannelDropout(DropsUnits):
         self.set_dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, channels, H, W]; what is kept grows so that the mean stays."""
+        """Drop channels of maps [B, channels, H, W] and rescale the others to keep the mean."""
         return x * self.drop(x.new_ones(x.shape[:2]), 1)[:, :, None, None]
 
 
 class HiddenHead(DropsUnits):
-    """Features are dropped, then linear d→hidden, ReLU, linear to half of that, ReLU, linear to the classes.
+    """Dropout of features, linear d→hidden, ReLU, linear to half of that, ReLU, linear to the classes.
 
     Raises:
         ConfigError: ``dropout`` outside [0, 1).
@@ -39,13 +39,13 @@ class HiddenHead(DropsUnits):
         self.classifier = nn.Linear(hidden // 2, num_classes)
 
     def forward(self, features: Tensor, passes: int = 1) -> Tensor:
-        """Features [B, d] to logits [B, classes], their mean over ``passes`` dropout masks."""
+        """Map features [B, d] to logits [B, classes], averaged over ``passes`` dropout masks."""
         made = [self.hidden1(self.drop(features, 1)) for _ in range(passes)]
         logits: Tensor = self.classifier(F.relu(self.hidden2(F.relu(torch.cat(made)))))
         return logits.view(passes, len(features), -1).mean(dim=0)
 
     def extra_repr(self) -> str:
-        """Show the dropout probability, which is no submodule."""
+        """Show the dropout probability, which is not a submodule."""
         return f"dropout={self.dropout}"
 
 
@@ -53,17 +53,17 @@ class Conv6(Backbone):
     """Three blocks of two 3×3 convolutions and a max-pool, then linear layers of 1024 and 512 units.
 
     The network of FedCon's public PyTorch code for CIFAR and SVHN: [conv 32, BN, ReLU, conv 64, ReLU, pool], [conv 128,
-    BN, ReLU, conv 128, ReLU, pool, channels dropped], [conv 256, BN, ReLU, conv 256, ReLU, pool], and a head that drops
-    features before its first layer. Batch norm keeps ordinary running statistics. 5 852 170 parameters for 10 classes
-    and 3 channels of 32 pixels, torch's default initialisation; the features are the 4096 numbers of the last map.
+    BN, ReLU, conv 128, ReLU, pool, channel dropout], [conv 256, BN, ReLU, conv 256, ReLU, pool], and a head that drops
+    features before its first layer. Batch norm keeps the usual running statistics. 5 852 170 parameters for 10 classes
+    and 3 channels of 32 pixels, torch's default initialisation; the features are the 4096 values of the last map.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
         image_size: side of the square input images, at least 8 pixels.
         width: channels of the first convolution.
-        channel_dropout: probability that a channel is dropped after the second block, in training mode.
-        head_dropout: probability that a feature is dropped before the head, in training mode.
+        channel_dropout: dropout probability of channels after the second block.
+        head_dropout: dropout probability of features before the head.
 
     Raises:
         ConfigError: images too small for three poolings, or a dropout probability outside [0, 1).
@@ -91,14 +91,14 @@ class Conv6(Backbone):
         self.head = HiddenHead(self.feature_dim, num_classes, 32 * width, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, feature_dim], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, feature_dim]."""
         x = F.max_pool2d(self.block1(x), 2)
         x = self.drop(F.max_pool2d(self.block2(x), 2))
         return F.max_pool2d(self.block3(x), 2).flatten(1)
 
 
 def block(c_in: int, c_mid: int, c_out: int) -> nn.Sequential:
-    """Convolution, batch norm, ReLU, convolution, ReLU; the size of the map stays."""
+    """Convolution, batch norm, ReLU, convolution, ReLU; the map keeps its size."""
     return nn.Sequential(
         nn.Conv2d(c_in, c_mid, 3, padding=1),
         nn.BatchNorm2d(c_mid),

@@ -1,4 +1,4 @@
-"""A small network with norms, for grey images where a CPU has to do."""
+"""A small network with normalisation, for grey images on a CPU."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from methods.models.norm import Norm, normalisation
 class LeNet(Backbone):
     """Two 5×5 convolutions of 16 and 32 channels, each with max-pooling, norm and ReLU; 84 units; a linear classifier.
 
-    The shape is LeNet-5's (LeCun et al., 1998) with more channels, one hidden layer and norms. Pooling before the norms
-    saves three quarters of their work. Layers have torch's default initialisation. 57 286 parameters for 10 classes and
-    one channel of 28 pixels.
+    The structure of LeNet-5 (LeCun et al., 1998) with more channels, one hidden layer and norms. Pooling before the
+    norms saves three quarters of their work. Layers have torch's default initialisation. 57 286 parameters for 10
+    classes and one channel of 28 pixels.
 
     Args:
         num_classes: number of logits.
@@ -25,8 +25,8 @@ class LeNet(Backbone):
         head_dropout: dropout probability of the features before the classifier, 0 for none.
 
     Raises:
-        ConfigError: images too small for two unpadded convolutions with pooling, an unknown norm, groups into which
-            16 or 32 channels do not divide, or ``head_dropout`` outside [0, 1).
+        ConfigError: images too small for two unpadded convolutions with pooling, an unknown norm, groups that do not
+            divide 16 or 32 channels, or ``head_dropout`` outside [0, 1).
     """
 
     feature_dim = 84
@@ -52,7 +52,7 @@ class LeNet(Backbone):
         self.head = LinearHead(self.feature_dim, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 84], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, 84]."""
         x = F.relu(self.norm1(pool(self.conv1(x))))
         x = F.relu(self.norm2(pool(self.conv2(x))))
         return F.relu(self.hidden(x.flatten(1)))

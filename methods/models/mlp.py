@@ -1,4 +1,4 @@
-"""A multilayer perceptron on averaged pixels or feature vectors: learns in milliseconds a step."""
+"""A multilayer perceptron on averaged pixels or feature vectors: trains in milliseconds per step."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from methods.models.backbone import Backbone, LinearHead
 class MLP(Backbone):
     """Means over a grid of ``cells`` × ``cells`` squares, a hidden layer with ReLU, and a linear head.
 
-    It stands in for the papers' networks at scale ``quick``, on the digits of 8 × 8 pixels. Feature vectors go to the
-    hidden layer as they are. Nothing is normalised.
+    It stands in for the papers' networks at scale ``quick``, on 8 × 8 digits. Feature vectors skip the averaging. There
+    is no normalisation.
 
     Args:
         num_classes: number of logits.
@@ -20,7 +20,7 @@ class MLP(Backbone):
         hidden: units of the hidden layer, the features.
         cells: squares along a side.
         head_dropout: dropout probability before the head, 0 for none.
-        in_features: length of the feature vectors, where these are the input.
+        in_features: length of the feature vectors, if these are the input.
 
     Raises:
         ConfigError: images smaller than the grid, or ``head_dropout`` outside [0, 1).
@@ -45,6 +45,6 @@ class MLP(Backbone):
         self.head = LinearHead(hidden, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side], or vectors [B, in_features], to features [B, hidden] from 0 up."""
+        """Map images [B, channels, side, side] or vectors [B, in_features] to non-negative features [B, hidden]."""
         vectors = F.adaptive_avg_pool2d(x, self.cells).flatten(1) if x.ndim == 4 else x
         return F.relu(self.hidden(vectors))

@@ -1,10 +1,10 @@
-"""Ways of normalising maps; batch normalisation with statistics that are measured in a pass of their own.
+"""Kinds of normalisation, including batch normalisation with statistics measured in a separate pass.
 
-The papers normalise in four ways, named by ``norm`` in the models that offer a choice:
+The papers normalise in four ways, selected by ``norm`` in the models that offer a choice:
 
-* ``static``: train on the statistics of the batch, evaluate with those that ``reestimate`` measured ((FL)²,
+* ``static``: train with batch statistics, evaluate with those that ``reestimate`` measured ((FL)²,
   SemiFL);
-* ``batch``: no stored statistics, evaluation too uses the batch at hand (FedDB as released);
+* ``batch``: no stored statistics; evaluation uses batch statistics, too (FedDB as released);
 * ``running``: ordinary batch normalisation (FedCon);
 * ``group``: group normalisation (FedRGD).
 """
@@ -20,38 +20,38 @@ from datamodules.common.errors import ConfigError, RunError
 
 Norm = Literal["static", "batch", "running", "group"]
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
-"""Applies a function to all items and returns the results in order."""
+"""Function that applies a function to all items and returns the results in order."""
 
 
 def serially(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """One after the other."""
+    """Apply ``work`` to the items one after the other."""
     return [work(item) for item in items]
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation whose stored statistics change only in ``reestimate``.
 
-    In training mode it normalises with the batch and leaves its buffers alone. In evaluation mode it
-    normalises with ``running_mean`` and ``running_var`` if they have been estimated, else with the batch.
-    Whether they have been is what the buffer ``num_batches_tracked`` says: it travels with checkpoints and
-    broadcasts. It is read when state is loaded, so that no forward pass has to ask the device.
+    In training mode it normalises with the batch and does not touch its buffers. In evaluation mode it uses
+    ``running_mean`` and ``running_var`` once they have been estimated, otherwise the batch. The buffer
+    ``num_batches_tracked`` says whether they have been; it is part of checkpoints and broadcasts. It is read when state
+    is loaded, so that forward passes need no device sync.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features, eps=eps, momentum=None)
         self.estimated = False
-        self.measures = False  # whether the statistics become those of the batch at hand
+        self.measures = False  # whether forward stores the batch's statistics
         self._told_by: Tensor | None = None
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """The stored mean and variance, [channels]."""
+        """Return the stored mean and variance, [channels]."""
         return self.get_buffer("running_mean"), self.get_buffer("running_var")
 
     def note(self, count: Tensor) -> None:
-        """Learn from ``num_batches_tracked``, or from what is copied into it, whether there are statistics.
+        """Update from ``num_batches_tracked``, or a value about to be copied into it, whether statistics exist.
 
-        The same tensor is read once only: a whole round's clients load the same one.
+        Each tensor is read only once: all clients of a round load the same one.
         """
         if count is not self._told_by:
             self.estimated, self._told_by = bool(count), count
@@ -71,16 +71,16 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 
 
 def static_norms(module: nn.Module) -> list[tuple[str, StaticBatchNorm2d]]:
-    """All static layers of a module, each with the name of its ``num_batches_tracked`` in the module's state."""
+    """List a module's static layers, each with the name of its ``num_batches_tracked`` in the state."""
     named = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, StaticBatchNorm2d)]
     return [(f"{name}.num_batches_tracked", layer) for name, layer in named]
 
 
 def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
-    """Build a normalisation layer for maps [B, channels, H, W]; ``group`` takes min(groups, channels) groups.
+    """Build a normalisation layer for maps [B, channels, H, W]; ``group`` uses min(groups, channels) groups.
 
     Raises:
-        ConfigError: unknown kind, or channels that do not divide into the groups.
+        ConfigError: unknown kind, or the groups do not divide the channels.
     """
     match kind:
         case "static":
@@ -92,7 +92,7 @@ def normalisation(kind: Norm, channels: int, groups: int = 32) -> nn.Module:
         case "group":
             groups = min(groups, channels)
             if groups < 1 or channels % groups:
-                raise ConfigError(f"norm=group: {channels} channels do not divide into {groups} groups")
+                raise ConfigError(f"norm=group: {channels} channels cannot be divided into {groups} groups")
             return nn.GroupNorm(groups, channels)
     raise ConfigError(f"norm={kind!r} is unknown; choose one of {', '.join(get_args(Norm))}")
 
@@ -104,21 +104,21 @@ def reestimate(
     view: Callable[[Any], Tensor] | None = None,
     spread: Spread = serially,
 ) -> None:
-    """Measure the statistics of every ``StaticBatchNorm2d`` of ``model`` anew, forgetting the old ones.
+    """Re-estimate the statistics of every ``StaticBatchNorm2d`` of ``model`` from scratch.
 
-    Mean and unbiased variance of each batch are averaged over the batches, with equal weights whatever their sizes
-    ((FL)² and SemiFL, released code). No between-batch variance enters. Deeper layers see maps normalised with the
-    batch itself. All other layers, dropout included, run in evaluation mode; the mode of the model is restored. A
-    model without static layers is left alone.
+    Mean and unbiased variance of each batch are averaged over the batches with equal weights, whatever their sizes
+    ((FL)² and SemiFL, released code). Variance between batches is ignored. Deeper layers see maps normalised with the
+    batch itself. All other layers, including dropout, run in evaluation mode; the model's mode is restored. A model
+    without static layers is not changed.
 
     Args:
-        model: changed in place, buffers only.
+        model: the network; only its buffers are changed, in place.
         batches: inputs [B, channels, side, side] on the model's device, or what ``view`` turns into them.
-        view: makes the input of a batch, when its turn comes.
-        spread: applies a function to every batch, for instance sharing them among processes.
+        view: turns a batch into the network's input, just before it is used.
+        spread: applies a function to every batch, for instance in several processes.
 
     Raises:
-        RunError: there was no batch.
+        RunError: there is no batch.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, StaticBatchNorm2d)]
     if not layers:

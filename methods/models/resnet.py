@@ -1,4 +1,4 @@
-"""ResNet-18 with the stem of CIFAR or of ImageNet: torchvision's, with another first and last layer."""
+"""ResNet-18 with a CIFAR or an ImageNet stem: torchvision's, with a different first and last layer."""
 
 from typing import Literal, get_args
 from urllib.error import URLError
@@ -17,13 +17,13 @@ Head = Literal["projection", "linear"]
 
 
 class ResNet18(Backbone):
-    """ResNet-18 in the two forms of the papers.
+    """ResNet-18 in the papers' two forms.
 
-    RSCFed's ISIC network (released code): a 3×3 stem of stride 1 without max-pool, and a ``ProjectionHead``;
-    11 564 615 parameters for 7 classes. Its layers draw their initial values in the authors' order, so that after
-    ``torch.manual_seed(1337)`` the weights are the authors' own, bit for bit. CBAFed's network for all data sets
-    (released code): torchvision's, with a linear head; 11 181 642 parameters for 10 classes. Convolutions start
-    normal with variance 2/fan_out.
+    RSCFed's ISIC network (released code): a 3×3 stem of stride 1 without max-pool, and a ``ProjectionHead``; 11 564 615
+    parameters for 7 classes. Initial values are drawn in the authors' order, so that after ``torch.manual_seed(1337)``
+    the weights equal the authors' bit for bit. CBAFed's network for all data sets (released code): torchvision's, with
+    a linear head; 11 181 642 parameters for 10 classes. Convolutions are initialised from a normal distribution with
+    variance 2/fan_out.
 
     Args:
         num_classes: number of logits.
@@ -31,13 +31,12 @@ class ResNet18(Backbone):
         stem: ``cifar`` keeps the resolution, ``imagenet`` divides it by four (7×7 of stride 2, then
             max-pool).
         head: ``projection`` or ``linear``.
-        head_dropout: dropout probability inside the head, 0 for none.
-        pretrained: start from torchvision's ImageNet weights, except for the head and for a stem of another
-            shape.
+        head_dropout: dropout probability in the head; 0: none.
+        pretrained: start from torchvision's ImageNet weights, except for the head and a stem of a different shape.
 
     Raises:
         ConfigError: unknown stem or head, or ``head_dropout`` outside [0, 1).
-        DataError: the ImageNet weights are neither in torch's cache nor can they be downloaded.
+        DataError: the ImageNet weights are not in torch's cache and cannot be downloaded.
     """
 
     feature_dim = 512
@@ -64,7 +63,7 @@ class ResNet18(Backbone):
                 self.backbone.maxpool = nn.Identity()
             elif in_channels != 3:
                 self.backbone.conv1 = _first_convolution(in_channels, 7, 2)
-        self.backbone.fc = nn.Identity()  # after it was drawn: it moves the generator ahead of the head
+        self.backbone.fc = nn.Identity()  # drawn first, since it advances the generator before the head
         self.head = (
             LinearHead(self.feature_dim, num_classes, head_dropout)
             if head == "linear"
@@ -72,16 +71,17 @@ class ResNet18(Backbone):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 512], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, 512]."""
         features: Tensor = self.backbone(x)
         return features
 
 
 class _SmallImageResNet18(ResNet):  # type: ignore[misc,unused-ignore]  # torchvision is untyped
-    """torchvision's ResNet-18 with the stem of CIFAR built in its place, and no 7×7 stem drawn before it.
+    """torchvision's ResNet-18 with a CIFAR stem built directly, without drawing a 7×7 stem first.
 
-    RSCFed's released code: stem, batch norm, stages, a linear layer 512→1000 that nobody uses, then the normal start
-    of all convolutions. The unused layer stays here as ``fc``, since what it draws decides the bits of the head.
+    RSCFed's released code draws stem, batch norm, stages, an unused linear layer 512→1000, then the normal
+    initialisation of all convolutions. The unused layer stays here as ``fc``, since its draws determine the head's
+    bits.
     """
 
     def __init__(self, in_channels: int) -> None:

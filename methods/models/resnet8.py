@@ -10,16 +10,17 @@ from methods.models.backbone import Backbone, LinearHead
 
 
 class ResNet8(Backbone):
-    """The ResNet of CIFAR with one block per stage: a 3×3 stem, stages of 16w, 32w and 64w channels, mean, linear.
+    """A CIFAR ResNet with one block per stage: a 3×3 stem, stages of 16w, 32w and 64w channels, mean, linear.
 
-    Source: released code of both, which takes w = 4. Blocks add before their last ReLU; the second and third begin with
-    stride 2 and have a 1×1 convolution and a batch norm in their shortcut. Convolutions have no bias and start normal
-    with variance 2/fan_out. 1 227 594 parameters for 10 classes, 1 250 724 for 100; with w = 1, 78 042 for 10.
+    Source: released code of both, with w = 4. Blocks add the shortcut before their last ReLU; the second and third
+    start with stride 2 and have a 1×1 convolution and batch norm in their shortcut. Convolutions have no bias and are
+    initialised from a normal distribution with variance 2/fan_out. 1 227 594 parameters for 10 classes, 1 250 724 for
+    100; with w = 1, 78 042 for 10.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
-        width: factor w on the channels.
+        width: channel multiplier w.
     """
 
     def __init__(self, num_classes: int, in_channels: int = 3, width: int = 4) -> None:
@@ -37,11 +38,11 @@ class ResNet8(Backbone):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 64w], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, 64w]."""
         x = self.layer1(F.relu(self.bn1(self.conv1(x))))
         return cast(Tensor, self.layer3(self.layer2(x))).mean((2, 3))
 
 
 def _shortcut(channels: int) -> nn.Sequential:
-    """Maps of so many channels to twice as many, with every other pixel."""
+    """Shortcut from ``channels`` to twice as many, with stride 2."""
     return nn.Sequential(nn.Conv2d(channels, 2 * channels, 1, 2, bias=False), nn.BatchNorm2d(2 * channels))

@@ -7,7 +7,7 @@ from methods.models.backbone import Backbone, LinearHead
 
 
 class Block(nn.Sequential):
-    """3×3 convolution with bias, batch normalisation, ReLU, and a max-pool of 2 if asked for."""
+    """3×3 convolution with bias, batch normalisation, ReLU, and optionally a max-pool of 2."""
 
     def __init__(self, c_in: int, c_out: int, pool: bool = False) -> None:
         layers: list[nn.Module] = [nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()]
@@ -17,13 +17,13 @@ class Block(nn.Sequential):
 class ResNet9(Backbone):
     """Eight convolutions with biases, two residual pairs without activation after the sum, max-pool, linear.
 
-    6 575 370 parameters for 10 classes and 3 channels, torch's default initialisation. The last pool takes
-    the whole map: 4×4 at the 32 pixels of the paper. Images need 8 pixels or more.
+    6 575 370 parameters for 10 classes and 3 channels, torch's default initialisation. The last pool covers the whole
+    map: 4×4 for the paper's 32 pixels. Images need at least 8 pixels.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
-        width: channels of the first block; the features have 8 times as many.
+        width: channels of the first block; there are 8 times as many features.
     """
 
     def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64) -> None:
@@ -38,7 +38,7 @@ class ResNet9(Backbone):
         self.head = LinearHead(self.feature_dim, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 8 width]."""
+        """Map images [B, channels, side, side] to features [B, 8 width]."""
         x = self.down1(self.prep(x))
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))

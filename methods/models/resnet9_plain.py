@@ -1,4 +1,4 @@
-"""A ResNet-9 of convolutions alone: no normalisation, no biases."""
+"""A ResNet-9 of convolutions only: no normalisation, no biases."""
 
 from math import sqrt
 
@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from methods.models.backbone import Backbone, LinearHead
 
 WITHIN_TWO_SIGMA = 0.87962566103423978
-"""Standard deviation of a standard normal variable that is cut off beyond two."""
+"""Standard deviation of a standard normal truncated at two."""
 
 
 class PlainResNet9(Backbone):
     """Eight 3×3 convolutions with ReLUs, two residual pairs without activation after the sum, max-pool, linear.
 
-    The network of FedMatch (ICLR 2021, released code): there are neither biases nor normalisation layers, so that its
-    state is its 9 weight tensors, 6 568 640 numbers for 10 classes and 3 channels. Every weight is drawn from a normal
-    law cut off at two standard deviations, with variance 1 / fan_in after the cut. The ReLU comes before the pooling.
-    The last pool takes the whole map: 4×4 at the 32 pixels of the paper. Images need 8 pixels or more.
+    The network of FedMatch (ICLR 2021, released code): without biases and normalisation layers, its state is 9 weight
+    tensors, 6 568 640 values for 10 classes and 3 channels. Weights are drawn from a normal distribution truncated at
+    two standard deviations, with variance 1 / fan_in after truncation. The ReLU comes before the pooling. The last pool
+    covers the whole map: 4×4 for the paper's 32 pixels. Images need at least 8 pixels.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
-        width: channels of the first convolution; the features have 8 times as many.
+        width: channels of the first convolution; there are 8 times as many features.
     """
 
     def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64) -> None:
@@ -41,7 +41,7 @@ class PlainResNet9(Backbone):
             nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, 8 width]."""
+        """Map images [B, channels, side, side] to features [B, 8 width]."""
         x = F.relu(self.prep(x))
         x = F.max_pool2d(F.relu(self.down1(x)), 2)
         x = x + pair(self.residual1, x)
@@ -52,12 +52,12 @@ class PlainResNet9(Backbone):
 
 
 def conv(c_in: int, c_out: int) -> nn.Conv2d:
-    """A 3×3 convolution that keeps the size of the map, without bias."""
+    """Return a 3×3 convolution without bias that keeps the map's size."""
     return nn.Conv2d(c_in, c_out, 3, padding=1, bias=False)
 
 
 def pair(convs: nn.ModuleList, x: Tensor) -> Tensor:
-    """The convolutions one after the other, each with a ReLU."""
+    """Apply the convolutions one after the other, each with a ReLU."""
     for layer in convs:
         x = F.relu(layer(x))
     return x

@@ -12,7 +12,7 @@ from methods.models.backbone import Backbone, LinearHead
 
 CHECKPOINT = "vit_tiny_patch16_224"
 
-# What timm calls the tensors of one network, and what torchvision does.
+# Tensor names of the same network in timm and in torchvision.
 RENAMED = (
     (r"^cls_token$", "class_token"),
     (r"^pos_embed$", "encoder.pos_embedding"),
@@ -30,18 +30,18 @@ RENAMED = (
 class ViTTiny(Backbone):
     """ViT-Tiny: patches of 16 pixels, width 192, depth 12, 3 heads, MLP 768, features of the class token (CBAFed).
 
-    5 526 346 parameters for 10 classes and sides of 224.
+    5 526 346 parameters for 10 classes and images of side 224.
 
     Args:
         num_classes: number of logits.
         image_size: side of the square input images, a multiple of 16.
-        head_dropout: dropout probability inside the head, 0 for none.
-        pretrained: start from timm's ``vit_tiny_patch16_224``, except for the head; needs the package timm (the
-            extra ``vit``) and, at the first use, a connection or timm's cache of another machine.
+        head_dropout: dropout probability in the head; 0: none.
+        pretrained: start from timm's ``vit_tiny_patch16_224``, except for the head; needs the package timm (extra
+            ``vit``), and for the first use a network connection or a copy of timm's cache.
 
     Raises:
-        ConfigError: a side that is no multiple of 16, or not 224 with ``pretrained``; timm is not installed.
-        DataError: the weights are neither in timm's cache nor can they be downloaded.
+        ConfigError: a side that is not a multiple of 16, or not 224 with ``pretrained``; timm is not installed.
+        DataError: the weights are not in timm's cache and cannot be downloaded.
     """
 
     feature_dim = 192
@@ -60,13 +60,13 @@ class ViTTiny(Backbone):
         self.head = LinearHead(self.feature_dim, num_classes, head_dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, 3, side, side] to features [B, 192]."""
+        """Map images [B, 3, side, side] to features [B, 192]."""
         features: Tensor = self.backbone(x)
         return features
 
 
 def translated(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of timm's network, its head left out, under torchvision's names."""
+    """Rename timm's tensors to torchvision's names, without the head."""
     result = {}
     for name, value in state.items():
         if not name.startswith("head."):

@@ -11,8 +11,8 @@ from methods.models.norm import Norm, normalisation
 class Block(nn.Module):
     """Norm, ReLU, 3×3 convolution, norm, ReLU, 3×3 convolution, plus a shortcut.
 
-    The shortcut is the raw input; where the number of channels changes, a strided 1×1 convolution of the
-    activation that also feeds the branch.
+    The shortcut is the raw input, or where the number of channels changes a strided 1×1 convolution of the activation
+    that also feeds the branch.
     """
 
     def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm, groups: int) -> None:
@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if c_in != c_out else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, c_in, H, W] to [B, c_out, H/stride, W/stride]."""
+        """Map [B, c_in, H, W] to [B, c_out, H/stride, W/stride]."""
         h = F.relu(self.bn1(x))
         identity = x if self.shortcut is None else self.shortcut(h)
         out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(h))))
@@ -34,24 +34,24 @@ class Block(nn.Module):
 class WideResNet(Backbone):
     """WRN-depth-width: a 3×3 stem of 16 channels, stages of 16w, 32w, 64w channels, norm, ReLU, mean, linear.
 
-    The number of stages follows from the image side, floor(log2(side)) − 2: three for 32 pixels, but two for
-    28 ((FL)², released code). Convolutions have no bias and start normal with variance 2/fan_out; the
-    classifier has torch's default weight and bias 0. WRN-28-2 for 10 classes has 1 467 610 parameters,
-    WRN-28-8 for 100 classes 23 401 012, in 80 tensors.
+    The number of stages follows from the image side, floor(log2(side)) − 2: three for 32 pixels, but two for 28 ((FL)²,
+    released code). Convolutions have no bias and are initialised from a normal distribution with variance 2/fan_out;
+    the classifier has torch's default weights and bias 0. WRN-28-2 for 10 classes has 1 467 610 parameters, WRN-28-8
+    for 100 classes 23 401 012, in 80 tensors.
 
     Args:
         num_classes: number of logits.
         in_channels: channels of the input images.
         image_size: side of the square input images in pixels.
         depth: number of layers, 4 + 2 × blocks.
-        width: factor w on the channels of the stages.
+        width: channel multiplier w of the stages.
         norm: kind of normalisation, see ``methods.models.norm``.
-        groups: most groups per layer if norm is ``group``.
+        groups: maximum number of groups per layer if norm is ``group``.
         head_dropout: dropout probability of the features before the classifier, 0 for none.
 
     Raises:
-        ConfigError: images smaller than 8 pixels, blocks that cannot be shared equally among the stages, or
-            ``head_dropout`` outside [0, 1).
+        ConfigError: images smaller than 8 pixels, a depth that does not give equal stages, or ``head_dropout`` outside
+            [0, 1).
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class WideResNet(Backbone):
         blocks, rest = divmod(depth - 4, 2 * stages)
         if blocks < 1 or rest:
             raise ConfigError(
-                f"wide ResNet: images of side {image_size} need {stages} equal stages, which depth {depth} "
-                f"cannot give; resize the images (the papers use 32) or take a depth of 4 + {2 * stages} n"
+                f"wide ResNet: images of side {image_size} need {stages} equal stages, which depth {depth} does not "
+                f"give; resize the images (the papers use 32) or choose a depth of 4 + {2 * stages} n"
             )
         self.conv = nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False)
         self.blocks = nn.Sequential()
@@ -93,5 +93,5 @@ class WideResNet(Backbone):
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:
-        """Images [B, channels, side, side] to features [B, feature_dim], which are not negative."""
+        """Map images [B, channels, side, side] to non-negative features [B, feature_dim]."""
         return F.relu(self.bn(self.blocks(self.conv(x)))).mean((2, 3))

@@ -1,1 +1,1 @@
-"""What several methods are built from."""
+"""Components shared by several methods."""

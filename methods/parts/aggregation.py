@@ -1,4 +1,4 @@
-"""Combining client states. Sums run in the order given (client-id order), accumulated in float64."""
+"""Averages of client states, summed in the given order (client-id order) in float64."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
@@ -13,11 +13,11 @@ State = Mapping[str, Tensor]
 
 
 class Summand(Mapping[str, Tensor]):
-    """The tensors of a client that are at hand only as a part of a mean: ``weighted_mean`` takes them.
+    """Tensors of a client that exist only as a part of a mean; ``weighted_mean`` accepts them.
 
     Args:
-        joint: has their ``mean`` with others.
-        visit: whose they are.
+        joint: object that holds their ``mean`` with other clients' tensors.
+        visit: the client's visit.
 
     Raises:
         RunError: they are read.
@@ -37,19 +37,19 @@ class Summand(Mapping[str, Tensor]):
 
     def _refuse(self) -> NoReturn:
         raise RunError(
-            f"the tensors of client {self.visit.client} are asked for, and with --sums exact there is only their mean "
-            "with others'. Let uploads_needed of the method say 'each' (methods/base.py)"
+            f"the method reads the tensors of client {self.visit.client}, but with --sums exact only their mean with "
+            "other clients' is available; set uploads_needed = 'each' in the method (methods/base.py)"
         )
 
 
 def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
-    """Weighted mean of every tensor of the states; weights are renormalised to sum to 1.
+    """Compute the weighted mean of each tensor of the states; weights are normalised to sum to 1.
 
-    Floating tensors keep their dtype. Integer tensors (batch-norm counters) become float32: they are
-    averaged as numbers and truncated when a client loads them, as the released codes do.
+    Floating tensors keep their dtype. Integer tensors (batch-norm counters) become float32: they are averaged as
+    numbers and truncated when a client loads them, as in the released codes.
 
     Raises:
-        RunError: no state, weights of another length, or weights that are negative, not finite or all zero.
+        RunError: no states, a different number of weights, or weights that are negative, not finite or all zero.
     """
     w = checked_weights(states, weights)
     if isinstance(states[0], Summand):
@@ -66,10 +66,10 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float] | Tensor) ->
 
 
 def checked_weights(states: Sequence[State], weights: Sequence[float] | Tensor) -> Tensor:
-    """The weights of the states, float64.
+    """Return the weights of the states as float64.
 
     Raises:
-        RunError: as ``weighted_mean``.
+        RunError: see ``weighted_mean``.
     """
     w = torch.as_tensor(weights, dtype=torch.float64)
     if not states or len(states) != len(w):
@@ -80,18 +80,18 @@ def checked_weights(states: Sequence[State], weights: Sequence[float] | Tensor) 
 
 
 def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = "share:0.5") -> list[float]:
-    """Aggregation weights of labelled and unlabelled clients; they need not sum to 1.
+    """Compute aggregation weights of labelled and unlabelled clients; they need not sum to 1.
 
     Args:
         sizes: images per client.
         labelled: which clients hold labels.
-        mode: ``"share:x"``: the labelled clients together weigh x, the others 1 - x, each part split by size;
+        mode: ``"share:x"``: the labelled clients together weigh x, the others 1 - x, both split by size;
             ``"multiplier:k"``: sizes of labelled clients count k-fold; ``"plain"``: sizes.
 
-    Where only one kind of client is present, ``"share:x"`` leaves the sizes.
+    If only one kind of client is present, ``"share:x"`` uses the sizes.
 
     Raises:
-        ConfigError: a mode that cannot be read.
+        ConfigError: the mode cannot be parsed.
     """
     kind, value = read_mode(mode)
     clients = list(zip(sizes, labelled, strict=True))
@@ -108,10 +108,10 @@ def share_weights(sizes: Sequence[float], labelled: Sequence[bool], mode: str = 
 
 
 def read_mode(mode: str) -> tuple[str, float]:
-    """Kind and number of a mode of ``share_weights``.
+    """Parse a mode of ``share_weights`` into its kind and number.
 
     Raises:
-        ConfigError: it cannot be read, or the number is out of range.
+        ConfigError: it cannot be parsed, or the number is out of range.
     """
     kind, _, number = mode.partition(":")
     if mode == "plain":
@@ -127,5 +127,5 @@ def read_mode(mode: str) -> tuple[str, float]:
 
 
 def num_bytes(state: State) -> int:
-    """Bytes that sending the state takes."""
+    """Number of bytes to send the state."""
     return sum(t.numel() * t.element_size() for t in state.values())

@@ -1,4 +1,4 @@
-"""Steps on labels and pseudo-labels in one forward pass, as clients that hold both take them in SAGE and ProxyFL."""
+"""Joint steps on labels and pseudo-labels in one forward pass, as in SAGE and ProxyFL."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,28 +15,28 @@ from methods.parts.tensors import wide
 
 
 class JointSteps(FedMethod):
-    """One visit of FixMatch's kind at a client with labels, with all choices of SAGE's released code.
+    """FixMatch-like visits at clients with labels, with all choices of SAGE's released code.
 
     A batch is labelled images x with labels y, and N unlabelled images in a weak and a strong view. A step minimises ::
 
         CE(y, x) + lambda_u / N sum_i m_i KL(t_i || p(strong_i)) + prox_mu / 2 ||theta - theta_received||^2
 
-    where a method's ``targets`` says what t and m are. The three views share one forward pass, so also the statistics
-    of batch norm. ``received`` is a copy of the received model that rests for the whole visit, in evaluation mode.
+    where a method's ``targets`` defines t and m. The three views share one forward pass, and so the statistics of batch
+    norm. ``received`` is a copy of the received model, kept fixed in evaluation mode for the whole visit.
 
-    A local epoch has floor(n / ``batch_size``) steps, n being the client's unlabelled images (its labelled ones where
-    it has no others). Labelled images are drawn with replacement; unlabelled ones come in shuffled passes, of which a
-    last incomplete batch is left out.
+    A local epoch has floor(n / ``batch_size``) steps, where n is the client's number of unlabelled images (of labelled
+    ones if it has no others). Labelled images are drawn with replacement; unlabelled ones come in shuffled passes
+    without the last incomplete batch.
 
     Args:
         model: the network.
-        threshold: smallest probability that makes a pseudo-label.
-        lambda_u: weight of the unlabelled images; 0: they are not looked at.
+        threshold: smallest probability of a pseudo-label.
+        lambda_u: weight of the unlabelled images; 0: they are not used.
         prox_mu: weight of FedProx's term (MLSys 2020), over the parameters of the network.
         unlabelled_bs: unlabelled images per step; a client with fewer takes all of them.
         batch_size: labelled images per step.
-        share_momentum: one optimiser state for all clients and rounds, as released: a visit begins with the momentum of
-            the one before. Clients then train one at a time, in the order drawn.
+        share_momentum: one optimiser state for all clients and rounds, as released: a visit starts with the momentum of
+            the previous one. Clients then train one at a time, in the order drawn.
     """
 
     scenario = "all_clients"
@@ -76,7 +76,7 @@ class JointSteps(FedMethod):
         self.site: Site | None = None
 
     def local_work(self, client: Site) -> LocalWork:
-        """As many steps per local epoch as the client's images make."""
+        """Return local epochs of floor(n / ``batch_size``) steps."""
         h, data = self.hparams, client.data
         self.site, streams = client, self.streams(data)
         steps = max(1, (len(data.unlabelled) or len(data.labelled)) // h.batch_size)
@@ -95,17 +95,17 @@ class JointSteps(FedMethod):
         return ["shared"] if self.hparams.share_momentum else super().optimizer_scopes()
 
     def on_train_start(self) -> None:
-        """Keep what was received."""
+        """Store the received model."""
         self.received.load_state_dict(self.model.state_dict())
         self.received.eval()
 
     def on_train_end(self) -> None:
-        """The step reports to no site any more."""
+        """Stop reporting pseudo-labels to the site."""
         super().on_train_end()
         self.site = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """The local objective."""
+        """Return the local objective."""
         out = self.outputs(batch)
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
@@ -121,20 +121,20 @@ class JointSteps(FedMethod):
         return loss
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Logits of x, the weak and the strong view, by field, from one forward pass."""
+        """Logits of x, the weak and the strong view by field, from one forward pass."""
         views = images(batch)
         logits = wide(self(torch.cat(list(views.values()))))
         parts = torch.split(logits, [len(view) for view in views.values()])
         return dict(zip(views, parts, strict=True))
 
     def unlabelled_loss(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """L_u: divergence of the strong views' predictions from the targets; masked images count as 0."""
+        """L_u: divergence between targets and the strong views' predictions; masked images count as 0."""
         targets, mask = self.targets(batch["unlabelled"], out["weak"].detach().softmax(dim=1))
         self.report(batch["unlabelled"], targets.argmax(dim=1), mask)
         return (mask * smoothed_divergence(targets, out["strong"])).mean()
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets t ``[N, C]`` of unlabelled images, and which of them count, bool ``[N]``.
+        """Return targets t ``[N, C]`` of unlabelled images and the mask m of those that count, bool ``[N]``.
 
         Args:
             samples: the unlabelled part of the batch.
@@ -144,16 +144,16 @@ class JointSteps(FedMethod):
 
     @torch.no_grad()
     def received_predicts(self, x: Tensor) -> Tensor:
-        """Probabilities ``[N, C]`` of the received model."""
+        """Predict probabilities ``[N, C]`` with the received model."""
         return wide(self.received(x)).softmax(dim=1)
 
     def report(self, samples: Mapping[str, Tensor], labels: Tensor, mask: Tensor) -> None:
-        """How good the pseudo-labels of a batch are goes into the record."""
+        """Log the quality of a batch's pseudo-labels."""
         if self.site is not None:
             self.site.report_pseudo_labels(samples["index"], labels, mask)
 
 
 def images(batch: Batch) -> dict[str, Tensor]:
-    """The views of a batch by field, labelled images first."""
+    """Return a batch's views by field, labelled images first."""
     streams = [batch[name] for name in ("labelled", "unlabelled") if name in batch]
     return {field: values for stream in streams for field, values in stream.items() if field not in ("y", "index")}

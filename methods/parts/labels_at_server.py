@@ -9,13 +9,13 @@ from methods.base import FedMethod, Pass, Site, Stream
 
 
 class LabelsAtServer(FedMethod):
-    """Fine-tune the global model on the server's labels in every round, where the server has any (SemiFL, (FL)2).
+    """Fine-tune the global model on the server's labels, if any, in every round (SemiFL, (FL)2).
 
     Args:
         model: the network.
-        server_epochs: passes over the server's labels per round, weak view, mean cross-entropy.
-        server_batch_size: samples per step of them.
-        server_pretrain: how often that routine runs before the first round (the same optimiser state).
+        server_epochs: passes over the server's labels per round, with weak views and mean cross-entropy.
+        server_batch_size: samples per step at the server.
+        server_pretrain: how often this routine runs before the first round (with the same optimiser state).
     """
 
     scenario: ClassVar[Scenario] = "server"
@@ -33,7 +33,7 @@ class LabelsAtServer(FedMethod):
         self.require("from 1", server_batch_size=server_batch_size >= 1)
 
     def server_step(self, server: Site) -> None:
-        """Fine-tune on the server's labels, where it has any; before the first round as often as pre-training says."""
+        """Fine-tune on the server's labels, if any; before the first round ``server_pretrain`` times."""
         if not len(server.data.labelled):
             return
         work = [Pass({"labelled": self.server_stream(server.data)})] * self.hparams.server_epochs
@@ -41,6 +41,6 @@ class LabelsAtServer(FedMethod):
             server.fit(work)
 
     def server_stream(self, data: SiteData) -> Stream:
-        """The server's labelled images, in batches of ``server_batch_size``."""
+        """Return the server's labelled images in batches of ``server_batch_size``."""
         h, fields = self.hparams, {"y": data.labels}
         return Stream(data.labelled, h.server_batch_size, self.views["labelled"], fields, min_batch=h.min_batch)

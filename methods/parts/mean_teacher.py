@@ -1,4 +1,4 @@
-"""A mean teacher at every client: what Fed-Consist, FedIRM and RSCFed share."""
+"""A mean teacher at every client, shared by Fed-Consist, FedIRM and RSCFed."""
 
 import copy
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from methods.parts.tensors import wide
 
 
 class MeanTeacher(FedMethod):
-    """Clients with labels learn from them; the others keep a teacher, which follows their student and never leaves.
+    """Clients with labels learn from them; the others keep a local teacher that follows their student.
 
-    The first rounds are a warm-up of the clients with labels. A client's teacher starts as a copy of the global model
-    that it receives at its first visit after the warm-up.
+    In the first rounds (warm-up) only clients with labels train. A client's teacher starts as a copy of the global
+    model received at its first visit after the warm-up.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``warmup_rounds`` of clients with labels alone | not mentioned | 7, momentum kept | 7 |
-    | first model of a teacher | initial model | global model at the first selection | as the code, after the warm-up |
-    | ``ema_ramp``, ``ema_decay`` of the teacher | constant 0.999 | min(1 - 1/(t+1), 0.999) | as the code |
-    | ``lr``, ``lr_unlabelled`` without labels | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
+    | initial teacher | initial model | global model at the first selection | as released, after the warm-up |
+    | ``ema_ramp``, ``ema_decay`` of the teacher | constant 0.999 | min(1 - 1/(t+1), 0.999) | as released |
+    | ``lr``, ``lr_unlabelled`` | 0.03, 0.021 | 0.03, 0.021 | 0.03, 0.021 (ISIC 0.002, 0.001) |
     """
 
     teacher_step: Tensor
@@ -51,7 +51,7 @@ class MeanTeacher(FedMethod):
         self.register_buffer("teacher_step", torch.zeros(()))
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """Labelled clients during warm-up, then everybody.
+        """Select labelled clients during warm-up, then all.
 
         Raises:
             ConfigError: no client holds labels.
@@ -60,11 +60,11 @@ class MeanTeacher(FedMethod):
         return [list(roster.labelled) if self.is_warmup(round) else roster.sample(round)]
 
     def learning_rate(self) -> float:
-        """Clients with labels use ``lr``, the others ``lr_unlabelled``."""
+        """Return ``lr`` for clients with labels, ``lr_unlabelled`` for the others."""
         return float(self.hparams.lr if self.visit.labelled else self.hparams.lr_unlabelled)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
-        """Labels only during warm-up."""
+        """Return the streams, during warm-up only the labelled one."""
         streams = super().streams(data)
         if self.is_warmup(self.visit.round) and "labelled" in streams:
             labels = streams["labelled"]
@@ -74,7 +74,7 @@ class MeanTeacher(FedMethod):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """After the warm-up, a teacher that has made no step yet becomes the received model."""
+        """After the warm-up, initialise a teacher without any step with the received model."""
         super().on_train_start()
         if self.is_warmup(self.visit.round):
             return
@@ -84,7 +84,7 @@ class MeanTeacher(FedMethod):
             value.copy_(torch.where(new, received[name], value))
 
     def train(self, mode: bool = True) -> "MeanTeacher":
-        """The teacher is always in evaluation mode."""
+        """Set the mode; the teacher stays in evaluation mode."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -99,12 +99,12 @@ class MeanTeacher(FedMethod):
 
 
 class SharpenedTeacher(MeanTeacher):
-    """The local training of RSCFed (Eqs. 1-4), which Fed-Consist has, too: match the teacher's sharpened prediction.
+    """The local training of RSCFed (Eqs. 1-4) and Fed-Consist: match the teacher's sharpened prediction.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
     | ``lambda_u`` weight of the consistency loss | none (1) | 0.02 | 0.02 |
-    | squared error | squared norm per sample | over the configured batch size | as the code |
+    | squared error | squared norm per sample | over the configured batch size | as released |
     | ``temperature`` of sharpening | 0.5 | 0.5 | 0.5 |
     """
 
@@ -114,7 +114,7 @@ class SharpenedTeacher(MeanTeacher):
         self.require("above 0", temperature=temperature > 0)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross-entropy of what is labelled (Eq. 1) plus ``lambda_u`` times the consistency of what is not (Eq. 3)."""
+        """Return the cross-entropy on labels (Eq. 1) plus ``lambda_u`` times the consistency loss (Eq. 3)."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
@@ -123,7 +123,7 @@ class SharpenedTeacher(MeanTeacher):
         return loss
 
     def consistency(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Squared error between the student and the teacher on another view, over the configured batch size."""
+        """Squared error between student and teacher on different views, divided by the configured batch size."""
         h = self.hparams
         with torch.no_grad():
             teacher = wide(self.teacher(views["teacher"])).softmax(dim=1)
@@ -134,6 +134,6 @@ class SharpenedTeacher(MeanTeacher):
 
 
 def sharpen(probabilities: Tensor, temperature: float = 0.5) -> Tensor:
-    """``p^(1/T)`` renormalised over the C classes, ``[B, C]`` (RSCFed Eq. 2, with T = 0.5)."""
+    """``p^(1/T)`` normalised over the C classes, ``[B, C]`` (RSCFed Eq. 2, with T = 0.5)."""
     powered = probabilities.pow(1.0 / temperature)
     return powered / powered.sum(dim=1, keepdim=True)

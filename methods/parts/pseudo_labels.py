@@ -1,4 +1,4 @@
-"""Hard pseudo-labels above a threshold, learnt on strong views: a client's objective that several methods share."""
+"""Hard pseudo-labels above a threshold, learnt on strong views: a client objective shared by several methods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -13,18 +13,18 @@ from methods.parts.dpl import debias
 
 
 class PseudoLabels(FedMethod):
-    """FixMatch's objective (Sohn et al., NeurIPS 2020), with labels that are made once per visit.
+    """FixMatch's objective (Sohn et al., NeurIPS 2020), with labels made once per visit.
 
-    A client labels its images on weak views with the model that it received, in blocks of ``eval_batch``, keeps the
-    labels whose probability reaches ``threshold``, and learns them on strong views, together with its own labels where
-    it has any. These are repeated as often as the kept images need, or walked through once where nothing is kept.
+    A client labels weak views of its images with the received model, in blocks of ``eval_batch``, keeps the labels
+    whose probability reaches ``threshold``, and learns them on strong views, together with its own labels if it has
+    any. Own labels are repeated as often as the kept images need, or passed once if nothing is kept.
 
     Args:
         model: the network.
-        threshold: smallest probability that makes a pseudo-label.
-        lambda_u: weight of the pseudo-labels' loss.
+        threshold: smallest probability of a pseudo-label.
+        lambda_u: weight of the pseudo-label loss.
         dpl: debias probabilities before they become pseudo-labels (FedDB's DPL, ``dpl.debias``).
-        full_batch: one step per epoch, on all labelled and all kept images of the client; a client that keeps nothing
+        full_batch: one step per epoch, on all labelled and all kept images of the client; a client without kept images
             takes its labels in batches of 64 (FedDB's released code).
         batch_size: images per step of each stream.
     """
@@ -49,11 +49,11 @@ class PseudoLabels(FedMethod):
         self.require_thresholds("threshold")
 
     def optimizer_scopes(self) -> Sequence[Scope]:
-        """``reset_momentum`` is about clients: a server always keeps its optimiser."""
+        """Apply ``reset_momentum`` to clients only: a server always keeps its optimiser state."""
         return ["personal"] if self.visit.client == SERVER else super().optimizer_scopes()
 
     def local_work(self, client: Site) -> LocalWork:
-        """Every local epoch walks through the same images, in new views."""
+        """Pass over the same images in every local epoch, in new views."""
         streams = self.visit_streams(client)
         if self.hparams.full_batch:
             for stream in streams.values():
@@ -63,7 +63,7 @@ class PseudoLabels(FedMethod):
         return [Pass(streams)] * int(self.hparams.local_epochs)
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """What a local epoch walks through: the client's labels, and the images that are pseudo-labelled now."""
+        """Return the streams of a local epoch: the client's labels, and the images pseudo-labelled now."""
         streams, index = self.streams(client.data), client.data.unlabelled
         if len(index):
             streams |= self.pseudo_labelled(client, self.debiased(self.probabilities(client, index)))
@@ -73,33 +73,33 @@ class PseudoLabels(FedMethod):
 
     @torch.no_grad()
     def probabilities(self, client: Site, index: Tensor) -> Tensor:
-        """Predictions ``[n, C]`` of the received model on one weak view per image, in evaluation mode."""
+        """Predict one weak view per image with the received model in evaluation mode, ``[n, C]``."""
         self.eval()
         with self.autocast():
             return torch.cat([self.predict(x) for x in client.views("weak", index, size=self.eval_batch)])
 
     def debiased(self, probabilities: Tensor) -> Tensor:
-        """The probabilities ``[n, C]`` that pseudo-labels are made from."""
+        """Return the probabilities ``[n, C]`` from which pseudo-labels are made."""
         return debias(probabilities) if self.hparams.dpl else probabilities
 
     def select(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Pseudo-labels ``[n]`` and which of them are used, bool ``[n]``."""
+        """Return pseudo-labels ``[n]`` and which of them are used, bool ``[n]``."""
         confidence, labels = probabilities.max(dim=1)
         return labels, confidence >= self.hparams.threshold
 
     def pseudo_labelled(self, client: Site, probabilities: Tensor) -> dict[str, Stream]:
-        """The streams of pseudo-labelled images, given the probabilities ``[n, C]`` of all of them."""
+        """Return the streams of pseudo-labelled images, given the probabilities ``[n, C]`` of all images."""
         index = client.data.unlabelled
         labels, keep = self.select(probabilities)
         client.report_pseudo_labels(index, labels, keep)
         return {"unlabelled": self.fixed(index[keep], {"strong": "strong"}, y=labels[keep])}
 
     def fixed(self, index: Tensor, views: Mapping[str, str], **fields: Tensor) -> Stream:
-        """A stream of images in these views, with fixed fields (labels ``y``)."""
+        """Return a stream of images in these views, with fixed fields (labels ``y``)."""
         return Stream(index, self.hparams.batch_size, views, fields, min_batch=self.hparams.min_batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Cross-entropy of labels plus ``lambda_u`` times that of pseudo-labels."""
+        """Return the cross-entropy on labels plus ``lambda_u`` times that on pseudo-labels."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
@@ -116,9 +116,9 @@ class PseudoLabels(FedMethod):
 
 
 class LabelsEveryStep(PseudoLabels):
-    """The same objective with labels made in every step by the model as it stands, as FixMatch's paper has it.
+    """The same objective with labels made in every step by the current model, as in FixMatch's paper.
 
-    Batches hold all images; those below the threshold count as loss 0. DPL divides by the mean over the batch.
+    Batches hold all images; those below the threshold have loss 0. DPL divides by the mean over the batch.
 
     Args:
         model: the network.
@@ -130,14 +130,14 @@ class LabelsEveryStep(PseudoLabels):
         self.site: Site | None = None
 
     def visit_streams(self, client: Site) -> dict[str, Stream]:
-        """The client's labels, and all its other images."""
+        """Return the client's labels and all its other images."""
         self.site, streams = client, self.streams(client.data)
         if "unlabelled" in streams:
             streams["unlabelled"].fields = {"index": client.data.unlabelled}
         return streams
 
     def unlabelled_loss(self, samples: Mapping[str, Tensor]) -> Tensor:
-        """Labels from the weak views under the present weights, without gradient, and their loss."""
+        """Label the weak views with the current weights, without gradient, and return the loss."""
         with torch.no_grad():
             labels, keep = self.select(self.debiased(self.predict(samples["weak"])))
         if self.site is not None:
@@ -148,11 +148,11 @@ class LabelsEveryStep(PseudoLabels):
         return losses.mean()
 
     def on_train_end(self) -> None:
-        """The step reports to no site any more."""
+        """Stop reporting pseudo-labels to the site."""
         super().on_train_end()
         self.site = None
 
 
 def has_batches(streams: Mapping[str, Stream], name: str) -> bool:
-    """Whether there is a stream of that name that gives any batch."""
+    """Whether the named stream exists and has any batch."""
     return name in streams and streams[name].usable

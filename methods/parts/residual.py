@@ -1,4 +1,4 @@
-"""The residual weight connection, and training on labelled clients with it: what FedAvg(+) and CBAFed share."""
+"""The residual weight connection, and training on labelled clients with it (FedAvg(+), CBAFed)."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -15,13 +15,13 @@ from methods.parts.rosters import require_labels
 
 
 class LabelledClients(FedMethod, ABC):
-    """Cross-entropy on clients that hold labels; a model may be drawn back to an earlier one from time to time.
+    """Cross-entropy on clients with labels, with an optional residual connection to an earlier model.
 
     Args:
         model: the network.
         res_client_alpha: weight of the old model in a residual connection (CBAFed, Eqs. 1, 3); 0: none.
         res_skip: rounds or epochs between two connections.
-        res_client_reference: the first old model is that after the first round or epoch, or the initial one.
+        res_client_reference: first old model: the one after the ``first`` round or epoch, or the ``initial`` one.
     """
 
     scopes = {"reference": "server"}
@@ -43,29 +43,29 @@ class LabelledClients(FedMethod, ABC):
             self.reference = copy.deepcopy(model).requires_grad_(False)
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """The round's participants that hold labels.
+        """Select the round's participants that hold labels.
 
         Raises:
-            ConfigError: nobody does.
+            ConfigError: no client holds labels.
         """
         require_labels(roster)
         return [[client for client in roster.sample(round) if client in roster.labelled]]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the labelled batch."""
+        """Return the mean cross-entropy on the labelled batch."""
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average, then connect."""
+        """Average, then apply the residual connection."""
         super().aggregate(uploads)
         self.connect(uploads[0].visit.round)
 
     @abstractmethod
     def connect(self, round: int) -> None:
-        """The residual connection of the global model after the aggregation of ``round``."""
+        """Apply the residual connection of the global model after the aggregation of ``round``."""
 
     def mix(self, reference: nn.Module, index: int) -> None:
-        """The residual connection of the clients' kind after the 0-based round or epoch ``index`` (Eqs. 1, 3)."""
+        """Mix the model with ``reference`` after the 0-based round or epoch ``index`` (Eqs. 1, 3)."""
         h = self.hparams
         after_first = h.res_client_reference == "first"
         residual_connection(reference, self.model, index, h.res_client_alpha, h.res_skip, after_first)
@@ -75,18 +75,18 @@ class LabelledClients(FedMethod, ABC):
 def residual_connection(
     reference: nn.Module, model: nn.Module, index: int, alpha: float, every: int, first: bool = True
 ) -> None:
-    """Residual weight connection after unit ``index``, a round or an epoch (CBAFed Eqs. 1, 3, 21; released code).
+    """Apply the residual weight connection after a round or an epoch (CBAFed Eqs. 1, 3, 21; released code).
 
     After every ``every``-th unit, ``model <- alpha * reference + (1 - alpha) * model``, and the result becomes the new
     reference. All tensors are mixed, batch-norm statistics included; mixed counters are truncated.
 
     Args:
-        reference: a module of the same kind; changed in place.
+        reference: a module with the same tensors; changed in place.
         model: changed in place.
-        index: 0-based number of the unit that just ended; unit 0 never mixes.
+        index: 0-based number of the round or epoch (unit) that just ended; unit 0 never mixes.
         alpha: weight of the reference; 0 switches the connection off.
         every: units between two mixes.
-        first: the first reference is the model after unit 0, instead of what the reference holds.
+        first: use the model after unit 0 as the first reference, instead of ``reference`` as given.
     """
     if alpha == 0:
         return

@@ -1,4 +1,4 @@
-"""What a method asks of the clients and the server there are."""
+"""Checks that the clients or the server hold labels."""
 
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError
@@ -6,10 +6,10 @@ from datamodules.partition.roster import Roster
 
 
 def require_labels(roster: Roster) -> None:
-    """Refuse clients of whom none holds labels, for a method that has nothing else to learn from.
+    """Refuse a roster without labelled clients, for a method that learns from their labels only.
 
     Raises:
-        ConfigError: nobody does.
+        ConfigError: no client holds labels.
     """
     if not roster.labelled:
         raise ConfigError(
@@ -18,10 +18,10 @@ def require_labels(roster: Roster) -> None:
 
 
 def require_server_labels(data: SiteData) -> None:
-    """Refuse a server without labels, for a method that trains nowhere else on any.
+    """Refuse a server without labels, for a method that uses labels only there.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the server has no labels.
     """
     if not len(data.labelled):
         raise ConfigError("the server has no labels to train on; set data.scenario=server and data.num_labels")

@@ -1,4 +1,4 @@
-"""A learning rate that follows the rounds, with the clients' optimiser that goes with it (SemiFL, (FL)2, FedDB)."""
+"""A learning-rate schedule over rounds, with the matching optimiser at clients (SemiFL, (FL)2, FedDB)."""
 
 from math import cos, pi
 from typing import Any, Literal
@@ -13,7 +13,7 @@ class RoundSchedule(FedMethod):
 
     Args:
         model: the network.
-        lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in the 0-based round r of T; or ``constant``.
+        lr_schedule: ``cosine``: ``lr (1 + cos(pi r / T)) / 2`` in 0-based round r of T; or ``constant``.
         nesterov: Nesterov momentum of the clients.
         clip_norm: total gradient norm allowed before weight decay is added; ``None`` never clips.
         local_epochs: passes over a client's data per visit.
@@ -31,11 +31,11 @@ class RoundSchedule(FedMethod):
         super().__init__(model, nesterov=nesterov, clip_norm=clip_norm, local_epochs=local_epochs, **base)
 
     def learning_rate(self) -> float:
-        """Rate of the visit's round."""
+        """Return the rate of the visit's round."""
         return self.scheduled(float(self.hparams.lr))
 
     def scheduled(self, rate: float) -> float:
-        """What ``lr_schedule`` makes of a rate in the visit's round."""
+        """Apply ``lr_schedule`` to a rate in the visit's round."""
         if self.hparams.lr_schedule == "constant":
             return rate
         return 0.5 * rate * (1.0 + cos(pi * self.visit.round / self.visit.rounds))

@@ -1,4 +1,4 @@
-"""Numbers that follow rounds: ramps."""
+"""Ramps over rounds."""
 
 from math import exp
 

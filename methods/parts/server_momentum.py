@@ -1,4 +1,4 @@
-"""An optimiser at the server: the clients' common displacement is a gradient, and momentum carries it on."""
+"""A server optimiser: SGD with momentum, with the clients' average displacement as the gradient."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,13 @@ State = Mapping[str, Tensor]
 
 
 class ServerMomentum(RoundSchedule):
-    """Aggregation with momentum at the server, on a learning rate that follows the rounds (SemiFL, (FL)2, FedDB).
+    """Aggregation with server momentum, and a learning-rate schedule over rounds (SemiFL, (FL)2, FedDB).
 
     Args:
         model: the network.
-        server_momentum: momentum of ``momentum_step``; it acts on parameters, buffers are averaged. 0 averages.
-        aggregation: ``uniform`` over the clients that return something, or by ``size``.
+        server_momentum: momentum of ``momentum_step``; it applies to parameters, buffers are averaged. 0: plain
+            average.
+        aggregation: ``uniform`` over the clients that return an upload, or weighted by ``size``.
     """
 
     scopes = {"velocity": "server"}
@@ -38,12 +39,12 @@ class ServerMomentum(RoundSchedule):
         self.velocity = resting_copy(model)
 
     def weights(self, uploads: Sequence[Upload]) -> Sequence[float]:
-        """As ``aggregation`` says."""
+        """Return the weights given by ``aggregation``."""
         return super().weights(uploads) if self.hparams.aggregation == "size" else [1.0] * len(uploads)
 
     @torch.no_grad()
     def aggregate(self, uploads: Sequence[Upload]) -> None:
-        """Average, then move the global model by the server's momentum; what nobody returned stays as it is."""
+        """Average, then apply the server's momentum; tensors that no client returned stay unchanged."""
         mean = weighted_mean([upload.tensors for upload in uploads], self.weights(uploads))
         if self.hparams.server_momentum:
             sent = {name: p for name, p in self.model.named_parameters() if f"model.{name}" in mean}
@@ -58,23 +59,23 @@ class ServerMomentum(RoundSchedule):
 def momentum_step(
     sent: State, mean: State, velocity: State, momentum: float
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """``M <- momentum M + (W - mean)``, ``W <- W - M``: SGD of rate 1 on the clients' common displacement.
+    """``M <- momentum M + (W - mean)``, ``W <- W - M``: SGD with rate 1 on the clients' average displacement.
 
     Args:
         sent: the global model W that the clients started from, by name.
-        mean: the weighted mean of what they returned.
+        mean: the weighted mean of the returned models.
         velocity: M; zeros before the first aggregation.
         momentum: 0 gives the mean itself, up to rounding.
 
     Returns:
-        the new W and the new M.
+        The new W and the new M.
     """
     pace = {name: momentum * velocity[name] + (sent[name] - mean[name]) for name in sent}
     return {name: sent[name] - pace[name] for name in sent}, pace
 
 
 def resting_copy(model: nn.Module) -> nn.Module:
-    """A copy of the network whose parameters are 0 and frozen: a velocity before the first step."""
+    """Return a frozen copy of the network with all parameters 0: the velocity before the first step."""
     copied = copy.deepcopy(model).requires_grad_(False)
     with torch.no_grad():
         for value in copied.parameters():

@@ -1,4 +1,4 @@
-"""Batch-norm statistics that the server measures anew after every round, for networks with ``norm=static``."""
+"""Batch-norm statistics that the server recomputes after every round, for networks with ``norm=static``."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,16 +16,16 @@ LABELLED_BATCH = 10
 
 
 class StaticNorms(FedMethod):
-    """Measure the statistics of static batch norm on images of the federation (SemiFL, (FL)2: "sBN").
+    """Compute the statistics of static batch norm on images of the federation (SemiFL, (FL)2: "sBN").
 
-    Methods on networks without static norms pay nothing.
+    It costs nothing for networks without static norms.
 
     Args:
         model: the network.
-        sbn_scope: whose images the statistics come from: the labelled images and the pool of ``all`` clients, or those
-            of the round's ``active`` clients, one client after the other.
-        sbn_order: ``class_sorted``: the labelled images in batches of 10, then the pool as stored; ``dataset``: one
-            stream, the labelled images first, then the pool in the order of the data set.
+        sbn_scope: images used: the labelled images and the pool of ``all`` clients, or those of the round's ``active``
+            clients, one client after the other.
+        sbn_order: ``class_sorted``: the labelled images in batches of 10, then the pool in stored order; ``dataset``:
+            one stream, the labelled images first, then the pool in the order of the data set.
         sbn_batch: images per batch.
     """
 
@@ -42,19 +42,19 @@ class StaticNorms(FedMethod):
         self.active: list[int] | None = None
 
     def select_clients(self, round: int, roster: Roster) -> list[list[int]]:
-        """The roster's draw, remembered for the norm statistics."""
+        """Draw as the roster does, and store the draw for the norm statistics."""
         cohorts = super().select_clients(round, roster)
         self.active = sorted(set().union(*cohorts))
         return cohorts
 
     @torch.no_grad()
     def refresh_norm(self, data: FSSLDataModule) -> None:
-        """Measure the statistics of static batch norm for this round's test and the next round's pseudo-labels."""
+        """Compute the statistics for this round's evaluation and the next round's pseudo-labels."""
         with self.autocast():
             reestimate(self.model, self.norm_batches(data), view=partial(data.take, "test"), spread=self.spread)
 
     def norm_batches(self, data: FSSLDataModule) -> Iterator[Tensor]:
-        """Positions of the images that the statistics come from (``sbn_*``), batch by batch."""
+        """Yield the positions of the images used for the statistics (``sbn_*``), batch by batch."""
         h, clients = self.hparams, [data.client(k) for k in range(data.num_clients)]
         labelled, pool = torch.cat([data.server.labelled, *(c.labelled for c in clients)]), data.pool()
         if h.sbn_scope == "active" and self.active:

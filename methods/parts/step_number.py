@@ -1,4 +1,4 @@
-"""Numbers that change from step to step, such as ramps and rates, in a form that recorded steps follow."""
+"""Numbers that change between steps, such as ramps and rates, in a form that works in recorded steps."""
 
 from collections.abc import Iterator
 from typing import Any, cast, overload
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class StepNumber:
-    """A class attribute of a method that is assigned a number and reads as a 0-dim tensor.
+    """A class attribute that is assigned numbers and read as a 0-dim tensor.
 
     ::
 
@@ -20,8 +20,8 @@ class StepNumber:
         def training_step(self, batch, batch_idx):
             return loss + self.ramp * consistency
 
-    A step may be recorded once and replayed; a Python number would stay what it was at the recording. The tensor is a
-    buffer that is neither sent nor saved, in the precision of the module and on its device.
+    A step may be recorded once and replayed; a Python number would keep its value from the recording. The tensor is a
+    buffer on the module's device and in its precision; it is neither sent nor saved.
 
     Args:
         start: the value before the first assignment.
@@ -35,7 +35,7 @@ class StepNumber:
         self.buffer = f"{name}_now"
 
     def register(self, module: nn.Module) -> None:
-        """Give the module its buffer."""
+        """Register the buffer with the module."""
         module.register_buffer(self.buffer, torch.full((), self.start), persistent=False)
 
     @overload
@@ -53,6 +53,6 @@ class StepNumber:
 
 
 def step_numbers(cls: type) -> Iterator[StepNumber]:
-    """The step numbers that a class and its bases declare."""
+    """Yield the step numbers that a class and its bases declare."""
     for base in cls.__mro__:
         yield from (value for value in vars(base).values() if isinstance(value, StepNumber))

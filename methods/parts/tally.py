@@ -1,4 +1,4 @@
-"""What a visit logs: weighted sums on the device, and the columns of a round's record that their means become."""
+"""Weighted sums of values logged in a visit, and the names of their columns in a round's record."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from datamodules.common.errors import RunError
 from methods.parts.tensors import wide
 
 APART = "logged/"
-"""What stands before a name that a method has given to a value of its own, where the name is the framework's."""
+"""Prefix for a method's logged value whose name is reserved by the framework."""
 
 SHARES = ("selected", "correct", "right", "wrong", "accuracy", "correct_per_wrong", "balance")
-"""Columns ``pseudo/...`` of ``Site.report_pseudo_labels`` and what follows from them."""
+"""Columns ``pseudo/...`` of ``Site.report_pseudo_labels`` and those derived from them."""
 
 FRAMEWORK = frozenset(
     {
@@ -34,28 +34,28 @@ FRAMEWORK = frozenset(
         *(f"pseudo/{share}{suffix}" for share in SHARES for suffix in ("", "_by_class")),
     }
 )
-"""Columns that only the framework fills; with automatic optimisation ``loss`` is its own, too."""
+"""Columns reserved by the framework; with automatic optimisation also ``loss``."""
 
 
 def own_column(name: str, automatic: bool) -> str:
-    """The column of a value that a method logs: its name, or ``logged/<name>`` where that name is the framework's.
+    """Return the column of a logged value: its name, or ``logged/<name>`` if the framework reserves that name.
 
     Two names never share a column.
 
     Args:
-        name: as the method gives it.
-        automatic: whether the framework takes the steps, and so logs their ``loss``.
+        name: name given by the method.
+        automatic: whether the framework takes the steps and logs their ``loss``.
     """
     taken = name in FRAMEWORK or name.startswith(("server/", APART)) or (automatic and name == "loss")
     return f"{APART}{name}" if taken else name
 
 
 Logged = tuple[str, torch.Size, torch.dtype]
-"""A value that is logged: its name, shape and type."""
+"""Name, shape and type of a logged value."""
 
 
 def different_shapes(name: str, one: torch.Size, here: str, other: torch.Size, there: str) -> str:
-    """What an error says of a value that is logged in two shapes, which have no common mean."""
+    """Error message for a value logged in two shapes, which cannot be averaged."""
     return (
         f"{name!r} is logged in the shape {list(one)} {here}, and in the shape {list(other)} {there}; log one shape "
         "under one name"
@@ -63,10 +63,10 @@ def different_shapes(name: str, one: torch.Size, here: str, other: torch.Size, t
 
 
 class Tally:
-    """Weighted sums of what a visit logs, kept on the device and added to in place.
+    """Weighted sums of values logged in a visit, kept on the device and updated in place.
 
-    A value may have another shape in another visit, such as one number per upload. Each shape has sums of its own, so
-    that those of a recorded step stay where they are. Sums are float32 or wider.
+    A value may have different shapes in different visits, such as one number per upload. Each shape has separate sums,
+    so that those of a recorded step stay in place. Sums are float32 or wider.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Tally:
         """Add ``weight * value`` to the sum and ``weight`` to the weights of ``name``.
 
         Raises:
-            RunError: the visit has logged ``name`` in another shape.
+            RunError: the visit has logged ``name`` in a different shape.
         """
         part = wide(value.detach()) * weight
         key = self.touched.setdefault(name, (name, part.shape, part.dtype))
@@ -90,19 +90,19 @@ class Tally:
         weights += weight
 
     def mean(self, name: str) -> Tensor | None:
-        """Weighted mean of ``name``; ``None`` if this visit has not logged it."""
+        """Return the weighted mean of ``name``; ``None`` if this visit has not logged it."""
         if name not in self.touched:
             return None
         total, weights = self.sums[self.touched[name]]
         return total / weights.to(total.dtype)
 
     def clear(self) -> None:
-        """Begin another visit, in the same tensors."""
+        """Reset for another visit, reusing the tensors."""
         self.touched.clear()
         for total, weights in self.sums.values():
             total.zero_()
             weights.zero_()
 
     def taken(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Copies of the sums and weights that this visit has touched."""
+        """Return copies of the sums and weights of the values logged in this visit."""
         return {name: (self.sums[key][0].clone(), self.sums[key][1].clone()) for name, key in self.touched.items()}

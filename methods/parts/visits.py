@@ -1,4 +1,4 @@
-"""A client's visit as the hooks of a method see it: when and where it is, what is there, and what goes back."""
+"""The objects that a method's hooks get: the visit, the site with its data, and the upload."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ class Visit:
     """One participation of one client (or of the server) in one round.
 
     Args:
-        round: 0-based round.
+        round: 0-based round index.
         client: client id, or ``SERVER``.
         cohort: index of the cohort of this round that the client was drawn for.
-        repeat: how often the client has already been visited in this round; for the server 1 before the first round.
+        repeat: number of earlier visits of the client in this round; 1 for the server before the first round.
         labelled: whether the site holds labels.
         size: number of the site's training images.
         first: whether the client takes part for the first time in the run.
@@ -39,20 +39,20 @@ class Visit:
 
     @property
     def before_first_round(self) -> bool:
-        """Whether the server works before any client has."""
+        """Whether this is the server's visit before the first round."""
         return self.client == SERVER and self.repeat > 0
 
 
 @dataclass
 class Upload:
-    """What a client sends back: its shared tensors, and statistics that the server may add up.
+    """A client's upload: its shared tensors, and statistics for the server.
 
     Args:
-        visit: the visit that it ends.
+        visit: the visit that ends with this upload.
         tensors: tensors by name.
-        weight: the client's weight in an average over sizes.
+        weight: the client's weight in an average by size.
         stats: further tensors by name.
-        bytes: what sending takes, a whole number, where that is less than the tensors' sizes (sparse updates).
+        bytes: bytes sent (an integer), if fewer than the tensors' sizes (sparse updates).
     """
 
     visit: Visit
@@ -63,40 +63,39 @@ class Upload:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the way to the server."""
+        """Number of bytes sent to the server."""
         return num_bytes(self.tensors) + num_bytes(self.stats) if self.bytes is None else self.bytes
 
 
 class Site(Protocol):
-    """What the hooks see of the place where they run: its data, random streams and a way to train there."""
+    """The client or server where a hook runs: its data, random streams and a way to train."""
 
     data: SiteData
     visit: Visit
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random stream of this visit for ``purpose``, on the data's device (``order/...``: on the CPU)."""
+        """Return this visit's random stream for ``purpose``, on the data's device (``order/...``: on the CPU)."""
 
     def views(self, view: str, index: Tensor, purpose: str = "prepare", size: int = 256) -> Iterable[Tensor]:
-        """Float views of the site's own training images at ``index``, in order and in blocks of ``size``.
+        """Yield float views of the site's training images at ``index``, in order and in blocks of ``size``.
 
         Raises:
-            RunError: an image is not the site's. The positions of a ``Stream`` are looked at likewise.
+            RunError: an image does not belong to the site. The positions of a ``Stream`` are checked in the same way.
         """
 
     def fit(self, work: LocalWork) -> int:
-        """Train the module as it stands, for hooks of the server; returns the number of steps taken."""
+        """Train the module in a hook of the server; returns the number of steps."""
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
-        """Log how good pseudo-labels are; only this metric sees the hidden labels, and no hook can read it back.
+        """Log the quality of pseudo-labels; only this metric sees the hidden labels, and no hook can read it back.
 
-        Shares of all pseudo-labels given: ``pseudo/selected``, and of these the right ones, ``pseudo/correct``; the
-        right ones, selected or not, ``pseudo/right``; of each also the part that every class (as labelled) has,
-        ``..._by_class``.
+        Logged as shares of all given pseudo-labels: ``pseudo/selected``, ``pseudo/correct`` (selected and correct) and
+        ``pseudo/right`` (correct, selected or not); each also split by class (as labelled), ``..._by_class``.
         """
 
     def oracle(self, index: Tensor, labels: Tensor) -> Tensor:
-        """Whether ``labels`` are the true classes of the images at ``index``: for declared oracles only.
+        """Whether ``labels`` are the true classes of the images at ``index``; for declared oracles only.
 
         Raises:
-            RunError: the method does not say ``uses_oracle``.
+            RunError: the method does not declare ``uses_oracle``.
         """

@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures for tests of whole runs."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from toy_suite import FACTS, SUITE
 
 @pytest.fixture(autouse=True)
 def ordinary_memory(monkeypatch):
-    """The test process goes on after a run and wants its memory back."""
+    """Let the process return freed memory, since it continues after a run."""
     monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
 
 
@@ -24,7 +24,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """Runs that reached ``run.fit``, which writes a record of one made-up accuracy."""
+    """Replace ``run.fit`` by a function that writes a record with a made-up accuracy; yields the runs."""
     runs = []
 
     def made_up(run):
@@ -50,7 +50,7 @@ def fitted(monkeypatch):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working folder with the toy suite."""
+    """Change to a working folder with the toy suite."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(SUITE)
     return tmp_path

@@ -68,7 +68,7 @@ def test_loaded_weights_predict_what_the_run_predicts(here):
 
 
 def test_what_fit_does_not_know_is_refused():
-    with pytest.raises(ConfigError, match="runtime: give its options by themselves"):
+    with pytest.raises(ConfigError, match="runtime: pass its options as separate arguments"):
         fit("fedavg", "digits", runtime={"engine": "slots"}, **OPTIONS)
     with pytest.raises(ConfigError, match="accelerator=gpuu: "):
         fit("fedavg", "digits", accelerator="gpuu", **OPTIONS)
@@ -183,8 +183,8 @@ def test_a_class_without_source():
     ("given", "message"),
     [
         ({"round": 3}, "unknown configuration argument 'round'; did you mean 'rounds'"),
-        ({"devices": 2}, "devices is for runs that keep a record: give results_dir, too, or leave it out"),
-        ({"wandb": "online"}, "wandb is for runs that keep a record"),
+        ({"devices": 2}, "devices is for runs with a record: also give results_dir, or leave it out"),
+        ({"wandb": "online"}, "wandb is for runs with a record"),
         ({"data_args": {"beta": "x"}}, "--data.beta x: expected float"),
     ],
 )

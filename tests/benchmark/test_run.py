@@ -17,7 +17,7 @@ from benchmark.api import load_run
 from benchmark.config import identity
 from benchmark.federation.assembly import make
 from benchmark.launch.pool import attempt
-from benchmark.launch.worker import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, locked
@@ -92,7 +92,7 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     config = configuration(tmp_path, **SHORT)
     path = fit(config)
     assert fit(config) == path
-    monkeypatch.setattr("benchmark.launch.worker.method_source", lambda config: "of another day")
+    monkeypatch.setattr("benchmark.launch.resume.method_source", lambda config: "of another day")
     made = read_record(path)["environment"]["method_source"]
     with pytest.raises(ConfigError, match=rf"its source was {made} .* is of another day now .* give --overwrite"):
         fit(config)
@@ -155,7 +155,7 @@ def test_a_lost_gpu_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
         ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0; it must be at least 1"),
         ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* nothing has started this process on each.* srun"),
         ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
-        ({"data__num_clients": 0}, DataError, "over 0 clients: take at least one"),
+        ({"data__num_clients": 0}, DataError, "over 0 clients: choose at least one"),
         ({"runtime__accelerator": "gpux"}, ConfigError, "unknown accelerator 'gpux'"),
     ],
 )
@@ -248,7 +248,7 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
     monkeypatch.setenv("LT_CLI_USED", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     config = configuration(tmp_path, **{**SHORT, "rounds": 1})
-    monkeypatch.setattr(run, "work", lambda fabric, text: made.append((fabric._precision.precision, text)))
+    monkeypatch.setattr(run, "worker_main", lambda fabric, text: made.append((fabric._precision.precision, text)))
     made = []
     fit(config.replace(precision="bf16-mixed"))
     monkeypatch.setenv("LT_PRECISION", "bf16-mixed")

@@ -251,7 +251,7 @@ def test_a_run_with_a_further_seed_is_told(place):
     path = run_of(2)
     shutil.copytree(path, path.with_name("more"))
     change(path.with_name("more"), lambda record: record["config"].update(seed=25))
-    assert "seed 25 is none of the suite's" in failing()["configuration"]
+    assert "seed 25 is not one of the suite's" in failing()["configuration"]
 
 
 def test_what_is_no_submission(place, capsys):

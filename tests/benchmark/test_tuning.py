@@ -294,7 +294,7 @@ def test_test_images_and_reported_seeds_take_no_part(tmp_path, runtime):
     with pytest.raises(ConfigError, match=r"tuning would be scored on test images: set data\.balanced_holdout or data"):
         trials(suite, "quick", suite.rows[:1], runtime)
     suite = with_tuning(tmp_path, set={"seed": 1, "data.balanced_holdout": 50})
-    with pytest.raises(ConfigError, match="tuning has the seed 1, which scale quick reports; give it others"):
+    with pytest.raises(ConfigError, match="tuning has the seed 1, which scale quick reports; choose others"):
         trials(suite, "quick", suite.rows[:1], runtime)
     with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has a seed twice: \[1000, 1000\]"):
         with_tuning(tmp_path, set={}, seeds=[1000, 1000])
@@ -430,7 +430,7 @@ def test_a_row_need_not_try_what_its_bound_tries(tmp_path, runtime, monkeypatch)
 def test_a_suite_of_the_installed_package_is_not_tuned(tmp_path, runtime, monkeypatch):
     suite = toy(tmp_path)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(ConfigError, match=r"suite toy lies in the installed package .* `extends: toy` and tune that"):
+    with pytest.raises(ConfigError, match=r"suite toy is part of an installed package .* `extends: toy` and tune that"):
         tune(suite, "quick", suite.rows, runtime, jobs=1)
     assert not suite.folder.exists() and not (tmp_path / "results").exists()
 

@@ -47,7 +47,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     ),
     (faults.CommonBuffer, isolation.check_registered_tensors_are_its_own, "memory that all instances share.*usual"),
     *(
-        (faults.BindsAnew, check, "the registered tensor 'prior' is not that of the start any more")
+        (faults.BindsAnew, check, "the registered tensor 'prior' is no longer the one registered in __init__")
         for check in (isolation.check_nothing_unregistered_survives_a_visit, steps.check_slots_equal_the_reference)
     ),
     (

@@ -16,6 +16,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("methods.ablations.cbafed.WarmUpAtClients", {}),
     ("feddb", {"aggregation": "uniform", "dpl": False}),
     ("methods.ablations.feddb.AllImages", {"aggregation": "dma_written"}),
+    ("methods.ablations.feddb.CountedSteps", {"steps_per_epoch": 2, "full_batch": False}),
     ("methods.ablations.fedirm.SmoothedTwoViews", {}),
     ("methods.ablations.fixmatch.EveryStep", {"dpl": True}),
     ("methods.ablations.fl2.AsWritten", {}),

@@ -85,7 +85,7 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
     with pytest.raises(DataError, match=r"ag_news is not in .*looked for .*ag_news\.npz.*train\.csv.*original release"):
         ag_news.read_texts(empty)
     (empty / "ag_news.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"ag_news\.npz is damaged or another data set"):
+    with pytest.raises(DataError, match=r"ag_news\.npz is damaged or a different data set"):
         ag_news.read_texts(empty)
     with np.load(folder / "ag_news.npz") as data:
         content = dict(data)
@@ -177,7 +177,7 @@ def test_missing_listed_texts_raise_one_clear_error(folder: Path, monkeypatch: p
     with pytest.raises(DataError, match=r"240 of the 240 listed .*data\.texts=all"):
         make(folder, texts="listed")
     np.savez(folder / "ag_news.npz", **{**content, "test_texts": content["test_texts"][::-1]})
-    with pytest.raises(DataError, match=r"the 40 test texts are not the 7600 of the release"):
+    with pytest.raises(DataError, match=r"the 40 test texts differ from the release's 7600"):
         make(folder, texts="listed")
 
 

@@ -183,7 +183,7 @@ def test_an_exported_partition_knows_its_images(tmp_path):
     data, file = make_data(), str(tmp_path / "partition.json")
     data.export(file)
     assert make_data(partition_file=file).partition.hash == data.partition.hash
-    with pytest.raises(DataError, match=r"partition\.json: DataError: .* a copy in another order: labels differ"):
+    with pytest.raises(DataError, match=r"partition\.json: DataError: .* another order of it: labels differ"):
         make_data(partition_file=file, split="random80")
 
 
@@ -270,7 +270,7 @@ def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
 
 
 def test_a_rule_for_labelled_clients_belongs_to_its_scenario():
-    with pytest.raises(ConfigError, match=r"labelled_min_per_class says nothing about data\.scenario=server"):
+    with pytest.raises(ConfigError, match=r"labelled_min_per_class has no effect with data\.scenario=server"):
         make_data("server", labelled_min_per_class=3)
     with pytest.raises(ConfigError, match=r"labelled_min_per_class is 0; it must be at least 1"):
         make_data(labelled_min_per_class=0)
@@ -322,9 +322,9 @@ def test_without_shuffles_a_client_is_ordered_by_class():
         ({"test_std": [0.0]}, r"data.test_std is \[0.0\]; give finite numbers above 0"),
         ({"test_mean": [0.1, 0.2]}, r"data.test_mean is \[0.1, 0.2\]; give one number, or one for each of 3 channels"),
         ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
-        ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* take 5 or more"),
+        ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
-        ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to 32 .*data\.zoom.*data\.side"),
+        ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to at least 32 .*data\.zoom.*data\.side"),
     ],
 )
 def test_contradictory_options(args, message):
@@ -424,7 +424,7 @@ def test_one_channel_is_for_grey_images():
 
     data = make_data(channels=1)
     assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
-    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, and some of Coloured are coloured"):
+    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, but some of Coloured have colour"):
         Coloured(channels=1).setup()
 
 
@@ -436,7 +436,7 @@ def test_one_coloured_image_is_found_wherever_it_is(part):
             getattr(arrays, part)[-1, ..., 1] //= 2
             return arrays
 
-    with pytest.raises(ConfigError, match="some of LastIsColoured are coloured"):
+    with pytest.raises(ConfigError, match="some of LastIsColoured have colour"):
         LastIsColoured(channels=1).setup()
 
 

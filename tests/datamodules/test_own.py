@@ -140,7 +140,7 @@ BAD_ARRAYS = {
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
     "sizes": (changed(test_images=lambda a: noughts(30, 9, 8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
     "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
-    "no image": (changed(train_images=lambda a: noughts(0, 8, 8)), "train_images has no image"),
+    "no image": (changed(train_images=lambda a: noughts(0, 8, 8)), "train_images has no images"),
     "black": (changed(train_images=lambda a: noughts(30, 8, 8)), "all 30 training images are the same"),
     "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read as .npz"),
 }  # fmt: skip
@@ -156,7 +156,7 @@ def test_bad_arrays_are_refused(name, here, digits):
 
 
 def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
-    with pytest.raises(DataError, match=r"data\.file=x\.npz is not there: looked for .*data/x\.npz and .*x\.npz"):
+    with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
     (here / "x.npz").write_text("no archive")
     with pytest.raises(DataError, match=r"^x\.npz is no \.npz file"):
@@ -264,13 +264,13 @@ BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep, r"deep\.png has .*more than 8 bits"),
-    (empty, r"train/three has no image"),
+    (empty, r"train/three has no images"),
     (other, r"classes differ: 'one' only in train, 'eins' only in test; train and test need the same classes"),
     (disjoint, r"classes differ: 'nought', 'one', 'two' only in train, 'eins' only in test;"),
-    (single, r"train has one folder of classes; give a folder of images for each class, two at least"),
+    (single, r"train has one class folder; give at least two, one per class"),
     (alike, r"all \d+ training images are the same"),
     (untrained, "has test but no train"),
-    (flat, "has no folder of classes"),
+    (flat, "has no class folder;"),
 ]
 
 
@@ -284,7 +284,7 @@ def test_bad_folders_are_refused(spoil, message, pictures):
 
 
 def test_no_folder(here):
-    with pytest.raises(DataError, match=r"data\.root=nowhere is not there"):
+    with pytest.raises(DataError, match=r"data\.root=nowhere does not exist"):
         ready(Folder, root="nowhere")
     (here / "file").touch()
     with pytest.raises(DataError, match=r"data\.root=file is not a folder"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
 from benchmark.federation.recording import count_host_reads
-from benchmark.federation.reference import LocalSite, Outcome, Surroundings
+from benchmark.federation.reference import LocalSite, RunContext, VisitResult
 from benchmark.runs.records import readings
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
@@ -201,7 +201,7 @@ def test_labelled_client_connection_over_eleven_epochs() -> None:
         method.visit = visit
         method.load_tensors(constant(method, 0.0))
         fit = SimpleNamespace(current_epoch=0)
-        method._trainer = fit
+        method.trainer = fit
         method.on_train_start()
         for fit.current_epoch in range(11):
             method.load_tensors(constant(method, float(method.model.bias.detach()) + 1))
@@ -280,7 +280,7 @@ def at_unlabelled_client(made: Federation) -> Any:
     visit = unlabelled_visit(made)
     made.method.load_tensors(made.server)
     made.method.visit = visit
-    return LocalSite(made.method, made.engine.around, made.data.client(visit.client), visit, [])
+    return LocalSite(made.method, made.engine.context, made.data.client(visit.client), visit, [])
 
 
 def pseudo_set(method: CBAFed, site: Any) -> Stream:
@@ -289,9 +289,9 @@ def pseudo_set(method: CBAFed, site: Any) -> Stream:
     return (work() if callable(work) else work).streams["pseudo"]
 
 
-def visited(made: Federation, visit: Visit) -> Outcome:
+def visited(made: Federation, visit: Visit) -> VisitResult:
     """What comes of a client's visit that has kept nothing."""
-    return made.engine.client(visit, made.engine.sent(visit, made.server), None)[0]
+    return made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0]
 
 
 def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
@@ -369,7 +369,7 @@ def test_plan_epochs_and_rates() -> None:
 
     def found(method: FedMethod, visit: Visit) -> tuple[int, float]:
         method.visit = visit
-        site = LocalSite(method, Surroundings(data, seed=0, rounds=3), data.client(visit.client), visit, [])
+        site = LocalSite(method, RunContext(data, seed=0, rounds=3), data.client(visit.client), visit, [])
         return len(method.local_work(site)), method.learning_rate()
 
     assert found(method, Visit(round=1, size=40)) == (1, 0.03)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit, OptimizerStates, kept_states
+from benchmark.federation.fit import Fit
+from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.recording import count_host_reads
 from federations import few_data, make_federation, run_rows
 from golden_files import load
@@ -49,7 +50,7 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
         method.visit = Visit(round=10 + number, labelled=False)
         method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
         method.train()
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit = Fit(method, states)
         batches = [
             {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}
@@ -92,7 +93,7 @@ def test_without_unlabelled_loss_and_decay_clients_return_the_global_model() -> 
     federation.run_round(0)
     visit = federation.visits(1)[-1]
     assert not visit.labelled
-    upload = federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)[0].upload
+    upload = federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)[0].upload
     assert upload is not None
     assert all(torch.equal(v, federation.server[k]) for k, v in upload.tensors.items())
 
@@ -133,7 +134,7 @@ def test_a_client_with_all_labels_has_no_teacher_before_the_warmup_ends() -> Non
     federation.run_round(0)
     federation.run_round(1)
     visit = replace(federation.visits(2)[0], first=False)
-    federation.engine.arrive(visit, federation.engine.sent(visit, federation.server), federation.clients[0])
+    federation.engine.begin_visit(visit, federation.engine.send(visit, federation.server), federation.clients[0])
     federation.method.on_train_start()
     for name, value in federation.method.teacher.state_dict().items():
         assert torch.equal(value, federation.server[f"model.{name}"])

@@ -32,7 +32,7 @@ def test_the_lower_bound_is_the_model_of_the_labelled_client() -> None:
     """With one labelled client the global model is its model; the images of the others change nothing."""
     run = make_federation("fedavg", few_data(5, 1), rounds=2)
     visit = run.visits(0)[0]
-    upload = run.engine.client(visit, run.engine.sent(visit, run.server), None)[0].upload
+    upload = run.engine.run_visit(visit, run.engine.send(visit, run.server), None)[0].upload
     assert upload is not None
     row = run.run_round(0)
     assert row is not None and row["visits"] == 1
@@ -46,7 +46,7 @@ def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
     run = make_federation("fedavg", data, rounds=1)
     visits = run.visits(0)
-    outcomes = run.engine.visits(visits, run.server, {})
+    outcomes = run.engine.run_visits(visits, run.server, {})
     uploads = [outcomes[visit.client, visit.repeat].upload for visit in visits]
     run_rows(run)
     sizes = [data.client(c).size for c in range(3)]

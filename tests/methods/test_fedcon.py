@@ -47,11 +47,11 @@ def images(count: int = 6, seed: int = 1) -> Tensor:
 def fit(run: Federation, client: int, fields: dict[str, Tensor], epochs: int = 1, **visit: Any) -> None:
     """A step per epoch of a client, or of the server (-1), on these fields."""
     data = run.data.server if client < 0 else run.data.client(client)
-    run.engine.begin(Visit(client=client, size=data.size, **visit))
+    run.engine.attach(Visit(client=client, size=data.size, **visit))
     index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
     work = [Pass({"labelled" if client < 0 else "unlabelled": walk})] * epochs
-    LocalSite(run.method, run.engine.around, data, run.method.visit, []).fit(work)
+    LocalSite(run.method, run.engine.context, data, run.method.visit, []).fit(work)
 
 
 def backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -193,13 +193,13 @@ def test_a_target_starts_as_the_first_backbone_and_stays_with_the_client() -> No
     run = federation(method())
     run.server_phase(0, first=True)
     visit = Visit(client=2, size=run.data.client(2).size, first=True)
-    run.engine.arrive(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
+    run.engine.begin_visit(visit, Sent(run.method.broadcast(run.server, visit), 0), None)
     own = {name: run.server[f"model.{name}"] for name in run.method.target.state_dict()}
     assert all(torch.equal(value, own[name]) for name, value in run.method.target.state_dict().items())
     run.run_visits([visit])
     kept = run.clients[2].tensors
     assert any(not torch.equal(kept[f"target.{name}"], value) for name, value in own.items())
-    run.engine.arrive(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
+    run.engine.begin_visit(Visit(client=2, size=visit.size, first=False), Sent(run.server, 0), run.clients[2])
     assert all(torch.equal(v, kept[f"target.{n}"]) for n, v in run.method.target.state_dict().items())
 
 
@@ -270,7 +270,7 @@ def test_rates_of_the_released_clients() -> None:
     fit(run, 0, {"x": images(), "x2": images(seed=2)}, epochs=5)
     base = 0.3 * 10 / 256
     assert rates == pytest.approx([base, 0.0, base / 39, 2 * base / 39, 3 * base / 39])
-    run.engine.arrive(Visit(client=0, size=run.data.client(0).size), Sent(run.server, 0), None)
+    run.engine.begin_visit(Visit(client=0, size=run.data.client(0).size), Sent(run.server, 0), None)
     assert made.warmup_steps == 10 * (run.data.client(0).size // 6)
 
 

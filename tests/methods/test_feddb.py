@@ -15,7 +15,7 @@ from datamodules.digits import Digits
 from federations import SIDE, FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
 from methods import models
-from methods.ablations.feddb import AllImages
+from methods.ablations.feddb import AllImages, CountedSteps
 from methods.base import Upload, Visit
 from methods.feddb import FedDB, model_weights
 from methods.fixmatch import FixMatch
@@ -334,6 +334,44 @@ def test_without_confident_images_labels_alone_train_in_mini_batches(monkeypatch
     assert len(uploads) == 3
     assert len(batches) == sum(5 * -(-n // 8) for n in sizes)
     assert all(set(batch) == {"labelled"} and len(batch["labelled"]["y"]) <= 8 for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "streams"), [(0.7, {"labelled", "unlabelled", "app_u"}), (1.1, {"labelled"})], ids=["some", "none"]
+)
+def test_counted_steps_do_not_follow_the_confident_images(threshold: float, streams: set[str]) -> None:
+    """Seven steps in each of two epochs, with and without confident images, on the labels of the visit's beginning."""
+    run = federation(
+        rounds=1,
+        name=CountedSteps,
+        threshold=threshold,
+        steps_per_epoch=7,
+        unlabelled_bs=12,
+        full_batch=False,
+        batch_size=8,
+        local_epochs=2,
+    )
+    seen: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    run.method.on_train_batch_start = lambda batch, _: seen[run.method.visit.client].append(batch)
+    run.run_round(0)
+    assert run.steps == 3 * 14
+    for batches in seen.values():
+        assert len(batches) == 14 and all(set(batch) == streams for batch in batches)
+        assert max(len(batch["labelled"]["y"]) for batch in batches) == 8
+        for name in streams - {"labelled"}:
+            assert all(0 < len(next(iter(batch[name].values()))) <= 12 for batch in batches)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.1], ids=["all", "none"])
+def test_counted_steps_are_feddbs_own_where_the_numbers_agree(threshold: float) -> None:
+    """All images are confident, or none is: a pass over the images, or the labels, is the number of steps."""
+    data = small_data(1)
+    images = len(data.client(0).unlabelled if threshold == 0 else data.client(0).labelled)
+    args = {"threshold": threshold, "full_batch": False, "batch_size": 16, "local_epochs": 2}
+    counted = federation(data=data, name=CountedSteps, steps_per_epoch=-(-images // 16), **args)
+    plain = federation(data=data, **args)
+    assert run_rows(counted) == run_rows(plain)
+    assert all(torch.equal(value, plain.server[name]) for name, value in counted.server.items())
 
 
 def test_weights_are_logged_whatever_the_number_of_uploads() -> None:

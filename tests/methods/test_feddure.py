@@ -74,10 +74,9 @@ def batch_of(case: dict[str, Any]) -> Batch:
 
 def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
     """Joint steps with the networks as they stand, the first of them number ``first`` of the visit."""
-    method._tally = Tally()
+    method._engine.tally = Tally()
     method.joint_steps = first
     fit = Fit(method, [])
-    method._trainer = fit
     for number, batch in enumerate(batches):
         method.on_train_batch_start(batch, number)
         fit.step(batch, number)
@@ -496,7 +495,7 @@ def test_released_rates() -> None:
 def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:
     """Autocast keeps casts of parameters for as long as it lasts, and C-reg moves while it does."""
     method = toy_method(PLAIN, creg_lr=0.5).float()
-    method.precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    method._engine.autocast = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
     given = {
         stream: {k: v.float() if v.is_floating_point() else v for k, v in fields.items()}
         for stream, fields in batch_of(PLAIN).items()
@@ -505,7 +504,7 @@ def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:
     take_steps(method, [given])
     losses = []
     for creg in (before, method.creg):
-        with torch.no_grad(), method.precision():
+        with torch.no_grad(), method.autocast():
             losses.append(F.cross_entropy(creg(given["labelled"]["x"]), given["labelled"]["y"]))
     assert losses[0] != losses[1]
     assert torch.equal(method.tallied("creg/d"), losses[0] - losses[1])

@@ -199,7 +199,7 @@ def test_labelled_losses(kind: type[FedIRM]) -> None:
     """Plain cross-entropy of one view; in the ablation smoothed cross-entropies of two views added."""
     run = federation(method=kind)
     visit = run.visits(0)[0]
-    site = LocalSite(run.method, run.engine.around, run.data.client(0), visit, [])
+    site = LocalSite(run.method, run.engine.context, run.data.client(0), visit, [])
     method = run.method
     method.visit = visit
     batch = next(epoch(method.streams(site.data), run.data, site.generator))["labelled"]
@@ -220,9 +220,9 @@ def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
     """Mean over batches of the matrices of the logits before each step; a client without labels returns none."""
     run = federation(labelled=2, lr=0.0, batch_size=20)
     visits = run.visits(0)
-    upload = run.engine.client(visits[0], run.engine.sent(visits[0], run.server), None)[0].upload
+    upload = run.engine.run_visit(visits[0], run.engine.send(visits[0], run.server), None)[0].upload
     assert upload is not None
-    site = LocalSite(run.method, run.engine.around, run.data.client(0), visits[0], [])
+    site = LocalSite(run.method, run.engine.context, run.data.client(0), visits[0], [])
     batches = epoch(
         {"labelled": run.method.streams(site.data)["labelled"]}, run.data, lambda p: site.generator(f"{p}/1")
     )
@@ -231,7 +231,7 @@ def test_a_labelled_client_returns_the_relations_of_its_batches() -> None:
     assert len(matrices) == 4
     torch.testing.assert_close(upload.stats["relation"], torch.stack(matrices).mean(dim=0))
     assert not torch.equal(matrices[0], matrices[1])
-    other = run.engine.client(visits[-1], run.engine.sent(visits[-1], run.server), None)[0].upload
+    other = run.engine.run_visit(visits[-1], run.engine.send(visits[-1], run.server), None)[0].upload
     assert other is not None
     assert other.stats == {}
 

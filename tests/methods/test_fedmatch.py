@@ -92,10 +92,10 @@ def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "
     """One step of a client, or of the server (-1), on these fields."""
     data = run.data.server if client < 0 else run.data.client(client)
     visit = Visit(client=client, size=data.size)
-    run.engine.begin(visit)
+    run.engine.attach(visit)
     index = torch.cat([data.labelled, data.unlabelled])[: len(fields["x"])]  # the fields bring the images themselves
     walk = Stream(index, len(index), {}, fields, shuffle=False)
-    LocalSite(run.method, run.engine.around, data, visit, []).fit([Pass({stream: walk})])
+    LocalSite(run.method, run.engine.context, data, visit, []).fit([Pass({stream: walk})])
 
 
 # The two parts.
@@ -127,7 +127,7 @@ def test_a_client_with_labels_trains_both(network: str) -> None:
     engine, before = run.engine, dict(run.server)
 
     def trained(*streams: str) -> dict[str, Tensor]:
-        site, work = engine.arrive(Visit(size=data.client(0).size), Sent(run.server, 0), None)
+        site, work = engine.begin_visit(Visit(size=data.client(0).size), Sent(run.server, 0), None)
         made = work[0]
         assert isinstance(made, Pass)
         site.fit([Pass({name: made.streams[name] for name in streams}, steps=1)])
@@ -308,7 +308,7 @@ def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
     made = run.method
     other = [torch.randn_like(psi) * 0.1 for _, psi in pairs(made.model)]
     sent = {**run.server, "helper.0": flat(other), "helper_count": torch.tensor(1)}
-    site, work = run.engine.arrive(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
+    site, work = run.engine.begin_visit(Visit(client=2, size=data.client(2).size), Sent(sent, 0), None)
     fields = work[0].streams["unlabelled"].fields
     index = data.client(2).unlabelled
     assert torch.equal(fields["index"], index)
@@ -318,7 +318,7 @@ def test_a_helper_is_the_receivers_sigma_with_another_psi() -> None:
             psi.copy_(value)
         expected = torch.cat([model(x) for x in site.views("test", index)]).softmax(dim=1)
     torch.testing.assert_close(fields["helpers"], expected[:, None])
-    _, alone = run.engine.arrive(Visit(client=2, size=data.client(2).size), Sent(run.server, 0), None)
+    _, alone = run.engine.begin_visit(Visit(client=2, size=data.client(2).size), Sent(run.server, 0), None)
     assert "helpers" not in alone[0].streams["unlabelled"].fields
 
 
@@ -358,7 +358,7 @@ def test_what_is_uploaded(cls: type[FedMatch]) -> None:
     """
     run, visit, sent = second_visit(cls)
     made = run.method
-    site, work = run.engine.arrive(visit, Sent(sent, 0), None)
+    site, work = run.engine.begin_visit(visit, Sent(sent, 0), None)
     site.fit(work)
     trained = {name: value.clone() for name, value in made.tensors("shared").items()}
     upload = made.make_upload(site)
@@ -514,7 +514,7 @@ def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
     index = site.unlabelled[torch.arange(images_) % len(site.unlabelled)]
     data._clients[0] = type(site)(site.labelled, site.labels, index)
     run = federation(method(**(AT_CLIENTS | {"batch_size": 100})), data)
-    work = run.engine.arrive(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
+    work = run.engine.begin_visit(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
     assert [made.steps for made in work] == [steps]
     assert work[0].streams["unlabelled"].batch_size == 100
 

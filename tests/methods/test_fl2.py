@@ -100,7 +100,7 @@ def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
 
 def steps_of(method: FL2, samples: dict[str, Tensor], count: int = 1) -> Iterator[None]:
     """Take so many steps of a visit on one batch, and pause after each."""
-    method._tally = Tally()
+    method._engine.tally = Tally()
     return Fit(method, []).run(1, lambda epoch: [{"unlabelled": samples}] * count)
 
 

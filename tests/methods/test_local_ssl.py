@@ -310,7 +310,7 @@ def test_ramp_over_a_visit() -> None:
     given = batch()
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
-        method._tally = Tally()
+        method._engine.tally = Tally()
         fit, weights = Fit(method, []), []
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.federation.collectives import (
-    Place,
+    TensorSpec,
     all_gather,
     from_first,
-    moved,
-    places,
-    put_together,
-    taken_apart,
-    together,
+    gather_results,
+    join_tensors,
+    split_tensors,
+    tensor_specs,
+    to_device,
     wait_for_all,
 )
 from federations import plain_fabric
@@ -71,14 +71,14 @@ def message(rank: int = 0) -> Any:
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    return taken_apart(tree)[1]
+    return split_tensors(tree)[1]
 
 
 def same(a: Any, b: Any) -> bool:
     """Equal trees of the same types, tensors bit for bit with their types, shapes and order in memory."""
-    (first, ours), (second, theirs) = taken_apart(a), taken_apart(b)
-    alike = [(p.number, p.shape, p.dtype, p.stride) for p in places(first)] == [
-        (p.number, p.shape, p.dtype, p.stride) for p in places(second)
+    (first, ours), (second, theirs) = split_tensors(a), split_tensors(b)
+    alike = [(p.number, p.shape, p.dtype, p.stride) for p in tensor_specs(first)] == [
+        (p.number, p.shape, p.dtype, p.stride) for p in tensor_specs(second)
     ]
     bits = all(
         torch.equal(x.contiguous().view(-1).view(torch.uint8), y.contiguous().view(-1).view(torch.uint8))
@@ -89,7 +89,7 @@ def same(a: Any, b: Any) -> bool:
 
 def shape(skeleton: Any) -> Any:
     """A message without tensors, as something that compares by value and by type."""
-    if isinstance(skeleton, Place):
+    if isinstance(skeleton, TensorSpec):
         return "tensor", skeleton.number
     if isinstance(skeleton, dict):
         return [(key, shape(value)) for key, value in skeleton.items()]
@@ -103,15 +103,17 @@ def shape(skeleton: Any) -> Any:
 # --- in one process
 
 
-def test_taken_apart_and_put_together():
+def test_tensors_are_split_off_and_joined_again():
     """The same message in the same order, and the skeleton holds no tensor."""
     whole = message()
-    skeleton, tensors = taken_apart(whole)
-    assert len(tensors) == len(places(skeleton)) == 15
-    assert [p.number for p in places(skeleton)] == list(range(15))
-    assert all((p.shape, p.dtype) == (tuple(t.shape), t.dtype) for p, t in zip(places(skeleton), tensors, strict=True))
+    skeleton, tensors = split_tensors(whole)
+    assert len(tensors) == len(tensor_specs(skeleton)) == 15
+    assert [p.number for p in tensor_specs(skeleton)] == list(range(15))
+    assert all(
+        (p.shape, p.dtype) == (tuple(t.shape), t.dtype) for p, t in zip(tensor_specs(skeleton), tensors, strict=True)
+    )
     assert not tensors_of(skeleton)
-    again = put_together(skeleton, tensors)
+    again = join_tensors(skeleton, tensors)
     assert same(again, whole)
     assert all(a is b for a, b in zip(tensors_of(again), tensors_of(whole), strict=True))
     assert type(again[0, 0]) is Pair and type(again[1, 0]) is Kept and type(again["fixed"]) is Fixed
@@ -119,20 +121,20 @@ def test_taken_apart_and_put_together():
 
 @pytest.mark.parametrize("bare", [torch.zeros(()), 3, None, "word", Pair(1, 2), []], ids=repr)
 def test_messages_that_are_no_dicts(bare):
-    assert same(put_together(*taken_apart(bare)), bare)
+    assert same(join_tensors(*split_tensors(bare)), bare)
 
 
 def test_one_tensor_in_two_places_is_two_tensors():
     """Each place has its own number, so whoever receives the message may change one without the other."""
     shared = torch.ones(2)
-    skeleton, tensors = taken_apart([shared, {"again": shared}])
-    assert [p.number for p in places(skeleton)] == [0, 1] and len(tensors) == 2
+    skeleton, tensors = split_tensors([shared, {"again": shared}])
+    assert [p.number for p in tensor_specs(skeleton)] == [0, 1] and len(tensors) == 2
 
 
 def test_moved_keeps_everything_but_the_device():
     whole = message()
-    assert same(moved(whole, torch.device("cpu")), whole)
-    there = moved(whole, torch.device("meta"))
+    assert same(to_device(whole, torch.device("cpu")), whole)
+    there = to_device(whole, torch.device("meta"))
     assert {t.device.type for t in tensors_of(there)} == {"meta"}
     assert [t.shape for t in tensors_of(there)] == [t.shape for t in tensors_of(whole)]
 
@@ -155,7 +157,7 @@ def fail(fabric: Fabric) -> str:
         return 0
 
     try:
-        together(fabric, work)
+        gather_results(fabric, work)
     except Exception as error:
         return f"{type(error).__name__}: {error}; {'MemoryError' in ' '.join(getattr(error, '__notes__', []))}"
     return "nothing"

@@ -19,7 +19,7 @@ from benchmark.contract.emulated import emulated, fabric
 from benchmark.contract.federations import half_trained, tiny_federation
 from benchmark.contract.reference import different
 from benchmark.federation import loop
-from benchmark.federation.collectives import taken_apart
+from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import ExactSum, JointMean
 from benchmark.federation.loop import Federation
@@ -114,7 +114,7 @@ def joint_mean(uploads, at_once=True, like=None):
     """The mean of the uploads, and what was left of them."""
     joint = JointMean(plain_fabric(), at_once)
     joint.begin(like or uploads[0].tensors)
-    left = [joint.handed_out(joint.take(replace(upload), upload.weight)) for upload in uploads]
+    left = [joint.for_server(joint.take(replace(upload), upload.weight)) for upload in uploads]
     return weighted_mean([one.tensors for one in left], [one.weight for one in left]), left
 
 
@@ -187,7 +187,7 @@ def test_parts_and_other_weights_are_refused_after_uploads_were_added_up():
     for number, parts, by in ((0, states[:3], weights[:3]), (1, states, [2.0, *weights[1:]])):
         joint = JointMean(plain_fabric(), True)
         joint.begin(uploads_of()[0].tensors)
-        left = [joint.handed_out(joint.take(upload, upload.weight)) for upload in uploads_of()]
+        left = [joint.for_server(joint.take(upload, upload.weight)) for upload in uploads_of()]
         parts = [one.tensors for one in left][: len(parts)]
         with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
             weighted_mean(parts, by)
@@ -205,7 +205,7 @@ def test_a_part_of_uploads_that_are_kept_has_a_mean():
 def test_the_tensors_of_a_client_cannot_be_read():
     _, left = joint_mean(uploads_of())
     for read in (lambda t: t["w"], list, len, lambda t: t.items().__iter__().__next__()):
-        with pytest.raises(RunError, match=r"client 3 are asked for.*uploads_needed of the method say 'each'"):
+        with pytest.raises(RunError, match=r"reads the tensors of client 3.*uploads_needed = 'each'"):
             read(left[3].tensors)
 
 
@@ -254,9 +254,9 @@ def exact_runs(fabric):
     for method in (FedAvg, FedConsist):
         data = few_data(5, 5 if method is FedAvg else 2)
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="exact")
-        with patch.object(loop, "AT_A_TIME", 2):
+        with patch.object(loop, "CLIENTS_PER_MESSAGE", 2):
             rows = run_rows(run)
-        states = {k: [t.double().sum().item() for t in taken_apart(run.clients[k])[1]] for k in sorted(run.clients)}
+        states = {k: [t.double().sum().item() for t in split_tensors(run.clients[k])[1]] for k in sorted(run.clients)}
         assert all(len(own) >= len(list(run.method.model.parameters())) for own in states.values())  # momenta
         found.append((rows, tensors_of(run), states))
     return found
@@ -399,7 +399,7 @@ def test_a_method_that_says_too_little_is_told():
 
         uploads_needed = "sum"
 
-    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the tensors of client 0 are asked for"):
+    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the method reads the tensors of client 0"):
         make_federation(Peeks, few_data(2), 1, sums="exact").run()
 
 

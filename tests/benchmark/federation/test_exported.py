@@ -69,8 +69,8 @@ def test_a_run_without_weights_or_an_end_is_not_exported(here):
     ("make", "message"),
     [
         (lambda file: file.write_bytes(b"torn"), "the weights cannot be read"),
-        (lambda file: torch.save({"weights": {}}, file), "it is no exported model"),
-        (lambda file: torch.save([1], file), "it is no exported model"),
+        (lambda file: torch.save({"weights": {}}, file), "this is not an exported model"),
+        (lambda file: torch.save([1], file), "this is not an exported model"),
         (lambda file: torch.save(pytest.raises, file), "the weights cannot be read"),
     ],
 )

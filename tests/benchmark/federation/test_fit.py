@@ -250,7 +250,7 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
     data = few_data(1)
     federation = make_federation(Tells, data, rounds=1)
     visit = federation.visits(0)[0]
-    federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
+    federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)
     ours, seen[:] = list(seen), []
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
@@ -342,7 +342,7 @@ def test_hooks_are_called_in_lightnings_order(base: type) -> None:
     data = few_data(1)
     federation = make_federation(cls, data, rounds=1, callbacks=[callback()])
     visit = federation.visits(0)[0]
-    federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
+    federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)
     reference_cls, expected = recording(base)
     method = make_method(reference_cls)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

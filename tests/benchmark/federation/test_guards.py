@@ -40,7 +40,7 @@ def refusal(cls, clients=3, labelled=None, rounds=2, data=None, **args):
     return str(refused.value)
 
 
-# --- registered tensors that are bound anew
+# --- registered tensors that are replaced
 
 
 def count_anew(self):
@@ -79,7 +79,7 @@ def binding(hook, change):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("change", ANEW, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "aggregate"])
-def test_a_registered_tensor_that_is_bound_anew_is_refused(hook, change, engine):
+def test_a_registered_tensor_that_is_replaced_is_refused(hook, change, engine):
     """Its values would be lost: the framework reads and writes the tensor of the start."""
     said = refusal(binding(hook, change), **engine)
     where = "Binds.aggregate, round 0: " if hook == "aggregate" else "Binds, client 0 (83 images), round 0: "
@@ -257,7 +257,7 @@ def test_only_clients_are_remembered(key):
 
     said = refusal(Keeps)
     assert said.startswith("Keeps.remember, round 0: remember gives something for ")
-    assert "ids of clients run from 0 to 2" in said or "which is no id of a client" in said
+    assert "ids of clients run from 0 to 2" in said or "which is not a client id" in said
 
 
 # --- tensors without data

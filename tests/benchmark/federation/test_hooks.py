@@ -76,7 +76,7 @@ class Peeps(Everybody):
             one = position[None]
             client.report_pseudo_labels(one, torch.zeros_like(one), torch.ones(1, dtype=torch.bool))
             self.found += [self.tallied(f"pseudo/{name}") for name in ("correct", "right", "right_by_class")]
-            self.found += [name for name in self._tally.touched if name.startswith("pseudo")]
+            self.found += [name for name in self._engine.tally.touched if name.startswith("pseudo")]
         return super().local_work(client)
 
 
@@ -275,7 +275,7 @@ def test_updates_are_left_out_whatever_process_they_come_from(monkeypatch):
     run, absent = federation(broken("weight"), rounds=2), federation(Absent, rounds=2)
     run.nonfinite = "skip"
     with monkeypatch.context() as patch:
-        patch.setattr("benchmark.federation.loop.together", split)
+        patch.setattr("benchmark.federation.loop.gather_results", split)
         patch.setattr(run, "evaluate", dict)
         patch.setattr(absent, "evaluate", dict)
         run_rows(run), run_rows(absent)

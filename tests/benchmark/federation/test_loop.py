@@ -353,12 +353,12 @@ def test_a_visit_that_is_left_out_leaves_no_momentum():
     run = federation(Diverges, clients=3, rounds=3)
     run.nonfinite = "skip"
     run.run_round(0)
-    before = copy.deepcopy(run.engine.handed_on)
+    before = copy.deepcopy(run.engine.shared_optimizer_state)
     run.run_round(1)
-    pairs = zip(before[0], run.engine.handed_on[0], strict=True)
+    pairs = zip(before[0], run.engine.shared_optimizer_state[0], strict=True)
     assert run.skipped == 1 and all(equal(old, new) for old, new in pairs)
     run.run_round(2)
-    assert any(not equal(old, new) for old, new in zip(before[0], run.engine.handed_on[0], strict=True))
+    assert any(not equal(old, new) for old, new in zip(before[0], run.engine.shared_optimizer_state[0], strict=True))
 
 
 def hand_on(fabric):

@@ -247,7 +247,7 @@ class AnotherOptimiser(Plain):
 
 
 def test_kept_states_belong_to_the_optimisers_that_left_them():
-    with pytest.raises(RunError, match=r"AnotherOptimiser, client 0 .*round 1.*makes other optimisers"):
+    with pytest.raises(RunError, match=r"AnotherOptimiser, client 0 .*round 1.*returned other optimisers"):
         federation(AnotherOptimiser, clients=2).run()
 
 
@@ -569,7 +569,7 @@ def test_the_generator_of_a_method_belongs_to_the_visit():
     assert len({number for v in (first, *others) for number in drawn(v)}) == 8
     assert drawn(first) == drawn(first)
     reseeded = federation(Draws, clients=2)
-    reseeded.engine.around = replace(reseeded.engine.around, seed=1)
+    reseeded.engine.context = replace(reseeded.engine.context, seed=1)
     assert float(visited(reseeded, first)[0].sums["start"][0]) != drawn(first)[0]
 
 

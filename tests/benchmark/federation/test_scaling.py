@@ -104,7 +104,7 @@ def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
     federation.server_phase(0, first=True)
     for number in range(2):
         visit = federation.visits(number)[0]
-        site, work = federation.engine.arrive(visit, federation.engine.sent(visit, federation.server), None)
+        site, work = federation.engine.begin_visit(visit, federation.engine.send(visit, federation.server), None)
         method, h = federation.method, federation.method.hparams
         optimizer = torch.optim.SGD(method.model.parameters(), h.lr, h.momentum, weight_decay=h.weight_decay)
         scaler = torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE)
@@ -118,7 +118,7 @@ def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
             scaler.step(optimizer)
             scaler.update()
         by_hand = method.tensors("shared")
-        outcome, _ = federation.engine.client(visit, federation.engine.sent(visit, federation.server), None)
+        outcome, _ = federation.engine.run_visit(visit, federation.engine.send(visit, federation.server), None)
         assert outcome.upload is not None
         for name, value in outcome.upload.tensors.items():
             torch.testing.assert_close(value, by_hand[name], rtol=1e-6, atol=1e-7)
@@ -144,7 +144,7 @@ class StepsTwice(Plain):
 def test_an_optimiser_steps_once_while_the_scale_stands_still() -> None:
     """Two steps are refused, where a scale is involved."""
     run(StepsTwice, precision="32-true")
-    with pytest.raises(RunError, match=r"StepsTwice, client .* steps twice in one training_step, and in 16-mixed"):
+    with pytest.raises(RunError, match=r"StepsTwice, client .* steps twice in one training_step, but 16-mixed"):
         run(StepsTwice)
 
 

@@ -161,13 +161,13 @@ def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
     one, other = engine.slots
 
     def seats(*sizes: int) -> dict[int, slots.Slot]:
-        found = engine.seats([Visit(client=client, size=size) for client, size in enumerate(sizes)])
+        found = engine.assign_slots([Visit(client=client, size=size) for client, size in enumerate(sizes)])
         return {visit.size: slot for slot, visit in found.items()}
 
     assert seats(50, 40) == {50: one, 40: other}
     assert seats(40, 30) == {40: other, 30: one}
     assert seats(20) == {20: other} and seats(30, 50) == {30: one, 50: other}
-    assert {slot for slot in engine.seats([Visit(client=0, size=20), Visit(client=1, size=20)])} == {one, other}
+    assert {slot for slot in engine.assign_slots([Visit(client=0, size=20), Visit(client=1, size=20)])} == {one, other}
 
 
 def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:

@@ -20,7 +20,7 @@ from benchmark.contract.emulated import Emulation, device, emulated, fabric
 from benchmark.contract.federations import ScaledSingle, class_of, half_trained
 from benchmark.contract.reference import different, different_rows
 from benchmark.contract.runs import OVERFLOW
-from benchmark.federation import fit, slots
+from benchmark.federation import optimizers, slots
 from benchmark.federation.recording import CudaGraph, record
 from benchmark.registry import KINDS, known_names
 from datamodules.common.errors import RunError
@@ -36,7 +36,7 @@ WAITS = {
     "benchmark/federation/holdings.py Holdings.require_own": "once per visit",
     "benchmark/federation/loop.py Federation.evaluate": "once per evaluated round",
     "benchmark/federation/loop.py read_means": "once per evaluated round",
-    "benchmark/federation/loop.py unfinished": "once per round and server's step",
+    "benchmark/federation/loop.py find_nonfinite": "once per round and server's step",
     "benchmark/federation/store.py _on_host": "once per client and round",
     "datamodules/base.py FSSLDataModule._place": "before the first round",
     "datamodules/base.py FSSLDataModule.class_counts": "once, before the first evaluation",
@@ -229,8 +229,8 @@ class Fast(LocalSSL):
 @pytest.mark.parametrize("rounded", [True, False])
 def test_rates_are_rounded_alike(rounded: bool) -> None:
     """A recorded step reads its rate in single precision; where other steps do not, another model comes out."""
-    reads_single = fit.reads_single if rounded else lambda parameters: False
-    with patch.object(fit, "reads_single", reads_single):
+    reads_single = optimizers.reads_single if rounded else lambda parameters: False
+    with patch.object(optimizers, "reads_single", reads_single):
         _, eager, _, _ = on_the_device(Fast, replay=False)
         _, server, _, _ = on_the_device(Fast, replay=True)
     assert bool(different(server, eager)) != rounded

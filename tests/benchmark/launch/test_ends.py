@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.federation import checkpoint
+from benchmark.launch.recorder import CHECKPOINT
 from benchmark.launch.signals import STOPPED
-from benchmark.launch.worker import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import saved_rounds, state

@@ -206,7 +206,7 @@ def test_one_damaged_run_does_not_end_the_others(tmp_path, fake, jobs):
     outcomes = run_all(runs, jobs, 0, Display(len(runs), quiet()), fake)
     assert seed_status(outcomes) == {1: "complete", 700: "failed", 2: "complete", 3: "complete"}
     (message,) = [outcome.message for outcome in outcomes if outcome.status == "failed"]
-    assert "metrics.jsonl: line 1 is damaged; bring the file back" in message and "delete the folder" in message
+    assert "metrics.jsonl: line 1 is damaged; restore the file" in message and "delete the folder" in message
 
 
 def test_a_damaged_record_beside_a_checkpoint_does_not_end_the_others(tmp_path, fake):
@@ -320,9 +320,9 @@ if __name__ == "__main__":
         with stoppable():
             runs = [SimpleNamespace(folder=Path(name)) for name in sys.argv[1:]]
             if len(runs) > 1:
-                pool._workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
+                pool._run_in_workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
             else:
-                pool._here(runs * 2, MagicMock(), "stoppable.fit")
+                pool._run_here(runs * 2, MagicMock(), "stoppable.fit")
     except Stopped:
         sys.exit(STOPPED)
 """

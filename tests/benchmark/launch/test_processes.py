@@ -11,7 +11,7 @@ import pytest
 from lightning.fabric.strategies import DDPStrategy
 
 from benchmark import run
-from benchmark.launch.worker import Recorder
+from benchmark.launch.recorder import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError

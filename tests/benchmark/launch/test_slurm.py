@@ -245,7 +245,7 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
     sbatch.write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: $2 >&2\nexit 1\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RunError, match="refuses: sbatch: error: invalid partition specified: --partition=none"):
+    with pytest.raises(RunError, match="failed: sbatch: error: invalid partition specified: --partition=none"):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
 
 
@@ -254,7 +254,7 @@ def test_sbatch_may_answer_in_another_encoding(tmp_path, monkeypatch):
     sbatch.write_bytes("#!/bin/sh\necho 'sbatch: error: partition ungültig' >&2\nexit 1\n".encode("latin-1"))
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(RunError, match=r"refuses: sbatch: error: partition ung.ltig"):
+    with pytest.raises(RunError, match=r"failed: sbatch: error: partition ung.ltig"):
         slurm.submit(tmp_path / "job.sh", "")
 
 

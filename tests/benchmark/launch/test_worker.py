@@ -19,7 +19,7 @@ from benchmark import run
 from benchmark.federation import checkpoint
 from benchmark.federation.loop import Federation
 from benchmark.launch import worker
-from benchmark.launch.worker import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT, Recorder
 from benchmark.run import fit
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import read_record, read_rows, without_clock
@@ -76,7 +76,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
     path = interrupted(config, 3)
     rows = (path / "metrics.jsonl").read_bytes()
     (path / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; bring the file back"):
+    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; restore the file"):
         fit(config)
     assert state(path) == "failed"
     (path / "metrics.jsonl").write_bytes(rows)
@@ -86,9 +86,9 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("a digit", r"metrics\.jsonl: the rows before round 3 are not those that the run had written when its check"),
-        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; bring the file back"),
-        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; bring the file back"),
+        ("a digit", r"metrics\.jsonl: the rows before round 3 differ from those written when the check"),
+        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; restore the file"),
+        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; restore the file"),
     ],
 )
 def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
@@ -119,7 +119,7 @@ def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypat
         return whole(self, number)
 
     monkeypatch.setattr(Federation, "run_round", changes)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run has written; bring the"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run wrote; restore the"):
         fit(config)
     assert state(config.folder) == "failed"
 
@@ -216,14 +216,14 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, m
 def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, reference, monkeypatch, capsys):
     """The run ends as it was asked to, says what is lost, and goes on from its checkpoint."""
     config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)
-    whole, save = Federation.run_round, worker.Recorder.save
+    whole, save = Federation.run_round, Recorder.save
 
     def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def stopped(self, number):
         if number == 3:
-            patch.setattr(worker.Recorder, "save", full)
+            patch.setattr(Recorder, "save", full)
             raise Stopped(signal.SIGTERM)
         return whole(self, number)
 
@@ -232,7 +232,7 @@ def test_a_stop_is_no_failure_where_the_last_rounds_cannot_be_saved(tmp_path, re
         with pytest.raises(Stopped):
             fit(config)
     assert "the last rounds could not be saved: [Errno 28] No space left on device" in capsys.readouterr().err
-    assert worker.Recorder.save is save
+    assert Recorder.save is save
     assert_same_run(fit(config), reference)
 
 
@@ -314,9 +314,9 @@ def test_a_method_that_raises_anything_has_failed(tmp_path, monkeypatch, error):
 
 EXITS = """
 import os, threading
-from benchmark.launch.worker import exits_seen
+from benchmark.launch.exits import os_exit_raises
 
-with exits_seen():
+with os_exit_raises():
     if not (child := os.fork()):
         os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmark.federation.fit import Fit
+from benchmark.federation.recording import record
 from benchmark.perf import __main__ as command
 from benchmark.perf import (
     agreement,
@@ -17,6 +18,7 @@ from benchmark.perf import (
     epochs,
     goals,
     gpu,
+    graphs,
     growth,
     loops,
     measure,
@@ -110,7 +112,7 @@ def test_bare_loop_does_the_work_of_the_engine(monkeypatch):
 
     model = made.method.model
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    upload = made.engine.client(visit, made.engine.sent(visit, made.server), None)[0].upload
+    upload = made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0].upload
     model.load_state_dict(start)
     loops.bare_supervised(model, views, site.labels, torch.zeros(3), torch.ones(3))
     for name, value in model.state_dict().items():
@@ -134,7 +136,7 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant")
     batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
-    method._tally, method._trainer = Tally(), (fit := Fit(method, []))
+    method._engine.tally, fit = Tally(), Fit(method, [])
     fit.compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
@@ -239,6 +241,32 @@ def test_visits_take_the_steps_that_they_say(monkeypatch):
     monkeypatch.setattr(Fit, "compute", lambda self, *batch: steps.append(0) or compute(self, *batch))
     visits.rows("fedavg", "small_cnn", 3, repeats=1)
     assert len(steps) == 3 * 2  # a warm-up and one turn
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_one_recording_of_many_steps_takes_the_steps_of_many(precision):
+    """The last of 48 steps has the same loss eagerly, with one step per recording, and with sixteen."""
+
+    def last_loss(chunk, recorded):
+        step, losses = graphs.step_of("small_cnn", 4, precision, torch.device("cpu")), []
+
+        def several():
+            losses.extend(step() for _ in range(chunk))
+
+        several()
+        if recorded:
+            recording = record(several, torch.device("cpu"))
+            for _ in range(48 // chunk - 2):
+                recording.replay()
+        return float(losses[-1])
+
+    assert last_loss(48, False) == last_loss(1, True) == last_loss(graphs.MANY, True) > 0
+
+
+def test_what_many_steps_in_one_recording_gain_is_a_ratio():
+    row = graphs.row("small_cnn", 4, "32-true", "cpu", replays=1)
+    assert row[:3] == ["small_cnn", 4, "32-true"] and all(value > 0 for value in row[3:6])
+    assert row[6] == row[4] / row[5] and row[7] == ("worth it" if row[6] >= graphs.WORTH else "not worth it")
 
 
 def test_tf32_is_on_where_it_is_asked_for():
@@ -354,7 +382,8 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [section.title for section in found]
     assert {section.title.split(" (")[0].split(",")[0].split(":")[0] for section in found} == {
         "Agreement of engines and devices", "Host reads", "Engines", "Visits of `fedavg` beside their steps",
-        "Visits of `nobody` beside their steps", "Goal", "Goals", "Kernels of replayed visits",
+        "Visits of `nobody` beside their steps", "Steps in one recording", "Goal", "Goals",
+        "Kernels of replayed visits",
     }  # fmt: skip
     agreed = found[0]
     assert agreed.rows[0] == ["fedavg", *["equal"] * 8]
@@ -364,6 +393,8 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
         failures = [any(str(cell).startswith("failed") for cell in row) for row in section.rows]
         if "`" in section.title:
             assert set(failures) == {"nobody" in section.title}, section.title
+        elif section.title.startswith("Steps in one recording"):  # of networks, whatever the method
+            assert not any(failures)
         else:
             assert failures[-1] and not failures[0], section.title
 

@@ -37,9 +37,9 @@ def test_the_seed_that_drew_the_partition_is_shown(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*DIGITS, "--seed", "5"], "--seed 5: changes nothing, as data.partition_seed is 1337; add --data."),
+        ([*DIGITS, "--seed", "5"], "--seed 5: has no effect, since data.partition_seed is 1337; add --data."),
         ([*OF_THE_RUN, "--seed", "-1"], "partition_seed is -1"),
-        ([*DIGITS, "--plot", "q.foo"], "--plot q.foo: the suffix says the format; end the name with .png"),
+        ([*DIGITS, "--plot", "q.foo"], "--plot q.foo: the suffix gives the format; use one of .png"),
         ([*DIGITS, "--plot", "/nonexistent/q.png"], "--plot /nonexistent/q.png: there is no folder /nonexistent"),
         ([*DIGITS, "--export", "/nonexistent/x"], "--export /nonexistent/x: there is no folder /nonexistent"),
         ([*DIGITS, "--export", "."], "--export .: cannot be written there; name another file"),

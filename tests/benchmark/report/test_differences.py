@@ -8,15 +8,15 @@ from benchmark.report.differences import GRID, Panel, draw_differences
 from benchmark.report.plots import svg_text
 
 FILLS = {to_rgba("white"): "hollow", to_rgba(GRID): "grey"}
-COLUMNS = ["dataset", "method", "difference", "half_width", "bound", "clear"]
+COLUMNS = ["dataset", "method", "difference", "half_width", "bound", "clear", "failed"]
 ROWS = [
-    ("A", "base", np.nan, np.nan, False, False),
-    ("A", "good", 5.0, 1.0, False, True),
-    ("A", "bad", -2.0, 3.0, False, False),
-    ("A", "all labels", 9.0, 2.0, True, False),
-    ("B", "base", np.nan, np.nan, False, False),
-    ("B", "good", 1.0, 2.0, False, False),
-    ("B", "all labels", 7.0, 1.0, True, False),
+    ("A", "base", np.nan, np.nan, False, False, 0),
+    ("A", "good", 5.0, 1.0, False, True, 0),
+    ("A", "bad", -2.0, 3.0, False, False, 0),
+    ("A", "all labels", 9.0, 2.0, True, False, 0),
+    ("B", "base", np.nan, np.nan, False, False, 0),
+    ("B", "good", 1.0, 2.0, False, False, 0),
+    ("B", "all labels", 7.0, 1.0, True, False, 0),
 ]
 
 
@@ -45,6 +45,13 @@ def test_points_stand_at_their_rows_and_clear_ones_are_filled():
     first, second = points(axes)
     assert first == {"bad": (-2.0, "hollow"), "good": (5.0, "filled"), "all labels (bound)": (9.0, "grey")}
     assert second == {"good": (1.0, "hollow"), "all labels (bound)": (7.0, "grey")}
+
+
+def test_a_row_with_a_failed_run_stands_below_all_without_one():
+    """Whatever its other seeds say."""
+    rows = [(*row[:-1], int(row[:2] == ("B", "good"))) for row in ROWS]
+    (axes,) = draw_differences([panel(rows)]).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["good", "bad", "all labels (bound)"]
 
 
 def test_intervals_reach_as_far_as_the_half_width():

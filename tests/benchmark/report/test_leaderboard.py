@@ -281,6 +281,26 @@ def test_failed_seeds_stay_in(broken):
     assert pd.isna(found[0].lines.loc["bad", "last_k_mean"])
 
 
+def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
+    """``good`` has failed in seed 0 on A. The mean of its other seeds is the best, and does not place it."""
+    suite, plan, _ = made
+    (row,) = [row for row in suite.rows if (row.dataset, row.method) == ("A", "good")]
+    plan.found[plan.of_row[id(row)][0]] = RunState("failed", None)
+    one, _ = found = leaderboard.settings(suite, plan)
+    assert one.lines.loc["good", "mean"] > one.lines.loc["base", "mean"] > one.lines.loc["bad", "mean"]
+    assert one.order == ("bound", "base", "bad", "good")
+    page = leaderboard.markdown(suite, plan, found)
+    shown = [line.split("|")[1].strip() for line in page.partition("| method ")[2].splitlines()[2:6]]
+    assert tuple(shown) == one.order
+    told = leaderboard.standing(one, "good")
+    assert "(3, 1 failed seeds), 3 of 3, behind all rows without a failed run" in told and "not resolved" in told
+    assert "1 of 3 by the mean" in leaderboard.standing(one, "base")
+    latex = leaderboard.latex(suite, plan, [one])
+    assert latex.index("bad") < latex.index("good")
+    (panel,) = leaderboard.panels(suite, [one])
+    assert list(panel.lines.set_index("method")["failed"].loc[["good", "bad"]]) == [1, 0]
+
+
 def test_a_difference_needs_pairs(made):
     """Many seeds of a row say nothing where the reference has two."""
     suite, plan, _ = made

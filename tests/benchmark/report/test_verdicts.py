@@ -45,19 +45,20 @@ def test_an_effect_is_paired_by_seed() -> None:
 @pytest.mark.parametrize(
     ("ours", "half", "printed", "holds", "resolved"),
     [
-        (3.0, 2.0, 4.0, True, True),
-        (3.0, 2.1, 4.0, True, False),  # wider than half of what is claimed
-        (2.0, 2.0, 4.0, False, True),  # zero is the interval's end
-        (-3.0, 2.0, 4.0, False, True),
-        (-3.0, 2.0, -4.0, True, True),
-        (3.0, 1.0, 0.0, False, False),  # nothing is claimed
+        (3.0, 1.0, 4.0, True, True),  # from 2 to 4: as wide as half of what is claimed
+        (3.0, 1.1, 4.0, True, False),  # wider
+        (3.0, 2.0, 4.0, True, False),  # from 1 to 5: as wide as what is claimed
+        (1.0, 1.0, 4.0, False, True),  # zero is the interval's end
+        (-3.0, 1.0, 4.0, False, True),
+        (-3.0, 1.0, -4.0, True, True),
+        (3.0, 0.5, 0.0, False, False),  # nothing is claimed
     ],
 )
 def test_an_effect_holds_with_the_printed_sign_and_without_zero(
     ours: float, half: float, printed: float, holds: bool, resolved: bool
 ) -> None:
     found = Effect(ours, half, 3, printed, 1)
-    assert (found.holds, found.is_resolved) == (holds, resolved)
+    assert (found.holds, found.resolved_by(half)) == (holds, resolved)
 
 
 INSIDE, OUTSIDE = Level(1.0, True), Level(1.0, False)
@@ -77,17 +78,30 @@ def test_reproduced_needs_level_and_effect(of_level: Level, of_effect: Effect, w
     assert judge(3, of_level, of_effect, True) == (word, "")
 
 
-def test_a_cell_without_a_control_has_a_level_only() -> None:
-    assert [judge(3, one, None, False) for one in (INSIDE, OUTSIDE)] == [("level", ""), ("off level", "")]
+def test_a_cell_without_a_printed_effect_has_no_word() -> None:
+    """Nothing says how narrow its interval would have to be."""
+    narrow, wide = level([10.0, 10.1, 10.2], "10.1"), level([10.0, 20.0, 30.0], "25.0")
+    assert wide is not None and wide.holds and wide.half == pytest.approx(49.68, abs=0.01)
+    assert judge(3, narrow, None, False) == judge(3, wide, None, False) == ("", "no effect is printed")
 
 
 def test_there_is_no_word_where_seeds_cannot_tell() -> None:
-    """Whatever the level says."""
-    wide, two = Effect(3.0, 2.1, 3, 4.0, 1), Effect(3.0, 1.0, 2, 4.0, 1)
+    """One interval wider, end to end, than half the printed effect is enough, whatever the other says."""
+    wide, two = Effect(3.0, 1.1, 3, 4.0, 1), Effect(3.0, 1.0, 2, 4.0, 1)
     assert judge(2, INSIDE, SHOWN, True) == judge(1, None, None, False) == ("", "fewer than 3 seeds")
     assert judge(3, INSIDE, wide, True) == judge(3, OUTSIDE, wide, True) == ("", "the effect's interval is too wide")
     few = ("", "fewer than 3 seeds in common with the control")
     assert judge(3, INSIDE, two, True) == judge(3, INSIDE, None, True) == few
+    assert judge(3, Level(1.1, True), SHOWN, True) == ("", "the level's interval is too wide")
+    assert judge(3, Level(1.1, False), UNSHOWN, True) == ("", "the level's interval is too wide")
+
+
+def test_a_level_that_would_hold_anywhere_confirms_nothing() -> None:
+    """Seeds of 60, 64 and 68 have 70.0 in their interval, and the control's 60.0, too."""
+    seeds, control = {0: 60.0, 1: 64.0, 2: 68.0}, {0: 50.0, 1: 54.2, 2: 58.1}
+    of_level, of_effect = level(list(seeds.values()), "70.0"), effect(seeds, control, "70.0", "60.0")
+    assert of_level is not None and of_level.holds and of_effect is not None and of_effect.holds
+    assert judge(3, of_level, of_effect, True) == ("", "the level's interval is too wide")
 
 
 def test_difference_rounds_as_the_paper_prints() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """As on a read-only file system; permissions would not do, the tests may run as root."""
+    """Simulate a read-only file system; permissions do not help, since the tests may run as root."""
     real = os.open
 
     def refuse(*_, **__):

@@ -94,7 +94,7 @@ def test_equal_records_give_equal_bytes(board, tmp_path):
     _, digest = pack(tmp_path / "there", tmp_path / "again.tar.gz")
     assert (tmp_path / "again.tar.gz").read_bytes() == board.read_bytes()
     assert unpack(str(board), tmp_path / "third", digest) == (2, 0)
-    with pytest.raises(ConfigError, match=f"its SHA-256 is {digest}, not 0000; it is another archive"):
+    with pytest.raises(ConfigError, match=f"its SHA-256 is {digest}, not 0000; it is a different archive"):
         unpack(str(board), tmp_path / "fourth", "0000")
 
 

@@ -89,7 +89,7 @@ def test_resume_refuses_other_data_when_there_is_a_checkpoint_but_no_row_yet(tmp
     """With ``eval_every`` large, a run may be far on before its first row."""
     RunFolder(tmp_path).open(RUN, FACTS)
     (tmp_path / name).write_bytes(b"state of the method")
-    with pytest.raises(RunError, match=r"cannot resume, data_sha256 was \{'f': 'cd'\} and is now \{\}; bring the old"):
+    with pytest.raises(RunError, match=r"cannot resume, data_sha256 was \{'f': 'cd'\} and is now \{\}; restore"):
         RunFolder(tmp_path).open(RUN, {**FACTS, "data_sha256": {}})
     RunFolder(tmp_path).open(RUN, FACTS)
 
@@ -108,7 +108,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     for _ in range(2):
         folder = RunFolder(tmp_path)
         folder.open(run, FACTS)
-        with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; bring the"):
+        with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; restore"):
             folder.rewind(3)
     (tmp_path / "metrics.jsonl").write_text(whole)
     folder.rewind(3)

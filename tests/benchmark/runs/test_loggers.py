@@ -185,7 +185,7 @@ def test_off_does_not_import_wandb(tmp_path, monkeypatch):
 
 def test_a_mirror_that_cannot_start_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.warns(UserWarning, match="the W&B mirror is off, the run goes on") as caught:
+    with pytest.warns(UserWarning, match="the W&B mirror is off, the run continues") as caught:
         mirror = Mirror("offline", tmp_path)
         mirror.row({"round": 0, "acc": 1.0})
         mirror.row({"round": 1, "acc": 1.0})
@@ -239,7 +239,7 @@ def test_callbacks_by_dotted_path():
     assert isinstance(timer, DeviceStatsMonitor)
     for path, why in (
         ("nowhere.Mine", "No module named"),
-        ("collections.Counter", "no subclass of lightning.pytorch.Callback"),
+        ("collections.Counter", "not a subclass of lightning.pytorch.Callback"),
         ("lightning.pytorch.callbacks.LambdaCallbacks", "has no attribute"),
         ("lightning.pytorch.callbacks.EarlyStopping", "work without arguments"),
     ):

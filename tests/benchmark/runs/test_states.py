@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmark.federation import checkpoint
-from benchmark.launch.worker import CHECKPOINT
+from benchmark.launch.recorder import CHECKPOINT
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, run_lock
 from benchmark.runs.states import CHECKPOINTS, state
@@ -102,5 +102,5 @@ def test_a_read_only_folder_can_be_looked_at(tmp_path, read_only):
         read_only()
         assert state(tmp_path) == "running"
     assert state(tmp_path) == "stale" and holder(tmp_path) == {}
-    with pytest.raises(RunError, match=r"a run cannot write there.*Read-only.*give another --results_dir"):
+    with pytest.raises(RunError, match=r"cannot be written .Read-only.*give another --results_dir"):
         run_lock(tmp_path).__enter__()

@@ -330,7 +330,7 @@ def test_the_command_makes_a_site_and_leaves_other_folders_alone(
     shutil.rmtree(next(Path("results/runs").glob("*")))
     assert main(["site", "--papers", "toy.yaml", "--runs"]) == 0 and not made.exists()
     assert main(["site", "--out", "results"]) == 2 and not Path("results", MARK).exists()
-    assert "--out results: holds something else than such a site" in capsys.readouterr().err
+    assert "--out results: contains files that are not such a site" in capsys.readouterr().err
     Path("results/runs/broken").mkdir(parents=True)
     Path("results/runs/broken/record.json").write_text("{")
     assert main(["site", "--papers", "toy.yaml"]) == 2

@@ -1,15 +1,21 @@
 """The ProxyFL suite: the protocol of SAGE and ProxyFL, published values, and ports that share it."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmark.config import RunConfig
+from benchmark.registry import KINDS, find_class
 from benchmark.report.tables import render
 from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
+from datamodules.views.batches import epoch
+from federations import few_data, make_federation, site_of
+from methods.base import Pass
 from methods.models import num_parameters
 
 PUBLISHED_ONLY = {"FedLabel", "FedLoke"}
@@ -17,6 +23,7 @@ JOINT = {"FedAvg", "FedProx", "FedAvg-SL", "FixMatch-LPL", "FixMatch-GPL", "FedP
 JOINT |= {"SAGE", "ProxyFL"}
 PORTS = {"FedMatch", "FedDure", "FedDB"}
 ROUNDS = {"CIFAR10": 300, "CIFAR100": 500, "SVHN": 150, "CINIC10": 400}
+TRAIN = {"CIFAR10": 50_000, "CIFAR100": 50_000, "SVHN": 73_257, "CINIC10": 90_000}
 LABELS = {"CIFAR10": 5000, "CIFAR100": 5000, "SVHN": 4600, "CINIC10": 9000}
 
 
@@ -125,7 +132,7 @@ def test_paper_scale_is_the_protocol(proxyfl: Suite, table: str, name: str) -> N
         ("FedAvg+FlexMatch", "flexmatch", {"lambda_u": 1.0}),
         ("FedMatch", "fedmatch", {"threshold": 0.75, "lambda_s": 10.0, "lambda_l1": 1e-4, "lambda_l2": 10.0}),
         ("FedDure", "feddure", {"optimizer": "sgd", "unlabelled_bs": 256, "threshold": 0.0}),
-        ("FedDB", "feddb", {"aggregation": "dma", "dpl": True, "full_batch": False, "lr_schedule": "constant"}),
+        ("FedDB", "ablations", {"aggregation": "dma", "dpl": True, "full_batch": False, "lr_schedule": "constant"}),
         ("SAGE", "sage", {"lambda_u": 1.0}),
         ("ProxyFL", "proxyfl", {"icpl_weight": 1.0, "gpt_epochs": 100, "gpt_lr": 0.005}),
     ],
@@ -136,15 +143,44 @@ def test_rows_of_the_comparison(proxyfl: Suite, method: str, path: str, wanted: 
     assert {name: run.init_args[name] for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(("dataset", "steps"), [("CIFAR10-5000", 19), ("SVHN-9200", 28), ("CINIC10-9000", 35)])
-def test_ports_take_as_many_steps_as_the_rows_beside_them(proxyfl: Suite, dataset: str, steps: int) -> None:
-    """FedDure's exactly; FedMatch's passes over the labels, in batches of 128, sum up to 5 epochs of ``steps``."""
-    table = "6" if dataset == "SVHN-9200" else "1"
-    joint = config(proxyfl, table, dataset, "FedDure").method.init_args
-    assert (joint["steps_per_visit"], joint["local_epochs"]) == (steps, 5)
-    run = config(proxyfl, table, dataset, "FedMatch")
-    per_epoch = -(-run.data.init_args["num_labels"] // 20 // 128)
-    assert abs(run.method.init_args["local_epochs"] * per_epoch - 5 * steps) <= per_epoch
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("table", ["1", "6"])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_ports_take_as_many_steps_as_the_rows_beside_them(proxyfl: Suite, name: str, table: str, scale: str) -> None:
+    """Of n images of a client, an epoch has floor(n / batch) steps; FedMatch's keeps the short batch at the end."""
+    dataset = f"{name}-{LABELS[name] * (2 if table == '6' else 1)}"
+    runs = {method: config(proxyfl, table, dataset, method, scale) for method in ("FixMatch-GPL", *sorted(PORTS))}
+    args = {method: run.method.init_args for method, run in runs.items()}
+    data = runs["FixMatch-GPL"].data.init_args
+    images = (TRAIN[name] - (data["validation"] or 0)) // data["num_clients"]
+    steps = images // args["FixMatch-GPL"]["batch_size"]
+    assert (args["FedDure"]["steps_per_visit"], args["FedDB"]["steps_per_epoch"]) == (steps, steps)
+    assert args["FedMatch"]["batches"] == "shuffled"  # an epoch is a pass over the unlabelled images
+    for method in ("FedDure", "FedDB"):
+        assert args[method]["unlabelled_bs"] == args["FixMatch-GPL"]["unlabelled_bs"]
+    for own in args.values():
+        assert own["local_epochs"] == args["FixMatch-GPL"]["local_epochs"]
+        assert own["batch_size"] == args["FixMatch-GPL"]["batch_size"]
+
+
+@pytest.mark.parametrize("method", ["FixMatch-GPL", *sorted(PORTS)])
+def test_a_visit_takes_these_steps(proxyfl: Suite, method: str) -> None:
+    """Walked through at ``small``, on a few digits; FedDB trusts none of them."""
+    run = config(proxyfl, "eight" if method != "FedMatch" else "1", "CIFAR10-5000", method, "small").method
+    data = few_data(1, scenario="all_clients", num_labels=30, union_mode="labelled", pipeline="randaugment_maximal")
+    found = find_class(run.class_path, KINDS["method"])
+    federation = make_federation(found, data, **run.init_args)
+    unlabelled = len(data.client(0).unlabelled)
+    site = site_of(federation)
+    passes = [made() if callable(made) else made for made in federation.method.local_work(site)]
+    draws = {name: torch.Generator().manual_seed(0) for name in ("order", "augment")}
+
+    def steps(made: Pass) -> int:
+        streams = {name: replace(stream, views={}) for name, stream in made.streams.items()}
+        return sum(1 for _ in epoch(streams, data, lambda purpose: draws[purpose.partition("/")[0]], made.steps))
+
+    own = {"FixMatch-GPL": unlabelled // 32, "FedMatch": -(-unlabelled // 32)}
+    assert [steps(made) for made in passes] == [own.get(method, 31)] * 2
 
 
 def test_gpt_follows_the_data_set(proxyfl: Suite) -> None:
@@ -176,13 +212,12 @@ def test_a_preset_changes_what_it_says(proxyfl: Suite, scale: str) -> None:
 
 def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
     """10 000 training images in all: 31 steps of 32 labelled and 64 unlabelled images per epoch, as 1000 make."""
-    train = {"CIFAR10": 50_000, "CIFAR100": 50_000, "SVHN": 73_257, "CINIC10": 90_000}
     for row in proxyfl.rows:
         if row.pending:
             continue
         run = proxyfl.run(row, "small").config
         data, args, name = run.data.init_args, run.method.init_args, row.dataset.split("-")[0]
-        assert train[name] - data["validation"] == 10_000
+        assert TRAIN[name] - data["validation"] == 10_000
         assert data["num_labels"] == (2000 if row.table == "6" else 1000)
         assert (run.model, run.model_args, data["num_clients"]) == ("resnet8", {"width": 1}, 10)
         assert (run.roster["participants"], run.rounds) == (4, 25 if name == "SVHN" else 40)
@@ -191,6 +226,8 @@ def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
             assert (args["local_epochs"], args["unlabelled_bs"]) == (2, 64)
         if row.method == "FedDure":
             assert (args["local_epochs"], args["steps_per_visit"], args["unlabelled_bs"]) == (2, 31, 64)
+        if row.method == "FedDB":
+            assert (args["local_epochs"], args["steps_per_epoch"], args["unlabelled_bs"]) == (2, 31, 64)
 
 
 def test_quick_runs_every_row_on_digits(proxyfl: Suite) -> None:

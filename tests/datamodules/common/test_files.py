@@ -74,7 +74,7 @@ def test_one_makes_a_file_and_the_others_find_it(tmp_path):
 def test_a_folder_where_nothing_can_be_made(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with (
-        pytest.raises(DataError, match=r"cannot write .*file/cache: .* take another data_dir"),
+        pytest.raises(DataError, match=r"cannot write .*file/cache: .* choose another data_dir"),
         alone(tmp_path / "file" / "cache"),
     ):
         pass

@@ -247,7 +247,7 @@ def test_cifar_files(tmp_path, monkeypatch, read, kind):
     assert not list(tmp_path.glob("*.npz"))  # fast to decode: nothing is written
     files[0].write_bytes(files[0].read_bytes() + b" ")
     with pytest.raises(
-        DataError, match=rf"{kind.base_folder}.* is damaged .*RuntimeError: .*corrupted.*Bring an intact copy"
+        DataError, match=rf"{kind.base_folder}.* is damaged .*RuntimeError: .*corrupted.*Provide an intact copy"
     ):
         read(tmp_path)
 
@@ -353,7 +353,7 @@ def test_nothing_found_gives_one_error_with_places_reason_and_remedy(tmp_path, m
     with pytest.raises(DataError) as info:
         read(tmp_path)
     message = str(info.value)
-    assert message.startswith(f"{read.__name__} is not there: looked for {tmp_path}")
+    assert message.startswith(f"{read.__name__} was not found: looked for {tmp_path}")
     assert all(place in message for place in [*places, remedy, str(tmp_path), "no network"])
     assert not list(tmp_path.iterdir())
     with pytest.raises(DataError, match="there is no download, or it is not allowed"):
@@ -378,7 +378,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Make room or take another"):
+    with pytest.raises(DataError, match=r"cannot write .*cifar10.npz .0 MB.: disk full. Free some space"):
         sources.cifar10(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -529,7 +529,7 @@ def test_isic_cannot_be_downloaded(tmp_path):
         sources.isic2018(tmp_path, resize=240)
     message = str(info.value)
     for part in (
-        "isic2018-240-224 is not there",
+        "isic2018-240-224 was not found",
         "HAM10000_metadata.csv",
         "no download",
         "doi:10.7910",

@@ -180,8 +180,8 @@ def test_the_count_of_draws_goes_along(tmp_path):
 @pytest.mark.parametrize(
     ("least", "says"),
     [
-        (61, r"the labelled clients \(3\) should hold so many .*the rarest class has 60 in all: label more clients"),
-        (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or ask for fewer"),
+        (61, r"the labelled clients \(3\) must together hold that many .*the rarest class has only 60: label more"),
+        (60, "they did in none of 1000 partitions: label more clients .*a larger data.beta, or a smaller"),
     ],
 )
 def test_labelled_clients_that_never_hold_enough_are_one_clear_error(least, says):
@@ -218,5 +218,5 @@ def test_a_balanced_holdout_has_equally_many_of_every_class():
 def test_a_balanced_holdout_that_cannot_be(wrong):
     with pytest.raises(ConfigError, match=r"balanced_holdout=.*a multiple of the 10 classes, up to 590, and no data"):
         balanced_holdout(wrong, labels, SEED)
-    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: give more"):
+    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: increase"):
         validation_images({"validation": 5, "partition_file": None}, 600, SEED, np.arange(10))

@@ -173,7 +173,7 @@ def test_repeated_labels_reach_the_client_and_need_their_scenario() -> None:
     k = longer.index(5)
     assert len(twice.client(k).labels[-5:].unique()) == 1
     assert set(twice.client(k).labelled[-5:].tolist()) <= set(plain.client(k).labelled.tolist())
-    with pytest.raises(ConfigError, match=r"labelled_repeats=second_class belongs to data\.labels_per_class"):
+    with pytest.raises(ConfigError, match=r"labelled_repeats=second_class needs data\.labels_per_class"):
         make_data("all_clients", labelled_repeats="second_class")
 
 

@@ -40,7 +40,7 @@ def test_they_count_from_the_end_and_end():
 
 @pytest.mark.parametrize("wrong", [[[0.5]], [[[1]]], [[1], ["a"]]])
 def test_what_is_no_list_of_integers_is_refused(wrong):
-    with pytest.raises(DataError, match="positions must be one list of integers"):
+    with pytest.raises(DataError, match="positions must be a list of integers"):
         Lists.of(wrong)
 
 

@@ -253,7 +253,7 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
             DataError,
             "must be 1 to 3 .all clients., got 4",
         ),
-        (partial(labels_at_partial_clients, picked=9), DataError, "cannot pick 9 labelled clients out of 3"),
+        (partial(labels_at_partial_clients, picked=9), DataError, "cannot choose 9 labelled clients out of 3"),
         (
             partial(labels_at_partial_clients, labelled_histogram=[1, 1, 1]),
             DataError,
@@ -263,15 +263,15 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
         (
             partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_from=2),
             ConfigError,
-            "labelled_histogram makes the one picked client",
+            "labelled_histogram defines the only picked client",
         ),
         (
             partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_clients=2),
             ConfigError,
-            "no labelled_from, picked=1",
+            "leave out labelled_from, and set picked=1",
         ),
-        (partial(labels_at_server, num_labels=10), DataError, "not a multiple of 4 classes: take 8 or 12"),
-        (partial(labels_at_server, num_labels=0), DataError, "num_labels=0 .* take 4 or 8"),
+        (partial(labels_at_server, num_labels=10), DataError, "not a multiple of 4 classes: choose 8 or 12"),
+        (partial(labels_at_server, num_labels=0), DataError, "num_labels=0 .* choose 4 or 8"),
         (
             partial(labels_at_server, num_labels=124),
             DataError,
@@ -369,7 +369,7 @@ def test_a_partition_file_of_another_data_set_is_refused(tmp_path):
         (lambda text: json.dumps({**json.loads(text), "server": [3]}), "does not match its hash"),
         (
             lambda text: json.dumps({**json.loads(text), "server": [0.5]}),
-            "positions must be one list of integers",
+            "positions must be a list of integers",
         ),
         (lambda text: json.dumps({**json.loads(text), "labelled": None}), "TypeError"),
         (lambda text: "[]", "TypeError"),
@@ -381,7 +381,7 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     small().save(path)
     path.write_text(damage(path.read_text()))
     with pytest.raises(
-        DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Bring an intact copy"
+        DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Provide an intact copy"
     ):
         Partition.load(path, small_labels)
 
@@ -394,10 +394,10 @@ def test_a_missing_partition_file(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((([0, 9],), ([],), [], []), r"gives position 9 to client 0 \(labelled\), but there are 9 samples"),
-        ((([],), ([-1],), [], []), r"gives position -1 to client 0 \(unlabelled\)"),
-        ((([],), ([],), [12], []), "gives position 12 to the server"),
-        ((([],), ([],), [], [10]), "gives position 10 to the pool"),
+        ((([0, 9],), ([],), [], []), r"assigns position 9 to client 0 \(labelled\), but there are 9 samples"),
+        ((([],), ([-1],), [], []), r"assigns position -1 to client 0 \(unlabelled\)"),
+        ((([],), ([],), [12], []), "assigns position 12 to the server"),
+        ((([],), ([],), [], [10]), "assigns position 10 to the pool"),
         (
             (([1, 1],), ([],), [], []),
             r"sample 1 twice: to client 0 \(labelled\) and to client 0 \(labelled\)",
@@ -422,7 +422,7 @@ def test_validate_names_the_sample_and_its_owners(fields, message):
 def test_malformed_partitions_are_refused():
     with pytest.raises(DataError, match="one labelled and one unlabelled list per client, got 2 and 1"):
         Partition(([], []), ([],), [], [])
-    with pytest.raises(DataError, match=r"one list of integers, got int64 \(1, 2\)"):
+    with pytest.raises(DataError, match=r"a list of integers, got int64 \(1, 2\)"):
         Partition(([[0, 1]],), ([],), [], [])
 
 
@@ -467,7 +467,7 @@ def test_the_released_index_needs_a_labelled_pool(tmp_path):
 @pytest.mark.parametrize(
     ("drawn", "message"),
     [
-        ([0, 1, 9], "gives position 9 to the labelled pool"),
+        ([0, 1, 9], "assigns position 9 to the labelled pool"),
         ([0, 1, 1], "labelled pool holds sample 1 twice"),
         ([0, 1, 2], "labelled pool holds sample 2 although the unlabelled pool holds it too"),
         ([0, 4], "labelled pool holds sample 1 not at all, but a client has it"),

@@ -246,9 +246,9 @@ def test_the_class_shuffle_comes_before_the_dirichlet_draw():
 @pytest.mark.parametrize(
     ("num_clients", "options", "message"),
     [
-        (0, {}, "cannot spread 50 samples over 0 clients: take at least one client"),
+        (0, {}, "cannot spread 50 samples over 0 clients: choose at least one client"),
         (51, {"min_size": 0}, "cannot spread 50 samples over 51 clients"),
-        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: take fewer"),
+        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: choose fewer"),
         (2, {"num_classes": 0, "min_size": 0}, "of 0 samples"),
         (2, {"beta": 0.0}, "beta must be positive and finite, got 0.0"),
         (2, {"beta": -1.0}, "got -1.0"),
@@ -257,8 +257,8 @@ def test_the_class_shuffle_comes_before_the_dirichlet_draw():
         (
             5,
             {"beta": 0.01},
-            "no Dirichlet partition of 50 samples over 5 clients with beta=0.01 left every client "
-            "min_size=10 samples in 20 attempts: take fewer clients, a larger beta or a smaller min_size",
+            "no Dirichlet partition of 50 samples over 5 clients with beta=0.01 gave every client "
+            "min_size=10 samples in 20 attempts: choose fewer clients, a larger beta or a smaller min_size",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_later_classes_go_to_nobody_and_order_is_that_of_the_pool():
     ("num_clients", "options", "message"),
     [
         (51, {"min_size": 0}, "cannot spread 50 samples over 51 clients"),
-        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: take fewer"),
+        (6, {}, "cannot give each of 6 clients min_size=10 or more of 50 samples: choose fewer"),
         (40, {"min_size": 0, "num_classes": 1}, "cannot give each of 40 clients .* of 17 samples"),
         (2, {"beta": 0.0}, "beta must be positive and finite, got 0.0"),
     ],
@@ -525,8 +525,8 @@ def test_index0_and_random_rules():
 
 
 def test_pick_labelled_errors():
-    with pytest.raises(DataError, match="cannot pick 5 labelled clients out of 4"):
+    with pytest.raises(DataError, match="cannot choose 5 labelled clients out of 4"):
         pick_labelled(COMPLETE, LABELS, count=5)
     for rule in ("random", "largest"):
-        with pytest.raises(ConfigError, match=f"cannot pick labelled clients by the rule '{rule}': use all_classes"):
+        with pytest.raises(ConfigError, match=f"cannot choose labelled clients by the rule '{rule}': use all_classes"):
             pick_labelled(COMPLETE, LABELS, rule)

@@ -248,7 +248,7 @@ def test_cutout_hides_the_expected_area():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: ZoomCrop(30, 32), ConfigError, r"enlarge to .* at least \(data\.zoom\)"),
+        (lambda: ZoomCrop(30, 32), ConfigError, r"enlarge to at least .* \(data\.zoom\)"),
         (lambda: PadCrop(4, "mirror"), ConfigError, "unknown padding mode 'mirror'"),
         (lambda: Resize().prepare(torch.zeros(2, 4, 4, 3)), DataError, "expected 8-bit images"),
         (lambda: Resize(channels=3).prepare(noise(2, 4, 4, 2)), DataError, "2 channels cannot become 3"),

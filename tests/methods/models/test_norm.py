@@ -10,6 +10,7 @@ from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
 from methods.models.norm import StaticBatchNorm2d, reestimate
+from methods.parts.engine_state import RegisteredTensors
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 STATIC_CASES = json.loads((GOLDEN / "fl2/sbn_stats.json").read_text())["cases"]
@@ -147,7 +148,7 @@ def test_static_norm_follows_the_state_of_a_method(load):
     """What a client is sent tells whether there are statistics, in a module that was another client before."""
     measured, method = (FedMethod(TwoLayers()) for _ in range(2))
     for one in (measured, method):
-        one.remember_registered()
+        one._engine.tensors = RegisteredTensors(one)
     empty = measured.tensors("shared")
     reestimate(measured, [torch.randn(8, 2, 4, 4) + 2.0])
     full, x = measured.tensors("shared"), torch.randn(5, 2, 4, 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmark.federation.reference import LocalSite, Surroundings
+from benchmark.federation.reference import LocalSite, RunContext
 from federations import FewDigits, make_method
 from golden_files import load
 from methods.base import Visit
@@ -99,8 +99,8 @@ def client_streams(name: str, dpl: bool, probabilities: Tensor) -> Any:
     method = make_method(name, threshold=0.6, dpl=dpl, full_batch=True)
     data = FewDigits(scenario="all_clients", num_clients=2, partition="iid", num_labels=50)
     data.setup()
-    around = Surroundings(data, seed=0, rounds=1)
-    site = LocalSite(method, around, data.client(0), Visit(), [])
+    context = RunContext(data, seed=0, rounds=1)
+    site = LocalSite(method, context, data.client(0), Visit(), [])
     method.probabilities = lambda client, index: probabilities[: len(index)]
     return site, method.local_work(site)[0].streams
 

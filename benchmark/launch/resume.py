@@ -1,0 +1,155 @@
+"""Where a run stands when its processes start: complete, at a checkpoint, or at its beginning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
+
+from benchmark.config import Run, differences
+from benchmark.federation import checkpoint
+from benchmark.federation.collectives import from_first, on_first, wait_for_all
+from benchmark.federation.loop import Federation
+from benchmark.launch.recorder import CHECKPOINT, Bystander, Recorder
+from benchmark.runs.environment import code_version
+from benchmark.runs.folder import RunFolder, method_source
+from datamodules.common.errors import ConfigError, RunError
+from datamodules.partition.partition import stored_hash
+
+MESSAGE_BYTES = 1 << 28
+REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
+
+
+def is_complete(run: Run) -> bool:
+    """Whether the run has its complete record.
+
+    Raises:
+        ConfigError: the record was made under other defaults, from another partition file, or by another version of the
+            method's code.
+    """
+    config, path = run.config, run.folder
+    if not (path / "record.json").exists():
+        return False
+    record = RunFolder(path).record()
+    if changed := differences(record["config"], config):
+        raise ConfigError(f"{path}: {'; '.join(changed)}. Delete the folder to run it again")
+    if record["status"] != "complete":
+        return False
+    split = config.data.init_args.get("partition_file")
+    if split and stored_hash(split) != record.get("partition_hash"):
+        raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    made, now = record["environment"].get("method_source"), method_source(run)
+    if made and now and made != now:
+        raise ConfigError(
+            f"{path} was made by other code of {config.method.name}: its source was {made} (code "
+            f"{record['code_version']}) and is {now} now (code {code_version()}); give --overwrite to run it again, or "
+            "another --results_dir to keep both"
+        )
+    checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
+    return True
+
+
+def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: Bystander) -> None:
+    """Continue from the run's checkpoint, in every process, or start at the first round if there is none.
+
+    Args:
+        fabric: launched.
+        federation: of the run, at its beginning.
+        files: its folder, opened in the first process.
+        recorder: of this process; the first one's has the checkpoint.
+
+    Raises:
+        RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
+    """
+
+    def load() -> dict[str, Any] | None:
+        assert isinstance(recorder, Recorder)
+        return _load(recorder, federation)
+
+    def take_up() -> None:
+        assert isinstance(recorder, Recorder)
+        _take_up(recorder, federation, saved)
+
+    saved = _broadcast(fabric, on_first(fabric, load))
+    if saved is not None:
+        federation.load_state_dict(saved)
+    wait_for_all(fabric)
+    on_first(fabric, take_up)
+
+
+def _load(recorder: Recorder, federation: Federation) -> dict[str, Any] | None:
+    """The checkpoint that the run continues from. One that does not say where it comes from (an old one) is trusted.
+
+    Raises:
+        RunError: it is of another run or partition, or lacks something of the run.
+    """
+    saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
+    if saved is None:
+        return None
+    checkpoint.check(saved, path)
+    origin, ours = saved.get("origin") or {}, recorder.files.origin
+    for key in ("run_id", "partition_hash"):
+        if origin and origin[key] != ours[key]:
+            raise RunError(
+                f"{path}: its {key} is {origin[key]} (code {origin['code_version']}), not {ours[key]}; {REMEDY}"
+            )
+    if mismatch := _mismatch(saved, federation):
+        raise RunError(f"{path}: {mismatch}; {REMEDY}")
+    return saved
+
+
+def _take_up(recorder: Recorder, federation: Federation, saved: Mapping[str, Any] | None) -> None:
+    """Bring what the first process writes back to the round that the run continues with."""
+    files, rows = recorder.files, None if saved is None else saved.get("rows")
+    if saved is not None:
+        recorder.checkpoint.taken_up(federation.state_dict())
+    files.rewind(federation.round, rows)
+    files.saved(federation.round)
+    _log_again(federation, files)
+    if saved is not None:
+        recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
+        if rows is None:
+            recorder.say("its checkpoint is of an older version and cannot vouch for its rows")
+
+
+def _log_again(federation: Federation, files: RunFolder) -> None:
+    """Give the CSV logger the rounds before a resume: it starts its file over."""
+    csv = [logger for logger in federation.fabric.loggers if isinstance(logger, CSVLogger)]
+    if csv:
+        for row in files.rows():
+            federation.log(row, csv)
+
+
+def _broadcast(fabric: Fabric, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first process's checkpoint, in every process.
+
+    No message is much larger than ``MESSAGE_BYTES``, or than what one client keeps.
+    """
+    if fabric.world_size == 1:
+        return saved
+    parts = checkpoint.divided(saved, MESSAGE_BYTES) if saved is not None else []
+    count = fabric.broadcast(len(parts))
+    if count == 0:
+        return None
+    received = [from_first(fabric, parts[number] if parts else {}) for number in range(count)]
+    return checkpoint.joined(received)
+
+
+def _mismatch(saved: Mapping[str, Any], federation: Federation) -> str:
+    """What of a checkpoint is not of this run: its round, or tensors of the server or a client; empty if nothing."""
+    if saved["round"] > federation.rounds:
+        return f"round is {saved['round']}, after the last of {federation.rounds}"
+    own = federation.method.tensors("personal")
+    floating = {name: value for name, value in federation.server.items() if value.is_floating_point()}
+    begun = saved["round"] > federation.rounds - federation.average_last
+    parts = [("server", saved["server"], federation.server)]
+    parts += [("summed", saved.get("summed", {}), floating if begun else {})]
+    parts += [(f"clients.{client}", tensors, own) for client, (tensors, _) in saved["clients"].items()]
+    for where, found, known in parts:
+        shapes, ours = ({name: value.shape for name, value in one.items()} for one in (found, known))
+        if strange := [name for name in ours | shapes if shapes.get(name) != ours.get(name)]:
+            return f"{where}.{strange[0]} is missing, unknown, or of another shape"
+    return ""
+
+
+__all__ = ["is_complete", "resume"]
