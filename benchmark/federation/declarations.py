@@ -103,7 +103,7 @@ def _check_hooks(cls: type, name: str) -> None:
             (nearest,) = get_close_matches(one.replace("begin", "start"), training, n=1, cutoff=0.0)  # Keras's word
             raise ConfigError(
                 f"{name}.{one} is never called, for there is no such hook; the nearest is {nearest!r}. If it is "
-                "no hook, give it a name that does not begin with on_"
+                "meant as something else, give it a name that does not begin with on_"
             )
 
 

@@ -165,3 +165,16 @@ def test_a_grid_with_a_wrong_value_runs_nothing(here, fitted, capsys):
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
     assert main([*fit, "--method.lr", "0.01,fast"]) == 2
     assert "fast" in capsys.readouterr().err and not fitted
+    for option, values, told in (
+        ("method.lr", "0.01,-1", "method.lr -1: FedAvg: lr=-1.0 is out of range: from 0"),
+        ("data.num_clients", "10,0", "data.num_clients 0: cannot spread 1437 samples over 0 clients"),
+        ("roster.participants", "2,99", "roster.participants 99: roster: 99 participants per round from 10 clients"),
+    ):
+        assert main([*fit, f"--{option}", values]) == 2
+        assert f"error: {told}" in capsys.readouterr().err and not fitted
+
+
+def test_a_model_is_not_exported_into_a_folder(here, fitted, capsys):
+    (here / "models").mkdir()
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--export", "models"]) == 2
+    assert "--export models: this is a folder; give the file to write" in capsys.readouterr().err and not fitted
