@@ -78,8 +78,7 @@ def load_yaml(text: str, where: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: not valid YAML, not a mapping, a value that contains itself, or more than ``MOST_VALUES`` values
-        with
-            aliases expanded; the message starts with ``where``.
+            with aliases expanded; the message starts with ``where``.
     """
     loader = _Loader(text)
     try:

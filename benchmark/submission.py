@@ -2,11 +2,11 @@
 
 ::
 
-        suite.yaml          the leaderboard's suite, extended by the method's label and row
-        submission.yaml     scale, and the results of the contract tests
-        my_method.py        the method's source, unless it is part of this repository
-        tuned/  tuning/     the chosen options, and Optuna's journal of all trials
-        runs/               record.json, metrics.jsonl and config.yaml of every seed
+    suite.yaml          the leaderboard's suite, extended by the method's label and row
+    submission.yaml     scale, and the results of the contract tests
+    my_method.py        the method's source, unless it is part of this repository
+    tuned/  tuning/     the chosen options, and Optuna's journal of all trials
+    runs/               record.json, metrics.jsonl and config.yaml of every seed
 """
 
 import inspect
@@ -162,7 +162,7 @@ def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
         tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
         try:
             check(method)
-        except Exception as error:  # of other people's code
+        except Exception as error:  # from external code
             found[name] = one_line(message_of(error))
         else:
             found[name] = PASSED
@@ -489,8 +489,8 @@ class Verified:
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
     """Rerun a seed of a submission, and mark it as verified in its folder if the results agree.
 
-    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within the 95
-    % prediction interval of the row's seeds.
+    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within its
+    prediction interval of the row's seeds, which together have 95 %.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.

@@ -132,7 +132,7 @@ class AGNews(FSSLDataModule):
         return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
-        """Return two copies of every kept text for strong views, their kind, and their file's digest."""
+        """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
         file, asked = root / BACK_TRANSLATION, self.hparams["strong"]
         if asked == "words" or (asked == "auto" and not file.exists()):
             texts = [train[i] for i in keep]

@@ -23,8 +23,7 @@ class Folder(FSSLDataModule):
     Raises:
         ConfigError: ``test_fraction`` is not a share.
         DataError: the folder is missing, its classes do not match, or an image cannot be read or has a different size
-        (in
-            ``read`` and ``setup``).
+            (in ``read`` and ``setup``).
     """
 
     measured = True

@@ -32,9 +32,10 @@ class FedDure(LocalSSL):
 
     One joint step: F-reg takes a step on the labelled loss of C-reg after a look-ahead step of phi on weighted
     pseudo-labels (Eqs. 4, 5). It then weights the images in C-reg's own step (Eq. 2) and in the local model's (Eqs. 6,
-    7). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model descends along g_s + g_u + d *
-    grad mean CE(y_hat, f_l(u^s)) (Eqs. 7-10). C-reg starts from the global model in every visit; F-reg stays with the
-    client. The regulators are not used in supervised steps, nor where a client has only one kind of images.
+    7). d (Eq. 3) is how much C-reg's step lowered its labelled loss; the local model descends along
+    ``g_s + g_u + d * grad mean CE(y_hat, f_l(u^s))`` (Eqs. 7-10). C-reg starts from the global model in every visit;
+    F-reg stays with the client. The regulators are not used in supervised steps, nor where a client has only one kind
+    of images.
 
     The released client runs a different algorithm: ``Released`` in ``methods/ablations/feddure.py``.
 

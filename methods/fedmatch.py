@@ -47,7 +47,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
     (``feddure``) the released one with labels at the clients, ``FedMatch`` (``feddb``) ours on FedDB's full batches.
     Other authors' copies are in ``methods.ablations.fedmatch``.
 
-    | hyperparameter | paper (-: not at hand) | released code | here |
+    | hyperparameter | paper (-: not available) | released code | here |
     |---|---|---|---|
     | ``threshold`` of confidence | 0.85 | 0.75 | 0.75 |
     | ``lambda_s`` of labels | - | 10 | 10 |

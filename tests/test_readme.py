@@ -231,6 +231,37 @@ def test_the_readme_says_what_the_board_resolves_and_what_it_takes() -> None:
     assert set(lines["n"]) == {20} and "20 seeds" in board
 
 
+def test_the_quick_table_has_the_bounds_and_the_lowest_cell_of_a_suite(tmp_path: Path) -> None:
+    """Rows that wait and other metrics do not count; the rest of the page stays as it is."""
+    cells = [("SVHN", "fedavg_lower", "acc", 60.0, 2.0), ("SVHN", "fedavg_upper", "acc", 90.0, 1.0)]
+    cells += [("ISIC", "fedavg_lower", "acc", 65.0, 3.0), ("ISIC", "rscfed", "acc", 55.0, 8.0)]
+    cells += [("ISIC", "rscfed", "auc", 5.0, 9.0), ("ISIC", "fedirm", "acc", None, None)]
+    frame = pd.DataFrame(cells, columns=["dataset", "method", "metric", "ours", "ci95"])
+    frame = frame.assign(table="1", n=[3, 3, 3, 2, 2, 0], runs=[f"run{n}" for n in range(6)])
+    frame.to_csv(tmp_path / "rscfed-quick.csv", index=False)
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs/results.md").read_text(encoding="utf-8"), encoding="utf-8")
+    runpy.run_path(str(ROOT / "docs/quick.py"))["main"](tmp_path, page)
+    before, text, after = re.split(r"<!-- quick:(?:begin|end) -->\n", page.read_text(encoding="utf-8"))
+    assert (before + after).split() == re.sub(
+        r"<!-- quick:begin -->.*<!-- quick:end -->",
+        "",
+        (ROOT / "docs/results.md").read_text(encoding="utf-8"),
+        flags=re.S,
+    ).split()
+    *_, line = text.strip().splitlines()
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "`rscfed`",
+        "4, 2 to 3",
+        "60.0 to 65.0",
+        "90.0 to 90.0",
+        "rscfed (table 1, as ISIC): 55.0",
+        "2.5 points, in the worst cell 8.0",
+    ]
+    with pytest.raises(SystemExit, match="no table of scale quick: run `make bench-table1"):
+        runpy.run_path(str(ROOT / "docs/quick.py"))["main"](tmp_path / "elsewhere", page)
+
+
 def test_the_curves_of_excerpts_are_those_of_the_committed_runs() -> None:
     """The findings show the picture of each block, and it was drawn from all runs that there are of its rows."""
     blocks = re.findall(r"<!-- excerpt:([\w-]+)-(\w+)/([\w-]+):begin -->", README)

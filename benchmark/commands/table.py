@@ -118,7 +118,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
-    published = suite.published()  # fail before any run if the file is missing
+    published = suite.published()  # fails before anything runs if the file is missing
     if options.overwrite and not options.dry_run:
         discard(wanted)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}

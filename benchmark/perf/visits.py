@@ -92,7 +92,7 @@ def rows(
 
 
 def repeated(made: Federation, planned: Sequence[Any], times: int, device: str) -> Unit:
-    """The same visit several times."""
+    """Return a function that repeats a visit."""
     return often(lambda: made.engine.run_visits(planned, made.server, {}), times, device)
 
 

@@ -23,8 +23,9 @@ class Comparison:
         equal: whether configuration, partition, data and all rounds are equal. Code and environment do not count: the
             point of a comparison may be that other code, or another machine, gives the same numbers. Nor do columns
             that one run does not have in any round: other code may log more.
-        within: whether every reading of the second run lies within the 95 % prediction interval of the first run's row;
-            ``None`` where fewer than three seeds of that row are at hand, or the two runs are of different rows.
+        within: whether every reading of the second run lies within its prediction interval of the first run's row, all
+            of which hold together with 95 %; ``None`` where fewer than three seeds of that row are at hand, or the two
+            runs are of different rows.
     """
 
     lines: tuple[str, ...]
@@ -63,12 +64,11 @@ def compare(one: Path, other: Path) -> Comparison:
 def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[str], bool | None]:
     """How far the runs' readings are apart in accuracy, and whether the second's lie within the row's intervals."""
     told, inside = [], []
-    for reading in READING.values():
-        if not (first.get(reading) and second.get(reading)):
-            continue
+    shared = [reading for reading in READING.values() if first.get(reading) and second.get(reading)]
+    for reading in shared:
         one, other = first[reading]["acc"], second[reading]["acc"]
         values = [record[reading]["acc"] for record in row]
-        half = prediction(values) if len(values) >= SEEDS else None
+        half = prediction(values, of=len(shared)) if len(values) >= SEEDS else None
         where = ""
         if half is not None:
             mean = fmean(values)
@@ -76,7 +76,10 @@ def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[st
             where = f", {'within' if inside[-1] else 'outside'} {mean - half:.2f} to {mean + half:.2f}"
         told.append(f"{reading}: acc {one:.2f} | {other:.2f} ({other - one:+.2f}{where})")
     if inside:
-        told.append(f"the intervals are the 95 % prediction intervals of {len(row)} seeds of the first run's row")
+        told.append(
+            f"the intervals are prediction intervals of {len(row)} seeds of the first run's row, which "
+            f"hold together with 95 % (Bonferroni over {len(shared)} readings)"
+        )
     return told, all(inside) if inside else None
 
 

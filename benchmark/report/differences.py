@@ -20,11 +20,11 @@ class Panel:
     """The rows of a setting.
 
     Args:
-        title: of the setting.
-        reference: label of the row that the others are compared with.
-        lines: a line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
-            (points), ``bound``, ``clear``, whether the row may be called better or worse than the reference, and
-            ``failed`` (runs).
+        title: title of the setting.
+        reference: label of the reference row.
+        lines: one line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
+            (points), ``bound``, ``clear`` (whether the row may be called better or worse than the reference), and
+            ``failed`` (number of failed runs).
     """
 
     title: str
@@ -36,7 +36,7 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
     """Draw a panel per setting, a line per row, and a point with its interval per data set.
 
     Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
-    tested. Rows stand in the order of their mean difference over the data sets, below them those with failed runs.
+    tested. Rows are sorted by their mean difference over the data sets; those with failed runs come last.
     """
     datasets = list(dict.fromkeys(name for panel in panels for name in panel.lines["dataset"]))
     heights = [panel.lines["method"].nunique() + 1 for panel in panels]

@@ -345,7 +345,7 @@ UNRANKED = (
 )
 VERIFIED = (
     "Verified: a maintainer has run this seed again, with the same numbers in every round (equal), or on another "
-    "machine with readings within the 95 % prediction interval of the row's seeds (within)."
+    "machine with readings within the prediction intervals of the row's seeds, which together have 95 % (within)."
 )
 RISES = ", not converged"
 BESIDE = "The mean of the last rounds stands beside it because single rounds swing; nothing is compared by it. "

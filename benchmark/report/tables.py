@@ -59,11 +59,11 @@ def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rende
         published: printed values by ``Row.key``.
 
     Returns:
-        One ``Rendered`` per table. Each line has a ``status``: what is missing of it (``1 of 3; failed (1)``), whether
-        a value is published and, at the paper's scale, the verdict on the seeds that are complete (``judge``). Where
-        these cannot tell there is none, and ``note`` says why: too few seeds, an interval that is too wide, no printed
-        effect, a failed run of the row or of its control, or other seeds than the suite's as long as these are not
-        complete. At other scales the published value stands beside ours for orientation only.
+        One ``Rendered`` per table. Each line has a ``status``: what is missing (``1 of 3; failed (1)``), whether a
+        value is published and, at the paper's scale, the verdict on the complete seeds (``judge``). If they do not
+        allow a verdict, ``note`` says why: too few seeds, too wide an interval, no printed effect, a failed run of the
+        row or of its control, or seeds other than the suite's while these are not complete. At other scales the
+        published value is shown for orientation only.
     """
     return [_render(suite, plan, published, table) for table in suite.tables]
 

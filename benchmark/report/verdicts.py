@@ -58,17 +58,18 @@ class Effect:
         return 2 * half <= abs(self.printed) / 2 + ROUNDING
 
 
-def prediction(values: Sequence[float], runs: int = 1) -> float | None:
+def prediction(values: Sequence[float], runs: int = 1, of: int = 1) -> float | None:
     """Half-width of the 95 % interval around the mean of ``values`` in which the mean of ``runs`` further runs lies.
 
-    It is t(n - 1) s sqrt(1/n + 1/runs): our mean is uncertain, and so is theirs. ``None`` for fewer than two values.
+    It is t(n - 1) s sqrt(1/n + 1/runs): our mean is uncertain, and so is theirs. As one ``of`` several intervals it is
+    wider, so that all of them hold together with 95 % (Bonferroni). ``None`` for fewer than two values.
     """
     n = len(values)
     if n < 2:
         return None
     mean = math.fsum(values) / n
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return float(student_t.ppf((1 + LEVEL) / 2, n - 1)) * spread * math.sqrt(1 / n + 1 / runs)
+    return float(student_t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1)) * spread * math.sqrt(1 / n + 1 / runs)
 
 
 def difference(ours: float, printed: str) -> float:

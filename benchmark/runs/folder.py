@@ -253,8 +253,7 @@ class RunFolder:
         Args:
             averaged: the reading of the averaged model.
             confusion: confusion matrix of the last round's model, test images by true class (rows) and predicted class;
-            a
-                row is recorded as one text, as in ``class_counts``.
+                a row is recorded as one text, as in ``class_counts``.
 
         Raises:
             RunError: the last round has not been evaluated, or the rows are not those that the run wrote.

@@ -112,8 +112,7 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises:
         RunError: the file cannot be read, a line before the last is not a row, a row lacks a required column or has one
-        of
-            the wrong type, or its round is not after that of the previous row.
+            of the wrong type, or its round is not after that of the previous row.
     """
     file = path / "metrics.jsonl"
     try:

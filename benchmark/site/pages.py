@@ -205,7 +205,7 @@ def _marked(method: str, line: pd.Series) -> str:
 
 
 def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
-    """Name, difference, half-width of the interval that decides and what is known of it, in the page's order."""
+    """Return name, difference, half-width of the decisive interval, and state per row, in the page's order."""
     points = []
     for method, line in one.lines.loc[list(one.order)].iterrows():
         if method != one.reference and not pd.isna(line["difference"]):
@@ -216,7 +216,7 @@ def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, st
 
 
 def _in_brief(one: leaderboard.Setting) -> list[Page]:
-    """What a first look needs of every row, in the page's order; Δ is marked as on the board's page."""
+    """Summarise every row, in the page's order; Δ is marked as on the board's page."""
     return [
         {
             "method": _marked(str(method), line),

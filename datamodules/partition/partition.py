@@ -108,8 +108,7 @@ class Partition:
 
         Raises:
             DataError: a position does not exist, a sample has two owners or two roles, or a pool contains a sample
-            twice,
-                contains one of the other kind, or misses one that a client has.
+                twice, contains one of the other kind, or misses one that a client has.
         """
         labelled, unlabelled = Lists.of(self.labelled), Lists.of(self.unlabelled)
         drawn = () if self.labelled_pool is None else (("the labelled pool", self.labelled_pool),)

@@ -21,10 +21,9 @@ class Roster:
         seed: run seed of the ``roster`` stream.
         participants: clients drawn per round without replacement; ``None``: all.
         rule: ``"uniform"`` hashes (seed, round); ``"numpy_round"`` re-seeds NumPy's legacy generator with the round
-        index
-            and draws ``choice(num_clients, participants, replace=False)``, so that every run has the same participants
-            (FedDure's released code); ``"numpy_run"`` seeds that generator once with the run seed and draws in the same
-            way round by round (SAGE's and ProxyFL's).
+            index and draws ``choice(num_clients, participants, replace=False)``, so that every run has the same
+            participants (FedDure's released code); ``"numpy_run"`` seeds that generator once with the run seed and
+            draws in the same way round by round (SAGE's and ProxyFL's).
 
     Raises:
         ConfigError: more participants than clients, or an unknown rule.

@@ -1,4 +1,4 @@
-"""ProxyFL as printed in its paper, where the released code differs."""
+"""ProxyFL as its paper writes it, where the released code differs."""
 
 from collections.abc import Mapping
 from typing import Any

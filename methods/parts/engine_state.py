@@ -1,4 +1,4 @@
-"""What an engine lends a method while it runs it. Methods never touch it: ``FedMethod`` offers what they need of it."""
+"""State that an engine sets on a method while running it; methods use it only through ``FedMethod``."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -38,13 +38,13 @@ class RegisteredTensors:
 
 @dataclass
 class EngineState:
-    """A method's side of the engine; at first it is what a method has in no engine, as in a plain ``Trainer``.
+    """The engine's settings on a method; the defaults apply outside an engine, e.g. in a plain ``Trainer``.
 
     Args:
-        autocast: makes the mixed-precision context of the run.
+        autocast: creates the run's mixed-precision context.
         loss_scaler: scales losses in ``16-mixed``; ``None`` in other precisions.
-        tally: where the present visit, or aggregation, logs; ``None`` between them.
-        tensors: the registered tensors; ``None``: they are looked up anew each time.
+        tally: sums of the current visit or aggregation; ``None`` between them.
+        tensors: the registered tensors; ``None``: look them up each time.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -53,7 +53,7 @@ class EngineState:
     tensors: RegisteredTensors | None = None
 
     def log(self, name: str, value: Tensor) -> None:
-        """Add one of the framework's own numbers to what is logged at the moment."""
+        """Log one of the framework's own values to the current tally."""
         if self.tally is not None:
             self.tally.add(name, value, 1.0)
 

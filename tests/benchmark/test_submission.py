@@ -285,5 +285,5 @@ def test_other_numbers_are_not_verified(place, capsys):
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
-    assert "not verified: another result" in capsys.readouterr().out
+    assert "not verified: a different result" in capsys.readouterr().out
     assert not Path("mine/verified").exists()

@@ -1,5 +1,5 @@
 "use strict";
-// Tables are sorted, filtered and stripped of what was not run; without this script they are whole and in order.
+// Sorts and filters tables, and hides rows that were not run; without this script, tables are shown in full.
 
 const collator = new Intl.Collator("en", { numeric: true });
 
@@ -10,7 +10,7 @@ function sortable(cell) {
 }
 
 function compare(a, b, direction) {
-  if (a.empty || b.empty) return a.empty - b.empty; // what is empty stays below, whatever the direction
+  if (a.empty || b.empty) return a.empty - b.empty; // empty cells come last in both directions
   const bothNumbers = !Number.isNaN(a.number) && !Number.isNaN(b.number);
   return direction * (bothNumbers ? a.number - b.number : collator.compare(a.value, b.value));
 }
@@ -57,5 +57,5 @@ if (onlyRun) {
     apply();
     filterRows("tables");
   });
-  apply(); // a browser may have kept the box as it was
+  apply(); // browsers may restore the checkbox's state
 }

@@ -43,79 +43,6 @@ def returning(change: Any) -> type:
     return Returning
 
 
-def halving(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-
-
-def by_step(optimizer: Any, **more: Any) -> dict[str, Any]:
-    return {"scheduler": halving(optimizer), "interval": "step", **more}
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda o: [o],
-        lambda o: (o,),
-        lambda o: ([o], []),
-        lambda o: {"optimizer": o},
-        lambda o: [{"optimizer": o}],
-    ],
-)
-def test_every_form_of_configure_optimizers(form: Any) -> None:
-    """All of Lightning's forms without a scheduler train as the bare optimiser does."""
-    assert same(run(returning(form)), run(Plain))
-
-
-@pytest.mark.parametrize(
-    ("form", "rates"),
-    [
-        (lambda o: ([o], [halving(o)]), [1, 1, 0.5, 0.5]),
-        (lambda o: ([o], [by_step(o)]), [1, 0.5, 0.25, 0.125]),
-        (lambda o: {"optimizer": o, "lr_scheduler": halving(o)}, [1, 1, 0.5, 0.5]),
-        (lambda o: {"optimizer": o, "lr_scheduler": by_step(o, frequency=2)}, [1, 1, 0.5, 0.5]),
-        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o)}], [1, 0.5, 0.25, 0.125]),
-        (lambda o: [{"optimizer": o, "lr_scheduler": by_step(o, frequency=3)}], [1, 1, 1, 1]),
-    ],
-)
-@pytest.mark.parametrize("slots", [None, 2])
-def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | None) -> None:
-    """Schedulers move after every step, local epoch, or a number of them; in every engine. Steps count by epoch."""
-    seen: dict[Any, list[float]] = defaultdict(list)
-
-    class Scheduled(returning(form)):  # type: ignore[misc]
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
-            seen[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
-
-    run(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
-    assert list(seen.values()) == [pytest.approx(rates)] * 6
-
-
-def test_schedulers_give_the_same_in_both_engines() -> None:
-    """Rates are read by recorded steps, too."""
-    cls = returning(lambda o: {"optimizer": o, "lr_scheduler": by_step(o)})
-    assert same(run(cls, batch_size=32, slots=2, replay=True), run(cls, batch_size=32))
-
-
-def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
-    """No metric is measured while a client trains."""
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-    with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
-        run(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
-
-
-@pytest.mark.parametrize("given", [{"interval": "batch"}, {"scheduler": None}])
-def test_a_scheduler_that_would_never_move_is_refused(given: dict[str, Any]) -> None:
-    """A word that Lightning does not know, and a dict without a scheduler."""
-
-    def described(optimizer: Any) -> dict[str, Any]:
-        made = {**by_step(optimizer), **given}
-        return {name: value for name, value in made.items() if value is not None}
-
-    with pytest.raises(RunError, match=r"round 0: configure_optimizers describes a scheduler by .*'step' or 'epoch'"):
-        run(returning(lambda o: {"optimizer": o, "lr_scheduler": described(o)}))
-
-
 class Annealed(Plain):
     """A schedule over the visit, as one writes it with Lightning."""
 
@@ -198,12 +125,6 @@ def test_several_optimisers_need_manual_optimisation() -> None:
     """Automatic optimisation has one optimiser, as in Lightning."""
     with pytest.raises(RunError, match="automatic_optimization = False"):
         run(returning(lambda o: [o, SGD(o.param_groups[0]["params"], lr=0.1)]))
-
-
-def test_something_else_than_an_optimiser_is_refused() -> None:
-    """The error names the forms."""
-    with pytest.raises(RunError, match="configure_optimizers returned a int"):
-        run(returning(lambda o: [3]))
 
 
 class Manual(Plain):

@@ -15,6 +15,7 @@ def test_a_prediction_interval_is_for_our_noise_and_theirs() -> None:
     assert prediction([1.0, 2.0, 3.0]) == pytest.approx(T2 * math.sqrt(4 / 3))
     assert prediction([1.0, 2.0, 3.0], runs=3) == pytest.approx(T2 * math.sqrt(2 / 3))
     assert prediction([0.0, 0.0, 2.0, 2.0]) == pytest.approx(T3 * math.sqrt(4 / 3) * math.sqrt(5 / 4))
+    assert prediction([1.0, 2.0, 3.0], of=3) == pytest.approx(7.6488 * math.sqrt(4 / 3), abs=1e-4)
     assert prediction([5.0, 5.0]) == 0.0
     assert prediction([5.0]) is None and prediction([]) is None
 

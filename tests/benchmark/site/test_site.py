@@ -213,10 +213,10 @@ def test_what_was_not_run_is_hidden_until_it_is_asked_for(site: Path, page: Any)
     hidden += [page.locator("#toy-paper-1 th[scope=colgroup]", has_text="B")]
     assert not any(part.is_visible() for part in hidden)
     assert page.get_by_text("Not run: all of B; the row never.").is_visible()
-    assert page.get_by_text("Nothing has been run of table 2.").is_visible()
+    assert page.get_by_text("No runs yet of table 2.").is_visible()
     page.get_by_label("only what was run").press("Space")
     assert all(part.is_visible() for part in hidden)
-    assert not page.get_by_text("Nothing has been run of table 2.").is_visible()
+    assert not page.get_by_text("No runs yet of table 2.").is_visible()
 
 
 def test_a_cell_says_ours_published_difference_and_status_and_links_to_its_runs(site: Path, page: Any) -> None:
@@ -255,7 +255,7 @@ def test_the_leaderboard_compares_rows_and_says_what_they_cost(site: Path, page:
     best = page.locator(f"{table} tbody tr").first.locator("td").all_inner_texts()
     assert best[:3] == ["71.00 ± 2.48", "3", "+21.00 ± 4.30"]
     assert page.locator(f"{table} tbody .ours").count() == 0  # the setting was not admitted
-    page.get_by_text("All columns, and what it costs").first.click()
+    page.get_by_text("All columns and costs").first.click()
     heads = [text.strip() for text in page.locator(f"{table}-all thead th").all_inner_texts()]
     assert {"accuracy, %", "± 95 %", "± 95 %, simultaneous", "p (sign flips)"} <= set(heads)
     cells = page.locator(f"{table}-all tbody tr").first.locator("td").all_inner_texts()

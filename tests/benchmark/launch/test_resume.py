@@ -1,0 +1,125 @@
+"""Where a run continues: what checkpoints, rows and records must show before it does."""
+
+import hashlib
+import io
+import json
+
+import pytest
+import torch
+
+from benchmark.federation import checkpoint
+from benchmark.launch.recorder import CHECKPOINT
+from benchmark.run import fit
+from benchmark.runs.records import read_record
+from benchmark.runs.states import state
+from datamodules.common.errors import RunError
+from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
+
+
+def test_a_checkpoint_without_its_sums_is_refused(tmp_path):
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 4) / CHECKPOINT
+    checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
+    with pytest.raises(RunError, match=r"summed\..* is missing, unknown, or of another shape; bring this run's own"):
+        fit(config)
+
+
+def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
+    """Its record would be complete without them; once they are back, so is the run."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 3)
+    rows = (path / "metrics.jsonl").read_bytes()
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; restore the file"):
+        fit(config)
+    assert state(path) == "failed"
+    (path / "metrics.jsonl").write_bytes(rows)
+    assert_same_run(fit(config), reference)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("a digit", r"metrics\.jsonl: the rows before round 3 differ from those written when the check"),
+        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; restore the file"),
+        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; restore the file"),
+    ],
+)
+def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
+    """Its digest would seal them. However often one tries; once they are back, the run goes on to the same bits."""
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 3)
+    file = path / "metrics.jsonl"
+    whole = file.read_text()
+    zero, one, two = whole.splitlines(keepends=True)
+    better = json.dumps({**json.loads(one), "acc": 99.0}) + "\n"
+    changed = {"a digit": [zero, better, two], "twice": [zero, one, one, two], "swapped": [zero, two, one]}[change]
+    file.write_text("".join(changed))
+    for _ in range(2):
+        with pytest.raises(RunError, match=says):
+            fit(config)
+        assert state(path) == "failed" and file.read_text() == "".join(changed)
+    file.write_text(whole)
+    assert_same_run(fit(config), reference)
+
+
+HEADS = {
+    "round": [..., "1", -1, 2.0, 99],
+    "server": [..., None, {}, {"weight": 1.0}],
+    "clients": [..., [], {"0": ({}, [])}, {0: {}}, {0: ({"w": 1}, [])}, {0: ({"w": torch.ones(1)}, [])}],
+    "memory": [None, {0: [1]}],
+    "server_state": [..., "none", [{}]],
+    "bytes": [..., (1,), ("1", 2), (1, -2)],
+    "steps": [None],
+    "skipped": ["no"],
+    "summed": [None, {"w": 1}, {"stranger": torch.zeros(1)}],
+    "origin": ["here", {"run_id": "a"}],
+    "rows": [5],
+}
+
+
+def test_a_head_that_lacks_something_is_one_clear_error(tmp_path):
+    """Its checksum is right: it was made by hand, or by other code. ``...``: the field is missing."""
+    config = configuration(tmp_path, **SHORT)
+    path = interrupted(config, 1) / CHECKPOINT
+    saved = checkpoint.load(path)
+    for field, values in HEADS.items():
+        for value in values:
+            head = io.BytesIO()
+            torch.save({k: v for k, v in {**saved, field: value}.items() if v is not ...}, head)
+            path.write_bytes(checkpoint.MAGIC + hashlib.sha256(head.getvalue()).digest() + head.getvalue())
+            with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b.*; .*delete .* to start .*over"):
+                fit(config)
+    checkpoint.save(path, saved)
+    assert state(fit(config)) == "complete"
+
+
+def test_a_checkpoint_says_where_it_comes_from(tmp_path, capsys):
+    """That of another run or partition is refused; an old one, which does not say, is taken."""
+    ours, other = configuration(tmp_path, **SHORT), configuration(tmp_path, **{**SHORT, "seed": 4})
+    saved = checkpoint.load(interrupted(ours, 1) / CHECKPOINT)
+    record = read_record(ours.folder)
+    assert saved["origin"] == {key: record[key] for key in ("run_id", "partition_hash", "code_version")}
+    path = interrupted(other, 1) / CHECKPOINT
+    theirs = checkpoint.load(path)
+    checkpoint.save(path, saved)
+    with pytest.raises(RunError, match=f"its run_id is {ours.id} .*, not {other.id}; bring this run's own"):
+        fit(other)
+    checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
+    with pytest.raises(RunError, match="its partition_hash is another"):
+        fit(other)
+    checkpoint.save(path, {key: value for key, value in theirs.items() if key not in ("origin", "rows")})
+    assert state(fit(other)) == "complete"
+    assert "its checkpoint is of an older version and cannot vouch for its rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["head", "client"])
+def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(tmp_path, reference, damage):
+    config = configuration(tmp_path, **MIXED)
+    path = interrupted(config, 5)
+    newest = max(path.rglob("clients-*"), key=lambda file: file.stat().st_mtime_ns)
+    file = newest if damage == "client" else path / CHECKPOINT
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert_same_run(fit(config), reference)
