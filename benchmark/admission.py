@@ -11,7 +11,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmark.config import Run, Runtime, apply, from_dict
-from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.report.statistics import late_rise
@@ -132,13 +131,8 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
         named = ", ".join(f"{run.cells[0]}, seed {run.config.seed} ({run.folder})" for run in without[:3])
         raise RunError(f"{len(without)} runs without a result: {named}. Fix what failed and run admit again")
     made = {one.name: judged(one, suite.report) for one in asked}
-    path = suite.admitted_file(scale)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, HEAD + dump_yaml({**suite.own_admitted(scale), **made}))
+    suite.admitted.add(scale, made)
     return made
-
-
-HEAD = "# Made by `python -m benchmark admit`: which settings are ranked, and the figures that decided (RULES.md).\n"
 
 
 def judged(one: Candidate, report: str) -> dict[str, Any]:

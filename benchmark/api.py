@@ -225,7 +225,7 @@ def load_rounds(paper: str, scale: str, results_dir: str | Path = "results") -> 
     parts = []
     for row in suite.rows:
         name = row.full_name.removeprefix(f"{row.table}/{row.dataset}/")
-        for seed, key in plan.of_row.get(id(row), {}).items():
+        for seed, key in plan.of_row.get(row.full_name, {}).items():
             if plan.found[key].record is not None:
                 rounds = pd.json_normalize(read_rows(plan.runs[key].folder))
                 where = {"table": row.table, "dataset": row.dataset, "row": name, "seed": seed}

@@ -12,6 +12,8 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
+from benchmark.argument_help import described
+from benchmark.arguments import options_of, type_in_words, type_of
 from benchmark.commands import (
     admit,
     describe,
@@ -30,11 +32,11 @@ from benchmark.commands import (
 from benchmark.commands.common import MAPPINGS
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
-from benchmark.registry import KINDS, described, explained, find_class, known_names, one_line
-from benchmark.runs.environment import code_version, package_version
+from benchmark.registry import KINDS, find_class, known_names, one_line
+from benchmark.runs.code_identity import code_version, package_version
 from datamodules.common.errors import BenchError, ConfigError, Stopped
 
-ROOMS: dict[str, Any] = {
+MODULES: dict[str, Any] = {
     "fit": fit,
     "table": table,
     "admit": admit,
@@ -49,16 +51,16 @@ ROOMS: dict[str, Any] = {
     "records": records,
     "list": names,
 }
-UNREAD = 141  # what a shell says of a program that SIGPIPE has ended
-COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: room.run for name, room in ROOMS.items()}
+UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
+COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: module.run for name, module in MODULES.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
     0: fine; 1: one of several runs failed, or a run differs; 2: bad input, or the one run failed; 75: stopped by
-    ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same command goes on; 130: interrupted; 141: nobody reads the output
-    any more.
+    ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP``, and the same command continues; 130: interrupted; 141: the output is no
+    longer read.
     """
     try:
         return _stoppable(sys.argv[1:] if argv is None else argv)
@@ -76,13 +78,13 @@ def _stoppable(argv: Sequence[str]) -> int:
 
 
 def _unread() -> int:
-    """Say, to whoever reads errors, that nobody reads the output, or the errors, any more."""
+    """Report on stderr, if that is still open, that the output is no longer read."""
     for stream, word in ((sys.stdout, ""), (sys.stderr, "nobody reads the output any more\n")):
         try:
             stream.write(word)
             stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python would try once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python would try once more when it exits
     return UNREAD
 
 
@@ -91,12 +93,12 @@ def _run(argv: Sequence[str]) -> int:
         try:
             return _carried_out(argv)
         finally:
-            sys.stdout.flush()  # what cannot be written is noticed here, and not when Python ends
+            sys.stdout.flush()  # fail here, not when Python exits
     except BenchError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        raise  # it is no file's error, as the other ones are
+        raise  # unlike other OSErrors, not about a file
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; is the folder there, writable and not full?", file=sys.stderr)
@@ -151,7 +153,7 @@ def _parse(arguments: list[str]) -> Namespace:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
         command = commands.get(arguments[0], top) if arguments else top
-        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", explained(error, command))
+        message = re.sub(rf"\b{re.escape(next(iter(arguments), ''))}\.(\w+)", r"--\1", _explained(error, command))
         _, _, words = message.partition("nrecognized arguments: ")
         for word in words.split():
             meant = _meant(word.partition("=")[0], arguments, command) if word.startswith("--") else ""
@@ -160,9 +162,21 @@ def _parse(arguments: list[str]) -> Namespace:
     return chosen
 
 
+def _explained(error: ArgumentError, command: ArgumentParser) -> str:
+    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
+    message = one_line(error)
+    found = re.search(r'Parser key "(?:\w+\.)?(\w+)".* value: (.*?)$', message)
+    expected = {option.dest: type_in_words(type_of(option)) for option in options_of(command)}
+    if found is None or found[1] not in expected:
+        return message
+    given = "null" if found[2] == "None" else found[2]
+    positional = any(not option.option_strings for option in options_of(command) if option.dest == found[1])
+    return f"{'' if positional else '--'}{found[1]} {given}: expected {expected[found[1]]}"
+
+
 def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> str:
-    """What an unknown option may stand for: that of the method or the data set, or the closest of the command."""
-    name, own = option[2:], [o[2:] for a in command._actions for o in a.option_strings if o not in ("-h", "--help")]
+    """What an unknown option may stand for: one of the method or the data set, or the closest of the command."""
+    name, own = option[2:], [o[2:] for a in options_of(command) for o in a.option_strings if o not in ("-h", "--help")]
     words = [word for argument in arguments for word in argument.split("=", 1)]
     for slot, kind in KINDS.items():
         if slot not in own:
@@ -177,7 +191,7 @@ def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> st
 
 
 class _Help(DefaultHelpFormatter):
-    """Help without types, which the texts say in words, without defaults that say nothing, and as wide as it may be."""
+    """Help without types, which the texts explain in words, and without empty defaults."""
 
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")
@@ -191,7 +205,7 @@ class _Help(DefaultHelpFormatter):
         return about if default in ("", "null", "False") else f"{about} (default: {default})"
 
     def start_section(self, heading: str | None) -> None:
-        """Begin a group, under a heading that is folded as the texts below it are."""
+        """Begin a group, its heading wrapped like the texts below it."""
         super().start_section(heading and textwrap.fill(heading.replace("``", ""), self._width))
 
 
@@ -200,10 +214,10 @@ def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     prog = script if script == "fssl-bench" else "python -m benchmark"
     style: Any = {"formatter_class": _Help, "exit_on_error": False}
     top = ArgumentParser(prog=prog, description=__doc__, **style)
-    commands = {name: ArgumentParser(description=room.ABOUT, **style) for name, room in ROOMS.items()}
+    commands = {name: ArgumentParser(description=module.ABOUT, **style) for name, module in MODULES.items()}
     top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()
     for name, command in commands.items():
-        ROOMS[name].add_arguments(command)
-        subcommands.add_subcommand(name, command, help=ROOMS[name].ABOUT.partition(".")[0])
+        MODULES[name].add_arguments(command)
+        subcommands.add_subcommand(name, command, help=MODULES[name].ABOUT.partition(".")[0])
     return top, commands

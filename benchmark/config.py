@@ -1,4 +1,4 @@
-"""What a run is: a complete, typed configuration with an identity.
+"""What a run is: a complete, typed configuration and its identity.
 
 A configuration names a method, a data set and a model, and holds every number that affects the result.
 ``Run.of`` fills in all defaults, so that the saved ``config.yaml`` reproduces the run; ``run_id`` hashes it.
@@ -8,24 +8,27 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
+from inspect import signature
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 from unicodedata import category
 
+from benchmark.arguments import handed_over, typed_args
 from benchmark.files import dump_yaml, load_yaml
-from benchmark.registry import KINDS, ClassSpec, find_class, handed_over, imported, path_of, typed_args, unknown
+from benchmark.registry import KINDS, ClassSpec, find_class, imported, path_of, unknown
 from datamodules.common.errors import ConfigError
 from datamodules.common.precision import check_precision
 
 SCALES = ("quick", "board", "laptop", "small", "lite", "paper", "custom")
 READINGS = ("best", "last", "last_k_mean", "averaged")
 ROSTER = "datamodules.partition.roster.Roster"
+ROSTER_SUPPLIED = ("num_clients", "labelled", "seed", "_subsets")  # arguments that the run passes to the roster
 NONFINITE = ("stop", "skip")
 SUMS = ("ordered", "exact")
-CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters, and of what breaks lines and paragraphs
-MOST = 1024  # threads of a process, or copies of a method: no machine has so many cores, or so much memory
+CONTROL = ("Cc", "Zl", "Zp")  # Unicode categories: control characters, line and paragraph separators
+MOST = 1024  # threads of a process, or copies of a method; no machine has the cores or the memory for more
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,24 @@ class Runtime:
         threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
         engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
             copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
-        slots: copies of the method in the engine ``slots``. ``auto``: as many as a GPU has room for, at most 8, by what
-            the first client takes; on a CPU one.
+        slots: copies of the method in the engine ``slots``. ``auto``: as many as the GPU has memory for, judged by the
+            first client, and at most 8; on a CPU one.
         replay: whether the engine ``slots`` records and replays its steps.
-        client_memory: GB of host memory per process for what clients keep between visits; more goes to files in the
-            run's folder. ``auto``: a process's share of half of what is free when the run begins.
-        logger: Lightning loggers that also get every evaluated round: ``csv``, ``tensorboard``, ``wandb``, several
-            separated by commas. They write into the run's folder.
-        callbacks: dotted paths of Lightning callbacks, separated by commas; they see every client's visit as a fit.
+        client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
+            run's folder. ``auto``: the process's share of half of the memory that is free when the run begins.
+        logger: Lightning loggers that also receive every evaluated round: ``csv``, ``tensorboard``, ``wandb``; separate
+            several by commas. They write to the run's folder.
+        callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.
         data_dir: folder with the data sets and their caches.
         results_dir: folder that holds ``runs/`` and ``tables/``.
-        checkpoint_every_s: least number of seconds between checkpoints, which are rarer where saving would take more
-            than 2 % of the time; 0 writes one after every round.
+        checkpoint_every_s: minimum number of seconds between checkpoints; they are rarer if saving would take more than
+            2 % of the time. 0 saves after every round.
         wandb: mirror to Weights & Biases: ``auto`` (off at scale quick and without a key, else online), ``online``,
             ``offline`` or ``off``.
-        wandb_project: project there; default: that of ``WANDB_PROJECT``, or ``fssl-bench``.
-        wandb_entity: user or team there; default: that of ``WANDB_ENTITY``, or the account's.
-        wandb_group: group of the runs there; default: that of ``WANDB_RUN_GROUP``, or the scale.
-        wandb_tags: tags there, separated by commas; default: those of ``WANDB_TAGS``.
+        wandb_project: its project; default: ``WANDB_PROJECT``, or ``fssl-bench``.
+        wandb_entity: its user or team; default: ``WANDB_ENTITY``, or the account's own.
+        wandb_group: group of the runs; default: ``WANDB_RUN_GROUP``, or the scale.
+        wandb_tags: tags, separated by commas; default: ``WANDB_TAGS``.
     """
 
     devices: int | Literal["auto"] = "auto"
@@ -95,31 +98,31 @@ class Runtime:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Everything but ``runtime`` affects its numbers or how they are read, and makes its identity.
+    """One run. Everything except ``runtime`` affects its numbers or how they are read, and is part of its identity.
 
     Args:
         method: the method and its hyperparameters.
         data: the data set, its partition and its pipeline.
-        model: name of the network, or its dotted path; an unknown one lists the names.
+        model: name of the network, or its dotted path; the error for an unknown name lists all.
         model_args: arguments of the network.
         rounds: number of rounds.
         seed: seed of every random stream.
         scale: a label in the record (``quick``, ``small``, ``laptop``, ``lite``, ``board``, ``paper`` or ``custom``);
             it changes no option.
-        roster: who takes part in a round: arguments of the roster.
+        roster: arguments of the roster, which says who takes part in a round.
         eval_every: evaluate after every so many rounds (and after the last one).
-        last_k: how many last rounds the reading ``last_k_mean`` averages, those of them that are evaluated; a run with
-            fewer is averaged whole.
-        report: reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records),
+        last_k: the reading ``last_k_mean`` averages the evaluated rounds among the last so many, or among all of a
+            shorter run.
+        report: the reading that tables use: ``best`` (round of best test accuracy), ``last`` (``final`` in records),
             ``last_k_mean`` or ``averaged``.
-        average_last: the reading ``averaged`` is of one model, the mean of the global weights of so many last rounds,
-            evaluated once, after the last; a run with fewer is averaged whole. 0: there is no such reading.
+        average_last: the reading ``averaged`` is that of one model, the mean of the global weights of the last so many
+            rounds (all, if the run is shorter), evaluated once after the last round. 0: no such reading.
         precision: ``32-true``, ``64-true``, ``bf16-mixed``, or ``16-mixed`` for GPUs without bfloat16.
-        nonfinite: what becomes of a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
-            error, ``skip`` leaves it out of the aggregate and counts it (``skipped``).
+        nonfinite: what to do with a client's update whose loss or tensors are not finite: ``stop`` ends the run with an
+            error, ``skip`` leaves the update out of the aggregate and counts it (``skipped``).
         sums: how clients' models are averaged: ``ordered`` sends all of them to every process, which adds them up in
-            the order of the clients; ``exact`` adds them up without rounding where they were trained, and sends the
-            sums alone. The two differ by roundings (docs/scale.md).
+            the order of the clients; ``exact`` adds them up without rounding where they were trained, and sends only
+            the sums. The results differ by rounding (docs/scale.md).
         runtime: where and how to run.
     """
 
@@ -162,14 +165,14 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose configuration is resolved and checked: what everything that runs it, or looks for it, takes.
+    """A run whose configuration is resolved and checked. All code that executes a run, or looks for it, takes one.
 
-    ``Run.of`` makes one of a configuration. It names classes by their paths, so that it can be sent to another process.
+    ``Run.of`` makes one from a configuration. It names classes by their paths, so it can be sent to another process.
 
     Args:
         id: its ``run_id``.
         config: its configuration, resolved.
-        cells: names of the rows of tables that it is for, or else what it is in words.
+        cells: names of the table rows that it is for, or else a description of it.
     """
 
     id: str
@@ -187,24 +190,24 @@ class Run:
         return cls(run_id(resolved), resolved, cells)
 
     def replace(self, **changes: Any) -> "Run":
-        """The run with another ``seed``, ``scale``, ``precision`` or ``runtime``; these need no resolving."""
+        """The run with another ``seed``, ``scale``, ``precision`` or ``runtime``, none of which needs resolving."""
         config = replace(self.config, **changes)
         return Run(self.id if set(changes) == {"runtime"} else run_id(config), config, self.cells)
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """Where its files are: ``<results_dir>/runs/<method>-<data>-<run id>``."""
+        """The folder of its files: ``<results_dir>/runs/<method>-<data>-<run id>``."""
         name = f"{self.config.method.name}-{self.config.data.name}-{self.id}".replace("/", "_")
         return Path(self.config.runtime.results_dir) / "runs" / name
 
     def class_of(self, slot: str) -> type:
-        """The class of the ``method``, or of the ``data``."""
+        """The class that ``method`` or ``data`` names."""
         spec: ClassSpec = getattr(self.config, slot)
         return find_class(spec.class_path, KINDS[slot])
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The fields that affect the numbers, as plain data: what ``config.yaml`` holds and ``run_id`` hashes."""
+    """The fields that affect the numbers, as plain data: the content of ``config.yaml``, and what ``run_id`` hashes."""
     plain = asdict(config)
     del plain["runtime"]
     return plain
@@ -213,10 +216,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
 def run_id(config: RunConfig) -> str:
     """First 10 hex digits of the SHA-256 of the canonical JSON of what the run changes from the defaults.
 
-    Spelling a default of the method, the data set or the run out changes nothing, and neither does an option that is
-    added to the code later: records keep their identity as long as their numbers mean the same. A record that was made
-    under another default of these is refused when it is opened (``differences``). Options of the network and of the
-    roster count as they are given, and what is left out of them is not recorded: their defaults must not change.
+    Giving a default of the method, the data set or the run explicitly does not change it, and neither does an option
+    that is added to the code later, so records keep their identity as long as their numbers mean the same. A record
+    made under other defaults is refused when it is opened (``differences``). Options of the network and of the roster
+    count as they are given. Those not given are not recorded, so their defaults must not change.
     """
     plain: dict[str, Any] = {}
     for slot, kind in KINDS.items():
@@ -234,9 +237,9 @@ def run_id(config: RunConfig) -> str:
 
 
 def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Where a recorded identity and a resolved configuration disagree, as ``key: recorded, now ...`` phrases.
+    """Where a recorded identity and a resolved configuration disagree: phrases ``key: recorded with ..., now ...``.
 
-    Keys that only one of them has are options added or removed since; they do not count.
+    A key that only one of them has is an option that was added or removed since, and does not count.
     """
 
     def walk(old: Any, new: Any, path: str) -> list[str]:
@@ -248,7 +251,7 @@ def differences(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 
 def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """An identity by option, spelled as on the command line: ``{"method.lr": 0.1, "rounds": 12, ...}``."""
+    """An identity as options of the command line: ``{"method.lr": 0.1, "rounds": 12, ...}``."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = path if key == "init_args" else f"{path}.{key}" if path else key
@@ -278,8 +281,11 @@ def resolve(config: RunConfig) -> RunConfig:
         args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
         _refuse_unbounded(args, f"--{slot}")
         specs[slot] = ClassSpec(path_of(cls), args)
-    roster = typed_args(imported(ROSTER), config.roster, "roster", ("num_clients", "labelled", "seed", "_subsets"))
-    return replace(config, **specs, roster={name: roster[name] for name in config.roster})
+    roster: dict[str, Any] = {}
+    if config.roster:
+        typed = typed_args(imported(ROSTER), config.roster, "roster", ROSTER_SUPPLIED)
+        roster = {name: typed[name] for name in config.roster}
+    return replace(config, **specs, roster=roster)
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
@@ -303,7 +309,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain configuration ``values`` with command-line style ``options`` on top.
+    """A plain configuration with options, named as on the command line, on top.
 
     ``{"method": "mine"}`` names the class (its arguments stay), ``{"method.lr": 0.1}`` sets an argument,
     ``{"roster.participants": 5}`` an entry of a mapping, ``{"rounds": 10}`` a field.
@@ -328,17 +334,17 @@ def apply(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
 
 
 def with_pipeline(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain configuration ``values`` with the pipeline that their method names (``FedMethod.pipeline``).
+    """A plain configuration with the pipeline that its method names (``FedMethod.pipeline``).
 
-    It is left out where the values have one, and for data sets with a default of their own, such as feature vectors.
+    Nothing changes if it has a pipeline already, or if the data set has a default of its own, such as feature vectors.
     """
     method, data = (class_spec(slot, values.get(slot)) for slot in KINDS)
     named = find_class(method.class_path, KINDS["method"]).pipeline  # type: ignore[attr-defined]
-    classes = find_class(data.class_path, KINDS["data"]), imported(KINDS["data"].base)
-    own, usual = (_defaults(cls, "data").get("pipeline") for cls in classes)
-    if named is None or "pipeline" in data.init_args or own != usual:
+    if named is None or "pipeline" in data.init_args:
         return dict(values)
-    return apply(values, {"data.pipeline": named})
+    own = _defaults(find_class(data.class_path, KINDS["data"]), "data").get("pipeline")
+    usual = signature(imported(KINDS["data"].base)).parameters["pipeline"].default
+    return apply(values, {"data.pipeline": named}) if own == usual else dict(values)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -347,12 +353,12 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str, where: str = "configuration") -> RunConfig:
-    """Read what ``to_yaml`` wrote (a missing ``runtime`` means its defaults)."""
+    """Read what ``to_yaml`` wrote; without ``runtime``, its defaults apply."""
     return from_dict(load_yaml(text, where))
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:
-    """A class and its arguments from plain data, or from a bare name."""
+    """A class and its arguments, from a mapping or from a bare name."""
     spec = _as_spec(slot, value)
     stray = set(spec) - {f.name for f in fields(ClassSpec)}
     if not spec["class_path"] or stray:
@@ -369,7 +375,7 @@ def _as_spec(slot: str, value: Any) -> dict[str, Any]:
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """A mapping of names to values; nothing is an empty one.
+    """A mapping of names to values; ``None`` becomes an empty one.
 
     Raises:
         ConfigError: it is something else, or a key is no name.
@@ -383,7 +389,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_folder(path: str, option: str) -> None:
-    """Refuse the path of a folder with a line break or another control character: scripts and lists have it in a line.
+    """Refuse a folder's path with a line break or another control character: scripts and lists hold it in one line.
 
     Raises:
         ConfigError: names the option.
@@ -393,7 +399,7 @@ def check_folder(path: str, option: str) -> None:
 
 
 def _refuse_unbounded(value: Any, name: str) -> None:
-    """Refuse numbers that are not finite, however deep they lie.
+    """Refuse numbers that are not finite, at any depth.
 
     Raises:
         ConfigError: names the option.

@@ -1,35 +1,31 @@
-"""Classes by name: how ``--method mine`` becomes a class, and its arguments checked values."""
+"""Methods and data sets by name: which there are, and the class that a name or a dotted path means."""
 
 import difflib
 import gc
 import importlib
 import inspect
-import json
 import pkgutil
-import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from datamodules.common.errors import BenchError, ConfigError
-from datamodules.common.plugins import place, plugin
+from datamodules.common.errors import ConfigError
+from datamodules.common.plugins import plugin
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of classes that a configuration names: where they live and what the run itself hands them.
+    """A family of classes that a configuration names: where they live, and what the run passes to them.
 
     Args:
-        what: the family, for people.
-        package: our own package, with one module per class.
+        what: name of the family in messages.
+        package: this project's package of them, with one module per class.
         base: dotted path of the base class.
-        group: group of the entry points with which other packages offer theirs.
-        supplied: arguments that the run hands over.
+        group: entry point group in which other packages register theirs.
+        supplied: arguments that the run passes to the constructor.
     """
 
     what: str
@@ -55,18 +51,6 @@ KINDS = {
         frozenset({"data_dir", "run_seed"}),
     ),
 }
-
-
-ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}  # how a run is told what it hands over
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument for people: type and default as a command line has them, and what it means (may be empty)."""
-
-    type: str
-    default: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -95,8 +79,8 @@ def find_class(name: str, kind: Kind) -> type:
     Raises:
         ConfigError: no such class, or not a subclass of the kind's base.
     """
-    if name in _GIVEN:
-        return _checked(_GIVEN[name], f"{kind.what} '{name}'", kind)
+    if name in _LOCAL:
+        return _checked(_LOCAL[name], f"{kind.what} '{name}'", kind)
     if "." in name:
         what = f"{kind.what} '{name}'"
         return _checked(plugin(name, what), what, kind)
@@ -161,13 +145,13 @@ def _offer(point: EntryPoint, kind: Kind) -> str:
 
 
 def _checked(cls: object, asked: str, kind: Kind) -> type:
-    """``cls``, if it is a class of the kind; ``asked`` says for people what was asked for."""
+    """``cls``, if it is a class of the kind; ``asked`` is what the message calls it."""
     if not (isinstance(cls, type) and issubclass(cls, imported(kind.base))):
         raise ConfigError(f"{asked} is not a subclass of {kind.base}")
     return cls
 
 
-_GIVEN: dict[str, type] = {}
+_LOCAL: dict[str, type] = {}  # classes that cannot be imported, by dotted path
 
 
 def path_of(cls: type) -> str:
@@ -176,188 +160,38 @@ def path_of(cls: type) -> str:
 
 
 def register_local(cls: type) -> str:
-    """The dotted path of a class; this process finds the class under it even if it cannot be imported.
+    """Let this process find a class under its dotted path even if it cannot be imported; returns the path.
 
-    That is how the classes of a notebook cell or of a function get a name. The latest of a name counts.
+    A class defined in a notebook cell or in a function gets its name this way. The last one of a name counts.
     """
     path = path_of(cls)
-    _GIVEN.pop(path, None)
+    _LOCAL.pop(path, None)
     if not is_importable(cls):
-        _GIVEN[path] = cls
+        _LOCAL[path] = cls
     return path
 
 
 def is_importable(cls: type) -> bool:
     """Whether another process finds the class under its dotted path."""
     if not all(part.isidentifier() for part in path_of(cls).split(".")):
-        return False  # of a function, or of a script that `runpy` runs
+        return False  # defined in a function, or in a script that `runpy` runs
     try:
         return cls.__module__ != "__main__" and imported(path_of(cls)) is cls
     except (ImportError, AttributeError):
         return False
 
 
-def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
-    """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over."""
-    cls = find_class(spec.class_path, KINDS[slot])
-    skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
-    for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
-        network = slot == "method" and "model" not in inspect.signature(cls).parameters
-        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
-        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
-    args = typed_args(cls, spec.init_args, slot, skip, plain=False)
-    try:
-        return cls(**args, **supplied)
-    except BenchError:
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {error} ({place(error)})"
-        raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
-
-
-def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:
-    """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
-    return set(kind.supplied | (without_default(cls) - set(given)))
-
-
-def typed_args(
-    cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = (), *, plain: bool = True
-) -> dict[str, Any]:
-    """All arguments of ``cls.__init__`` (bases included), ``values`` checked and converted to their types.
-
-    Args:
-        cls: class or dataclass.
-        values: given arguments.
-        where: prefix of error messages.
-        skip: arguments that are not configurable.
-        plain: return plain data (tuples as lists, paths as strings) that YAML and JSON can hold.
-
-    Raises:
-        ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
-    """
-    if not plain:
-        return _parsed_args(cls, values, where, frozenset(skip))
-    key = json.dumps(dict(values), default=str)
-    if json.loads(key) == values:
-        return dict(json.loads(_plain_args(cls, key, where, frozenset(skip))))
-    return dict(json.loads(json.dumps(_parsed_args(cls, values, where, frozenset(skip)), default=str)))
-
-
-@lru_cache(maxsize=4096)
-def _plain_args(cls: type, values: str, where: str, skip: frozenset[str]) -> str:
-    """``typed_args`` from and to JSON, remembered: a suite asks for the same arguments in hundreds of rows."""
-    return json.dumps(_parsed_args(cls, json.loads(values), where, skip), default=str)
-
-
-def _parsed_args(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:
-    import jsonargparse
-
-    parser, names = _parser(cls, skip)
-    for name in values:
-        if name in skip and name in ELSEWHERE:
-            raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
-        if name not in names:
-            raise unknown(f"{where} argument", name, sorted(names), f" ({cls.__name__})")
-    try:
-        parsed = parser.parse_object(dict(values))
-    except jsonargparse.ArgumentError as error:
-        raise ConfigError(f"{where} ({cls.__name__}): {explained(error, parser, where)}") from None
-    args = dict(vars(parsed))
-    for action in parser._actions:
-        if action.dest in values and args[action.dest] is None and not _may_be_none(_hint(action)):
-            option = f"{_prefix(where)}{action.dest}"
-            raise ConfigError(f"{where} ({cls.__name__}): --{option} null: expected {written(_hint(action))}")
-    return args
-
-
-@cache
-def _parser(cls: type, skip: frozenset[str]) -> tuple[Any, list[str]]:
-    import jsonargparse
-
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    return parser, list(parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False))
-
-
-def described(cls: type, slot: str) -> dict[str, Argument]:
-    """The arguments of ``cls.__init__`` (bases included) that a configuration may give, by name.
-
-    What one means is its line under ``Args:``, or else its rows in a table of hyperparameters, of ``cls`` or a base.
-    """
-    parser, names = _parser(cls, KINDS[slot].supplied)
-    rows, required, found = _table_rows(cls), without_default(cls), {}
-    for action in parser._actions:
-        if action.dest in names:
-            default = action.default if isinstance(action.default, str) else json.dumps(action.default, default=str)
-            default = "required" if action.dest in required else f"default {default}"
-            text = one_line(action.help or rows.get(action.dest, ""))
-            found[action.dest] = Argument(written(_hint(action)), default, text)
-    return found
-
-
-def written(hint: Any) -> str:
-    """A type as the command line has it: ``float``, ``int or null``, ``{a,b}``."""
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(written, get_args(hint)))
-    if get_origin(hint) is Literal:
-        choices = ",".join(map(str, get_args(hint)))
-        return f"{{{choices}}}" if len(get_args(hint)) > 1 else choices
-    if get_origin(hint) is None and isinstance(hint, type):
-        return {NoneType: "null", bool: "{true,false}"}.get(hint, hint.__name__)
-    return str(hint or "any").removeprefix("typing.")
-
-
-def explained(error: object, parser: Any, where: str = "") -> str:
-    """A message of jsonargparse in one line; for a value of the wrong type: option, value, and what is expected."""
-    message = one_line(error)
-    found = re.search(r'Parser key "(\w+)".* value: (.*?)$', message)
-    action = next((action for action in parser._actions if found and action.dest == found[1]), None)
-    if found is None or action is None or _hint(action) is None:
-        return message
-    given = "null" if found[2] == "None" else found[2]
-    dashes = "--" if action.option_strings else ""  # none before what is told by its place
-    return f"{dashes}{_prefix(where)}{found[1]} {given}: expected {written(_hint(action))}"
-
-
-def _prefix(where: str) -> str:
-    """What stands before an option's name on the command line."""
-    return f"{where}." if where in (*KINDS, "roster") else ""
-
-
-def _may_be_none(hint: Any) -> bool:
-    """Whether a type has ``None`` among its values, as far as one knows it."""
-    return hint in (None, Any, NoneType) or NoneType in get_args(hint) or None in get_args(hint)
-
-
-def _hint(action: Any) -> Any:
-    return getattr(action, "_typehint", None) or action.type
-
-
-def _table_rows(cls: type) -> dict[str, str]:
-    """Rows of the hyperparameter tables in the docstrings of a class and its bases, by the arguments that they name."""
-    found: dict[str, str] = {}
-    for base in cls.__mro__:
-        lines = [line.strip(" |").split(" | ") for line in (base.__doc__ or "").splitlines() if line.strip()[:1] == "|"]
-        own: dict[str, list[str]] = {}
-        if lines and lines[0][0] == "hyperparameter":
-            for first, *cells in lines[1:]:
-                told = "; ".join(f"{of} {cell.strip()}" for of, cell in zip(lines[0][1:], cells, strict=False))
-                for name in re.findall(r"``(\w+)``", first):
-                    own.setdefault(name, []).append(told if first == f"``{name}``" else f"{first}: {told}")
-        found = {name: ". ".join(rows) for name, rows in own.items()} | found
-    return found
-
-
 def imported(path: str) -> Any:
     """What a dotted path names."""
     module, _, name = path.rpartition(".")
-    with _uncollected():
+    with _no_collection():
         return getattr(importlib.import_module(module), name)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: what modules make stays, and looking through all of it again and again takes a
-    fifth of the time that importing Lightning does.
+def _no_collection() -> Iterator[None]:
+    """Switch garbage collection off: what modules create stays alive, and scanning it again and again takes a fifth of
+    the time of importing Lightning.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -380,29 +214,8 @@ def _defined(module: str, base: type) -> list[type]:
     return [c for c in own if issubclass(c, base) and c is not base and not inspect.isabstract(c)]
 
 
-def parameters(cls: type) -> dict[str, bool]:
-    """Arguments of ``__init__`` (bases included), and whether each has to be given."""
-    known: dict[str, bool] = {}
-    for base in cls.__mro__:
-        init = base.__dict__.get("__init__")
-        if init is None:
-            continue
-        own = list(inspect.signature(init).parameters.values())[1:]
-        for p in own:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                known.setdefault(p.name, p.default is p.empty)
-        if all(p.kind is not p.VAR_KEYWORD for p in own):
-            break
-    return known
-
-
-def without_default(cls: type) -> set[str]:
-    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
-    return {name for name, required in parameters(cls).items() if required}
-
-
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
-    """The error for a name that is not among ``known``: with the closest one, and the list."""
+    """The error for a name that is not among ``known``; it suggests the closest one and lists all."""
     known = list(known)
     close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else "."

@@ -28,8 +28,8 @@ from benchmark.registry import KINDS, imported, one_line
 from benchmark.report.compare import compare
 from benchmark.run import fit
 from benchmark.runs.archive import FILES
+from benchmark.runs.code_identity import method_source
 from benchmark.runs.environment import hardware
-from benchmark.runs.folder import method_source
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
@@ -131,7 +131,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     row = own_row(suite)
     if out.exists():
         raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
-    tuned, journal = suite.tuned_file(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
+    tuned, journal = suite.tuned.path(scale), results / tuning.FOLDER / f"{suite.paper}-{scale}.journal"
     for file in (tuned, journal):
         if not file.exists():
             raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and creates it")
@@ -348,9 +348,9 @@ def _partitions(one: Submission, results: Path) -> Point:
 def _tuned(one: Submission) -> Point:
     """Check that the choice follows from the journal, and that no more was tried than allowed."""
     journal = one.folder / tuning.FOLDER / f"{one.suite.paper}-{one.scale}.journal"
-    given, problems = one.suite.own_tuned(one.scale).get(one.row.full_name), []
-    where = f"tuned/{one.suite.tuned_file(one.scale).name}"
-    if extra := [name for name in one.suite.own_tuned(one.scale) if name != one.row.full_name]:
+    given, problems = one.suite.tuned.own(one.scale).get(one.row.full_name), []
+    where = f"tuned/{one.suite.tuned.path(one.scale).name}"
+    if extra := [name for name in one.suite.tuned.own(one.scale) if name != one.row.full_name]:
         problems.append(f"{where} also has {', '.join(extra)}; a submission is of one row")
     try:
         made, missing, tried = tuning.retraced(one.suite, one.scale, one.row, journal)
@@ -527,13 +527,8 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
         "hardware": hardware(ours["environment"]),
     }
     if counts:
-        path = one.suite.verified_file(one.scale)
-        path.parent.mkdir(exist_ok=True)
-        write_atomic(path, HEAD + dump_yaml({**one.suite.verified(one.scale), one.row.full_name: entry}))
+        one.suite.verified.add(one.scale, {one.row.full_name: entry})
     return Verified(found.lines, counts, reason, entry)
-
-
-HEAD = "# Made by `python -m benchmark submit --verify`: rows of which a maintainer has run a seed again.\n"
 
 
 def _sources(run: Run) -> dict[str, Path]:

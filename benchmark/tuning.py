@@ -17,7 +17,6 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, spelled
-from benchmark.files import dump_yaml, write_atomic
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.runs.records import READING, read_record
@@ -190,9 +189,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     without = [(trial.row, run) for trial in planned for run in _unknown(trial, studies)]
     whole = [row for row in rows if all(other is not row for other, _ in without)]
     made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
-    path = suite.tuned_file(scale)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, HEAD + dump_yaml({**suite.own_tuned(scale), **made}))
+    suite.tuned.add(scale, made)
     if without:
         named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
         raise RunError(f"no score of {named}: nothing is chosen for these rows. Fix what failed and run tune again")
@@ -231,9 +228,6 @@ def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[st
         others = math.ceil(len(scores(studies[row.full_name]).keys() - of_rule) / len(planned[0].runs))
         made = None if missing else choice(_known(planned, row, studies))
     return made, missing, len(planned) + others
-
-
-HEAD = "# Made by `python -m benchmark tune`: the rates that a row uses, and all that were tried.\n"
 
 
 def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:

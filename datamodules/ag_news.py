@@ -83,7 +83,7 @@ class AGNews(FSSLDataModule):
     def read(self) -> Arrays:
         """Return features float32 [N, 3, d] of training texts (text and two copies), [N, 1, d] of test texts."""
         if self._arrays is None:
-            self._arrays = self._read(Path(self.hparams["data_dir"]))
+            self._arrays = self._read(Path(self.hparams.data_dir))
         return self._arrays
 
     def _read(self, root: Path) -> Arrays:
@@ -109,8 +109,8 @@ class AGNews(FSSLDataModule):
 
     def _made(self, root: Path) -> Arrays:
         found, digests = read_texts(root)
-        train, train_labels, test, test_labels = listed(found) if self.hparams["texts"] == "listed" else found
-        keep = sample(train_labels, self.hparams["texts_per_class"])
+        train, train_labels, test, test_labels = listed(found) if self.hparams.texts == "listed" else found
+        keep = sample(train_labels, self.hparams.texts_per_class)
         texts, (copies, strong, more) = [train[i] for i in keep], self._copies(root, train, keep)
         kind = self._encoder(texts, root)
         parts, digests = [], digests | more
@@ -133,7 +133,7 @@ class AGNews(FSSLDataModule):
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:
         """Two copies of every kept text for strong views, what they are, and the digest of the file they come from."""
-        file, asked = root / BACK_TRANSLATION, self.hparams["strong"]
+        file, asked = root / BACK_TRANSLATION, self.hparams.strong
         if asked == "words" or (asked == "auto" and not file.exists()):
             texts = [train[i] for i in keep]
             rate = 0.3 if self._varied else 0.1
@@ -153,11 +153,11 @@ class AGNews(FSSLDataModule):
     @property
     def _varied(self) -> bool:
         """Whether weak views are drawn."""
-        return bool(self.hparams["pipeline"] == "feature_copies")
+        return bool(self.hparams.pipeline == "feature_copies")
 
     def _encoder(self, texts: list[str], root: Path) -> str:
-        if self.hparams["encoder"] != "auto":
-            return str(self.hparams["encoder"])
+        if self.hparams.encoder != "auto":
+            return str(self.hparams.encoder)
         for kind in text.ENCODERS:
             if text.cache(kind, texts, root).exists():
                 return kind

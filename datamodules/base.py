@@ -33,6 +33,8 @@ from datamodules.views.features import FeatureView
 
 BLOCK = 1024
 """Images of 32 x 32 pixels whose views are cut at once."""
+STORED = ("train_images", "train_labels", "test_images", "test_labels")
+"""What a data module keeps of ``Arrays``, as tensors."""
 
 
 class FSSLDataModule(L.LightningDataModule):
@@ -116,6 +118,22 @@ class FSSLDataModule(L.LightningDataModule):
     feature_dim: int | None = None  # length of the feature vectors that take the place of images
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
+    train_images: Tensor
+    """From ``setup`` on, all training images as read, in the form of ``Arrays``; ``take`` gives views of them."""
+
+    train_labels: Tensor
+    """From ``setup`` on, int64 ``[num_images]``, all training labels, the hidden ones too. No method may read them."""
+
+    test_images: Tensor
+    """From ``setup`` on, the test images as read, in the form of ``Arrays``."""
+
+    test_labels: Tensor
+    """From ``setup`` on, the test labels, int64."""
+
+    clients: Sites
+    """From ``setup`` on, what each client holds. A check may hand a client something else, ``clients[k] = site``, which
+    stays until the next ``place`` or ``overwrite``."""
+
     def __init__(
         self,
         data_dir: str = "data",
@@ -181,12 +199,17 @@ class FSSLDataModule(L.LightningDataModule):
         self._prepared: dict[Geometry | FeatureView, Tensor] = {}
         self._ready = False
 
+    @property
+    def hparams(self) -> Any:
+        """The constructor's arguments, by attribute or by name."""
+        return super().hparams
+
     def _views(self) -> pipelines.Views:
         """The pipeline's views with the data set's size and constants, or those given in their place."""
         h = self.hparams
-        constants = tuple(h["mean"] or self.mean), tuple(h["std"] or self.std)
-        look = pipelines.Look(self.image_size, h["zoom"] or self._zoom(), h["flip"], *constants, border=h["border"])
-        return pipelines.views(h["pipeline"], look)
+        constants = tuple(h.mean or self.mean), tuple(h.std or self.std)
+        look = pipelines.Look(self.image_size, h.zoom or self._zoom(), h.flip, *constants, border=h.border)
+        return pipelines.views(h.pipeline, look)
 
     def _measure(self, arrays: Arrays) -> None:
         """Take what the class does not say from the training images, and note it for the record.
@@ -198,7 +221,7 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
-        self.image_size = self.hparams["side"] or max(height, width)
+        self.image_size = self.hparams.side or max(height, width)
         self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {
@@ -259,29 +282,29 @@ class FSSLDataModule(L.LightningDataModule):
         arrays = self._arrays_read()
         name, h = type(self).__name__, self.hparams
         needed = layout_bytes(arrays, self.views)
-        if h["border"]:
-            check_border(arrays, h["border"], self.image_size, needed)
+        if h.border:
+            check_border(arrays, h.border, self.image_size, needed)
         asked = {option: h[option] for option in ("side", "zoom") if h[option]}
         check_memory(name, asked, needed, available_bytes(self.device), self.processes)
-        if h["channels"] == 1:
+        if h.channels == 1:
             check_grey(name, arrays)
-        if self.hparams["split"] == "random80":
+        if h.split == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
-        self._train, self._test = torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)
-        self._labels, self.test_labels = torch.from_numpy(arrays.train_labels), torch.from_numpy(arrays.test_labels)
-        options, labels = self.hparams, arrays.train_labels
-        seed = stream_seed(self.partition_seed, options["partition_stream"])
-        tested = balanced_holdout(options, labels, seed)
-        self._validation = validation_images(options, len(labels), seed, tested)
-        self.partition = draw_without(options, labels, np.union1d(self._validation, tested), seed)
+        for name in STORED:
+            setattr(self, name, torch.from_numpy(getattr(arrays, name)))
+        labels = arrays.train_labels
+        seed = stream_seed(self.partition_seed, h.partition_stream)
+        tested = balanced_holdout(h, labels, seed)
+        self._validation = validation_images(h, len(labels), seed, tested)
+        self.partition = draw_without(h, labels, np.union1d(self._validation, tested), seed)
         self.partition.validate(len(labels))
-        if options["labelled_holdout"]:
-            held = labelled_holdout(self.partition, options["labelled_holdout"], seed)
+        if h.labelled_holdout:
+            held = labelled_holdout(self.partition, h.labelled_holdout, seed)
             self.partition = self.partition.without_labelled(held)
             tested = held
         if len(tested):
-            self._test, self.test_labels = self._train[tested], self._labels[tested]
+            self.test_images, self.test_labels = self.train_images[tested], self.train_labels[tested]
         self._ready = True
         self._place()
 
@@ -297,6 +320,40 @@ class FSSLDataModule(L.LightningDataModule):
         if self._ready:
             self._place()
 
+    def overwrite(
+        self,
+        train_images: Tensor | None = None,
+        train_labels: Tensor | None = None,
+        test_images: Tensor | None = None,
+        test_labels: Tensor | None = None,
+    ) -> None:
+        """Store other images or labels, for checks: with noise for the test images, training must not change.
+
+        The partition stays, so every site holds the same positions; the labels that a site sees are the new ones.
+
+        Args:
+            train_images: in place of those stored, with the same shape and dtype; ``None`` keeps them, as below.
+            train_labels: likewise.
+            test_images: likewise.
+            test_labels: likewise.
+
+        Raises:
+            ConfigError: a tensor does not have the shape and dtype of the one it replaces, or ``setup`` has not run.
+        """
+        self._require_setup()
+        given = zip(STORED, (train_images, train_labels, test_images, test_labels), strict=True)
+        others = {name: tensor for name, tensor in given if tensor is not None}
+        for name, tensor in others.items():
+            stored = getattr(self, name)
+            if (tensor.shape, tensor.dtype) != (stored.shape, stored.dtype):
+                raise ConfigError(
+                    f"overwrite({name}=...) got {tensor.dtype} {list(tensor.shape)}, but {stored.dtype} "
+                    f"{list(stored.shape)} is stored: give a tensor of the same shape and dtype"
+                )
+        for name, tensor in others.items():
+            setattr(self, name, tensor)
+        self._place()
+
     def client(self, k: int) -> SiteData:
         """What client ``k`` holds, counted from 0.
 
@@ -305,7 +362,7 @@ class FSSLDataModule(L.LightningDataModule):
         """
         if not 0 <= k < self.num_clients:
             raise ConfigError(f"there is no client {k}: choose 0 to {self.num_clients - 1}; the server is data.server")
-        return self._clients[k]
+        return self.clients[k]
 
     @property
     def server(self) -> SiteData:
@@ -335,22 +392,22 @@ class FSSLDataModule(L.LightningDataModule):
     def num_images(self) -> int:
         """Training images that positions count, whoever holds them."""
         self._require_setup()
-        return len(self._labels)
+        return len(self.train_labels)
 
     def class_counts(self, role: P.Role) -> P.Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
         self._require_setup()
-        return self.partition.histogram(self._labels.cpu(), self.num_classes, role)
+        return self.partition.histogram(self.train_labels.cpu(), self.num_classes, role)
 
     def export(self, path: str) -> None:
         """Save the partition for ``partition_file``; with another data set or order of images it is refused."""
         self._require_setup()
-        self.partition.save(path, self._labels.cpu())
+        self.partition.save(path, self.train_labels.cpu())
 
     def roster(self, seed: int, participants: int | None = None, rule: str = "uniform") -> Roster:
         """The schedule of participants over this partition (see ``Roster``)."""
         self._require_setup()
-        return Roster(self.num_clients, self._clients.labelled(), seed, participants, rule)
+        return Roster(self.num_clients, self.clients.labelled(), seed, participants, rule)
 
     @property
     def block(self) -> int:
@@ -365,13 +422,13 @@ class FSSLDataModule(L.LightningDataModule):
         """
         if view not in self.views:
             raise ConfigError(
-                f"the pipeline {self.hparams['pipeline']!r} has no view {view!r}, only {', '.join(self.views)}; "
+                f"the pipeline {self.hparams.pipeline!r} has no view {view!r}, only {', '.join(self.views)}; "
                 "choose another data.pipeline"
             )
         self._require_setup()
         geometry = self.views[view].geometry
         if geometry not in self._prepared:
-            self._prepared[geometry] = geometry.prepare(self._train)
+            self._prepared[geometry] = geometry.prepare(self.train_images)
             finished(self.device)
         return self._seen(self.views[view](self._prepared[geometry], index, generator))
 
@@ -386,9 +443,9 @@ class FSSLDataModule(L.LightningDataModule):
     def _test_view(self) -> View | FeatureView:
         """How test images are seen: as training images in the view of that name, but for constants of their own."""
         view, h = self.views["test"], self.hparams
-        if isinstance(view, FeatureView) or not (h["test_mean"] or h["test_std"]):
+        if isinstance(view, FeatureView) or not (h.test_mean or h.test_std):
             return view
-        return replace(view, mean=tuple(h["test_mean"] or view.mean), std=tuple(h["test_std"] or view.std))
+        return replace(view, mean=tuple(h.test_mean or view.mean), std=tuple(h.test_std or view.std))
 
     def _test_block(self, view: View | FeatureView, index: Tensor) -> Tensor:
         return self._seen(view(self._test_prepared, index, None))
@@ -407,7 +464,7 @@ class FSSLDataModule(L.LightningDataModule):
         Raises:
             ConfigError: no ``Trainer`` fits a method on this data.
         """
-        method, sites = self._fitted(), [*self._clients, self._server]
+        method, sites = self._fitted(), [*self.clients, self._server]
         fields = ("labelled", "labels", "unlabelled", *(("revealed",) if self._server.revealed is not None else ()))
         data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in fields))
         streams = method.streams(data)
@@ -443,35 +500,35 @@ class FSSLDataModule(L.LightningDataModule):
 
     def _central(self, number: int, purpose: str) -> torch.Generator:
         device = "cpu" if purpose.startswith("order") else self.device
-        return random_streams.generator(self.hparams["run_seed"], purpose, number, device=device)
+        return random_streams.generator(self.hparams.run_seed, purpose, number, device=device)
 
     def _seen(self, images: Tensor) -> Tensor:
-        seen = images[:, : self.hparams["channels"]] if images.ndim == 4 else images
+        seen = images[:, : self.hparams.channels] if images.ndim == 4 else images
         return seen.to(self.dtype)
 
     def _place(self) -> None:
         device = self.device
-        self._train, self._labels = self._train.to(device), self._labels.to(device)
-        self._test_prepared = self.views["test"].geometry.prepare(self._test.to(device))
-        self.oracle = Oracle(self._labels)
+        self.train_images, self.train_labels = self.train_images.to(device), self.train_labels.to(device)
+        self._test_prepared = self.views["test"].geometry.prepare(self.test_images.to(device))
+        self.oracle = Oracle(self.train_labels)
         self._prepared.clear()
 
         def site(index: Tensor, rest: Tensor) -> SiteData:
-            revealed = self._labels[rest] if self.hparams["hidden_labels"] == "revealed" else None
-            return SiteData(index, self._labels[index], rest, revealed)
+            revealed = self.train_labels[rest] if self.hparams.hidden_labels == "revealed" else None
+            return SiteData(index, self.train_labels[index], rest, revealed)
 
         part = self.partition
-        unlabelled = P.unlabelled_sets(part, self.hparams["union_mode"])
-        labelled = P.labelled_sets(part, self._labels.cpu(), self.hparams["labelled_repeats"])
-        if self.hparams["hidden_labels"] == "pooled":
+        unlabelled = P.unlabelled_sets(part, self.hparams.union_mode)
+        labelled = P.labelled_sets(part, self.train_labels.cpu(), self.hparams.labelled_repeats)
+        if self.hparams.hidden_labels == "pooled":
             labelled = Lists.of([np.concatenate(pair) for pair in zip(labelled, unlabelled, strict=True)])
             unlabelled = unlabelled.kept(np.zeros(len(unlabelled.flat), dtype=bool))
-        self._clients = Sites(labelled, unlabelled, site, device)
+        self.clients = Sites(labelled, unlabelled, site, device)
         own = torch.tensor(part.server, device=device)
         self._server = site(own, own[:0])
         if len(self._validation):
             held = torch.tensor(self._validation, device=device)
-            self._server = replace(self._server, validation=held, validation_labels=self._labels[held])
+            self._server = replace(self._server, validation=held, validation_labels=self.train_labels[held])
         self._pool = torch.tensor(part.pool, device=device)
 
 

@@ -15,4 +15,4 @@ class CIFAR10(FSSLDataModule):
 
     def read(self) -> Arrays:
         """See ``sources.cifar10``."""
-        return sources.cifar10(self.hparams["data_dir"])
+        return sources.cifar10(self.hparams.data_dir)

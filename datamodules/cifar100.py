@@ -15,4 +15,4 @@ class CIFAR100(FSSLDataModule):
 
     def read(self) -> Arrays:
         """See ``sources.cifar100``."""
-        return sources.cifar100(self.hparams["data_dir"])
+        return sources.cifar100(self.hparams.data_dir)

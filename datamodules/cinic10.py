@@ -28,7 +28,7 @@ class CINIC10(FSSLDataModule):
         """Read the cache ``cinic10.npz``, else the folders ``train`` and ``test`` of ``cinic10`` or ``CINIC-10``."""
         return sources.load(
             "cinic10",
-            self.hparams["data_dir"],
+            self.hparams.data_dir,
             [Layout((f"{folder}/train", f"{folder}/test"), read_folders, slow=True) for folder in FOLDERS],
             None,
             "Get CINIC-10.tar.gz (doi:10.7488/ds/2448), unpack it into a folder cinic10, and move it",

@@ -16,4 +16,4 @@ class FashionMNIST(FSSLDataModule):
 
     def read(self) -> Arrays:
         """See ``sources.fashion_mnist``."""
-        return sources.fashion_mnist(self.hparams["data_dir"])
+        return sources.fashion_mnist(self.hparams.data_dir)

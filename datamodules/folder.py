@@ -35,5 +35,5 @@ class Folder(FSSLDataModule):
     def read(self) -> Arrays:
         """See ``own.folder``."""
         h = self.hparams
-        root = own.located(h["root"], h["data_dir"], "root")
-        return own.folder(root, h["data_dir"], h["side"], h["test_fraction"])
+        root = own.located(h.root, h.data_dir, "root")
+        return own.folder(root, h.data_dir, h.side, h.test_fraction)

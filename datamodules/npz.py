@@ -32,4 +32,4 @@ class Npz(FSSLDataModule):
     def read(self) -> Arrays:
         """See ``own.npz``."""
         h = self.hparams
-        return own.npz(own.located(h["file"], h["data_dir"], "file"), h["test_fraction"])
+        return own.npz(own.located(h.file, h.data_dir, "file"), h.test_fraction)

@@ -15,4 +15,4 @@ class SVHN(FSSLDataModule):
 
     def read(self) -> Arrays:
         """See ``sources.svhn``."""
-        return sources.svhn(self.hparams["data_dir"])
+        return sources.svhn(self.hparams.data_dir)

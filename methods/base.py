@@ -34,6 +34,7 @@ from methods.parts.tensors import wide
 from methods.parts.visits import Site, Upload, Visit
 
 Scope = Literal["shared", "personal", "local", "server"]
+COUNTS = ("_rounds", "_epochs", "_steps")  # how names of arguments end that count something
 ABOVE_ALL = 1.5  # the highest threshold of a probability that still looks like one
 
 
@@ -52,6 +53,12 @@ class FedMethod(L.LightningModule):
         local_epochs: passes over a client's data per visit.
         reset_momentum: forget the optimiser's state between a client's visits.
         eval_batch: test images per forward pass; default: the class's.
+
+    Some ranges are checked by name, so a subclass need not check them: an argument whose name ends in ``_rounds``,
+    ``_epochs`` or ``_steps`` must be 0 or more, or ``None``, and so must a number whose name begins with ``lr_``.
+
+    Raises:
+        ConfigError: an argument is out of its range; names it, its value and the range.
     """
 
     scenario: ClassVar[Scenario] = "partial_clients"
@@ -126,7 +133,7 @@ class FedMethod(L.LightningModule):
         self.require("above 0, or null", clip_norm=clip_norm is None or clip_norm > 0)
         self.require("from 1", batch_size=batch_size >= 1, eval_batch=self.eval_batch >= 1)
         self.require("from 1 to batch_size", min_batch=1 <= min_batch <= batch_size)
-        counts = {n: v for n, v in self.hparams.items() if n.endswith(("_rounds", "_epochs", "_steps")) and v}
+        counts = {n: v for n, v in self.hparams.items() if n.endswith(COUNTS) and v}
         rates = {n: v for n, v in self.hparams.items() if n.startswith("lr_") and isinstance(v, int | float)}
         self.require("from 0", **{n: v > 0 for n, v in counts.items()}, **{n: v >= 0 for n, v in rates.items()})
         self.spread: Spread = serially  # shares work that needs no client among processes
@@ -202,7 +209,7 @@ class FedMethod(L.LightningModule):
 
     def learning_rate(self) -> float:
         """Learning rate of the present visit; override for client kinds and for schedules over rounds."""
-        return float(self.hparams["lr"])
+        return float(self.hparams.lr)
 
     def configure_optimizers(self) -> Any:
         """The optimisers of a visit, in any of Lightning's forms; called anew for each.
@@ -213,9 +220,9 @@ class FedMethod(L.LightningModule):
         return torch.optim.SGD(
             self.model.parameters(),
             lr=self.learning_rate(),
-            momentum=h["momentum"],
-            nesterov=h["nesterov"],
-            weight_decay=h["weight_decay"],
+            momentum=h.momentum,
+            nesterov=h.nesterov,
+            weight_decay=h.weight_decay,
             fused=True,
         )
 
@@ -240,11 +247,11 @@ class FedMethod(L.LightningModule):
         With manual optimisation, call it before the optimiser steps; gradients are those of the loss itself from then
         on, in ``16-mixed``, too.
         """
-        if self.hparams["clip_norm"] is not None:
+        if self.hparams.clip_norm is not None:
             if self._trainer is not None:
                 self.trainer.precision_plugin.unscale_gradients(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.hparams["clip_norm"])
+            nn.utils.clip_grad_norm_(parameters, self.hparams.clip_norm)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss as ``manual_backward`` scales it in ``16-mixed``; in other precisions the loss itself.
@@ -281,11 +288,11 @@ class FedMethod(L.LightningModule):
 
         The client has loaded what it was sent. Default: ``local_epochs`` passes over its ``streams``.
         """
-        return [Pass(self.streams(client.data))] * int(self.hparams["local_epochs"])
+        return [Pass(self.streams(client.data))] * int(self.hparams.local_epochs)
 
     def streams(self, data: SiteData) -> dict[str, Stream]:
         """The streams named in ``views`` that the site can feed; labels cycle beside unlabelled data."""
-        size, least, streams = self.hparams["batch_size"], self.hparams["min_batch"], {}
+        size, least, streams = self.hparams.batch_size, self.hparams.min_batch, {}
         if "unlabelled" in self.views and len(data.unlabelled) >= least:
             streams["unlabelled"] = Stream(data.unlabelled, size, self.views["unlabelled"], min_batch=least)
         if "labelled" in self.views and len(data.labelled):

@@ -21,32 +21,35 @@ class FlexMatch(JointSteps):
         beta_c = sigma_c / max(max_k sigma_k, number of images with s = -1)
         t_i = onehot(argmax p(weak_i)),  m_i = 1[max p(weak_i) >= threshold * beta / (2 - beta)]
 
-    beta is that before the step; the step then updates s. A class that was never met has the threshold 0.
+    beta is that before the step; the step then updates s, and beta after it. A class that was never met has the
+    threshold 0. While all images have the same s, none or one class, beta stays as it was: 0 at first.
 
     | hyperparameter | paper (ProxyFL) | released code | here |
     |---|---|---|---|
     | ``threshold`` | 0.95 | not released; 0.95 (FlexMatch's) | 0.95 |
-    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as the code |
-    | s between visits | not given | not released | stays with the client |
+    | beta: warm-up, convex map | not given | on, on (FlexMatch's) | as released |
+    | beta while all s are equal | not given | stays (FlexMatch's) | as released |
+    | s and beta between visits | not given | not released | stay with the client |
     | ``lambda_u`` | 1 | not released | 1 |
     | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as released |
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 (SAGE) | 5 |
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none (SAGE) | so |
     | optimiser state | not given | one for all (SAGE) | one per client (``share_momentum``: as released) |
 
-    s of a visit alone is the ablation ``methods.ablations.flexmatch.Forgetful``. The rest is ``JointSteps``'.
+    s and beta of a visit alone are the ablation ``methods.ablations.flexmatch.Forgetful``. The rest is ``JointSteps``'.
     """
 
-    scopes = {**JointSteps.scopes, "status": "personal"}
+    scopes = {**JointSteps.scopes, "status": "personal", "beta": "personal"}
     contract_args = {**JointSteps.contract_args, "lr": 0.001}  # at first every pseudo-label counts
     warm_up: ClassVar[bool] = True
     status: Tensor
+    beta: Tensor
     unlabelled = StepNumber()
 
     def __init__(self, model: nn.Module, num_classes: int, num_images: int, **base: Any) -> None:
         super().__init__(model, **base)
-        self.num_classes = num_classes
         self.register_buffer("status", torch.full((num_images,), -1, dtype=torch.int16))
+        self.register_buffer("beta", torch.zeros(num_classes))
 
     def on_train_start(self) -> None:
         """Note how many images the client has."""
@@ -54,32 +57,30 @@ class FlexMatch(JointSteps):
         self.unlabelled = 0 if self.site is None else len(self.site.data.unlabelled)
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
-        """The local model's classes where they reach the thresholds of this moment; then s moves."""
+        """The local model's classes where they reach the thresholds of this moment; then s and beta move."""
         confidence, labels = local.max(dim=1)
-        beta = self.learning_status().to(local.dtype)
-        mask = confidence >= flexible(self.hparams.threshold, beta)[labels]
+        mask = confidence >= flexible(self.hparams.threshold, self.beta.to(local.dtype))[labels]
         index, sure = samples["index"], confidence >= self.hparams.threshold
         self.status[index] = torch.where(sure, labels.to(self.status.dtype), self.status[index])
+        counts = one_hot(self.status, len(self.beta)).sum(dim=0)
+        self.beta.copy_(learning_status(counts, self.unlabelled, self.beta, self.warm_up))
         return one_hot(labels, local.shape[1]).to(local.dtype), mask
 
-    def learning_status(self) -> Tensor:
-        """beta of the client, ``[C]``."""
-        counts = one_hot(self.status, self.num_classes).sum(dim=0)
-        return learning_status(counts, self.unlabelled, self.warm_up)
 
-
-def learning_status(counts: Tensor, images: Tensor | float, warm_up: bool = True) -> Tensor:
+def learning_status(counts: Tensor, images: Tensor | float, before: Tensor, warm_up: bool = True) -> Tensor:
     """beta ``[C]``: how far each class is learnt (FlexMatch, Eqs. 6, 11).
 
     Args:
         counts: sigma ``[C]``, images whose last sure prediction is of the class.
         images: number of all images.
+        before: beta so far, which stays where all images are of one class, or all of none.
         warm_up: the images of no class count like one class.
     """
-    most = counts.max()
+    most, unmet = counts.max(), images - counts.sum()
+    rests = torch.maximum(most, unmet) >= images
     if warm_up:
-        most = torch.maximum(most, images - counts.sum())
-    return counts / most.clamp_min(1)
+        most = torch.maximum(most, unmet)
+    return torch.where(rests, before, counts / most.clamp_min(1))
 
 
 def flexible(threshold: float, beta: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ DATA = {
     "--data.zoom 8": "a window of 32 does not fit into 8",
     "--data.border -1": "data.border is -1; it must be at least 0",
     "--data.border 1000": "makes training images of 2032 x 2032 pixels, 1.1 GB of memory in all, but the network takes",
-    "--data.side 20000 --data.zoom 20000": "the images of FewDigits would take 408 GB of memory, and ",
+    "--data.side 200000 --data.zoom 200000": "the images of FewDigits would take 40,800 GB of memory, and ",
     "--data.channels 2": "--data.channels 2: expected {1,3}",
     "--data.std [-1,1,1]": "data.std is [-1.0, 1.0, 1.0]; give finite numbers above 0",
     "--data.std [0]": "data.std is [0.0]; give finite numbers above 0",
@@ -211,7 +211,7 @@ PARTITIONS = {
     "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
     "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
-    "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: take 10 or 20",
+    "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: choose 10 or 20",
     "--data.scenario all_clients": "labels at all clients need one of data.num_labels",
     "--data.scenario all_clients --data.label_fraction 1.5": "labelled fraction of a client must be in (0, 1], got 1.5",
     "--data.scenario all_clients --data.label_fraction 0": "labelled fraction of a client must be in (0, 1], got 0.0",
@@ -430,7 +430,7 @@ def cases() -> list[Case]:
     for text, says in PUBLISHED.items():
         files = {"toy.yaml": toy({"published": "toy.csv"})}
         if text != "(no file)":
-            files["results/paper/toy.csv"] = "" if text == "(empty)" else text
+            files["toy.csv"] = "" if text == "(empty)" else text
         found.append(Case("Published values", f"`{text}`", says, TABLE, files))
     found += [Case("Records", given, says, "plot runs/toy", {}) for given, says in RECORDS.items()]
     return found

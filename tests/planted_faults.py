@@ -337,7 +337,7 @@ class HiddenLabels(Sound):
 
     def local_work(self, client: Site) -> LocalWork:
         """By name, from the data set behind the site."""
-        hidden = client._around.data._labels[client.data.unlabelled]  # type: ignore[attr-defined]
+        hidden = client._context.data.train_labels[client.data.unlabelled]  # type: ignore[attr-defined]
         self.usual.copy_(torch.bincount(hidden, minlength=10) / max(len(hidden), 1))
         return super().local_work(client)
 

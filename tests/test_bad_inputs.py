@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from bad_inputs import Case, cases
 from bad_plugins import MODULES
 from benchmark import cli
 from benchmark.config import Run, from_dict
-from benchmark.runs import environment, records
+from benchmark.runs import records
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record
-from benchmark.suites import suite
-from datamodules.io import sources
 from datamodules.partition.partition import Partition
 
 CASES = cases()
-parser = cache(cli._parser)
 CONFIG = {"method": "fedavg", "data": "digits", "rounds": 3, "last_k": 2}
 FACTS = {"partition_hash": "ab", "data_sha256": {}, "labelled_histogram": [[1]]}
 
@@ -40,16 +36,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder; what costs time and is not the point is left out."""
+    """An empty current folder from which those modules can be imported."""
     monkeypatch.syspath_prepend(plugins)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_parser", parser)
-    monkeypatch.setattr("benchmark.run.gc.collect", lambda: 0)
-    monkeypatch.setattr(suite, "PUBLISHED", tmp_path / "results" / "paper")
-    monkeypatch.setattr(sources, "digits", cache(sources.digits))
-    monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: "v")
-    monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")
-    monkeypatch.setattr("datamodules.base.available_bytes", lambda device: 16 * 10**9)
     monkeypatch.setenv("FSSL_KEEP_MEMORY", "0")
     return tmp_path
 

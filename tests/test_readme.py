@@ -1,10 +1,12 @@
 """README and docs do what they say: examples run, commands parse, links and options exist."""
 
+import importlib
 import inspect
 import re
 import runpy
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +184,8 @@ def test_rounds_behind_a_suite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's class is described and trained on."""
-    (code,) = [block for block in python_blocks("docs/data.md") if "class MyData" in block]
+    """The page's class is described, trained on, and changed as a check would."""
+    code, change = [block for block in python_blocks("docs/data.md") if "MyData(" in block]
     (tmp_path / "my_data.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -196,6 +198,9 @@ def test_a_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fit(*own)
     (path,) = tmp_path.glob("results/runs/*")
     assert list(read_record(path)["data_sha256"]) == ["my_data.npz"]
+    found: dict[str, Any] = {"MyData": partial(importlib.import_module("my_data").MyData, str(tmp_path))}
+    exec(change, found)
+    assert np.array_equal(found["data"].test_images.numpy(), 255 - arrays["x_test"])
 
 
 @pytest.mark.parametrize(("given", "passed"), [([], False), (["TABLES=1"], True)])

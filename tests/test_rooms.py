@@ -13,12 +13,14 @@ from benchmark.registry import KINDS, own_names
 ROOT = Path(__file__).resolve().parents[1]
 LOWER = {"datamodules": (), "methods": ("datamodules",), "benchmark": ("datamodules", "methods")}
 
-BASE = ("files", "registry", "config", "console")
+BASE = ("files", "registry", "arguments", "argument_help", "config", "console")
 RUNS = (*BASE, "runs", "federation")
 ROOMS = {
     "files": (),
     "registry": ("files",),
-    "config": ("files", "registry"),
+    "arguments": ("registry",),
+    "argument_help": ("registry", "arguments"),
+    "config": ("files", "registry", "arguments"),
     "console": (),
     "runs": BASE,
     "federation": (*BASE, "runs"),
@@ -135,4 +137,4 @@ def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
     known = {"__init__", "__main__", "api", "cli", "console", "run", "config", "registry", "files"}
-    assert files <= known | {"admission", "submission", "tuning"}
+    assert files <= known | {"arguments", "argument_help", "admission", "submission", "tuning"}

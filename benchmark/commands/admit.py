@@ -14,14 +14,14 @@ ABOUT = "Test by their bounds whether the settings of a leaderboard can be ranke
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     add_suite_arguments(parser)
     add_jobs_argument(parser)
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "admit")
     from benchmark import admission
 
@@ -35,5 +35,5 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
             f"points ({admission.GAP:g} needed), unlabelled data {made['premise']:.1f} in one place "
             f"({admission.PREMISE:g} needed); late rise {rises or 'unknown'} (below {admission.RISE:g} needed)"
         )
-    print(f"wrote {suite.admitted_file(options.scale)}")
+    print(f"wrote {suite.admitted.path(options.scale)}")
     return 0

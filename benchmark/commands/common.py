@@ -1,4 +1,4 @@
-"""What several commands share: options that name classes, lists, and the plan of a suite."""
+"""What several commands share: options, lists of words and numbers, and checks."""
 
 import inspect
 import os
@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
+from benchmark.argument_help import described
 from benchmark.config import Run, RunConfig, Runtime
-from benchmark.registry import KINDS, described, find_class, known_names, unknown
+from benchmark.registry import KINDS, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
 from datamodules.common.errors import ConfigError
 
@@ -24,7 +25,7 @@ DOTTED = (
 
 
 def add_suite_arguments(parser: ArgumentParser) -> None:
-    """Options of the commands on a suite."""
+    """Add the options of commands on a suite."""
     parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
     parser.add_argument(
         "--scale", type=str, default="quick", help="quick, small, laptop, lite, board or paper, where the suite has it"
@@ -32,13 +33,13 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
 
 
 def add_seeds_argument(parser: ArgumentParser) -> None:
-    """Option of the commands on the runs of a suite."""
+    """Add the option of commands on the runs of a suite."""
     text = str | None
     parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
 
 
 def add_jobs_argument(parser: ArgumentParser) -> None:
-    """Option of the commands that make many runs."""
+    """Add the option of commands that make many runs."""
     parser.add_argument(
         "--jobs",
         type=int | Literal["auto"],
@@ -49,7 +50,7 @@ def add_jobs_argument(parser: ArgumentParser) -> None:
 
 
 def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
-    """Runs at once, as ``--jobs`` says, and the GPUs that they share."""
+    """How many runs to make at once, by ``--jobs``, and how many GPUs they share."""
     if options.jobs != "auto" and options.jobs < 1:
         raise ConfigError(f"--jobs is {options.jobs}; it must be at least 1")
     from benchmark.launch import pool
@@ -59,11 +60,11 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
 
 
 def discard(runs: Iterable[Run]) -> None:
-    """Delete what these runs have left earlier (``--overwrite``).
+    """Delete what earlier runs have left in the folders of these (``--overwrite``).
 
     Raises:
-        ConfigError: this is one of several processes that something else has started; one would delete what another
-            has begun.
+        ConfigError: this is one of several processes that something else has started; it would delete what another
+            one has begun.
     """
     from benchmark.launch.launchers import slurm_tasks, torchrun
     from benchmark.runs.folder import RunFolder
@@ -75,7 +76,7 @@ def discard(runs: Iterable[Run]) -> None:
 
 
 def numbers(text: str | None, option: str) -> list[int]:
-    """Whole numbers separated by commas; none if the option was not given.
+    """Whole numbers separated by commas; an empty list if the option was not given.
 
     Raises:
         ConfigError: the text is something else, or there is no number in it.
@@ -87,12 +88,12 @@ def numbers(text: str | None, option: str) -> list[int]:
 
 
 def listed(text: str | None, option: str, known: Container[str] = ()) -> list[str]:
-    """Words separated by commas, as they are or in brackets; a text that is one of the ``known`` names stays whole.
+    """Words separated by commas, with or without brackets; a text that is one of the ``known`` names is not split.
 
-    There are none if the option was not given, which mostly means all, or the default.
+    The list is empty if the option was not given, which mostly means all, or the default.
 
     Raises:
-        ConfigError: the option was given, and has no word.
+        ConfigError: the option was given without a word.
     """
     if text is None:
         return []
@@ -106,21 +107,21 @@ def listed(text: str | None, option: str, known: Container[str] = ()) -> list[st
 
 
 def warn_of_slow_precision(precision: str, accelerator: str) -> None:
-    """Say it before anything is run if the precision makes runs slower on this machine."""
+    """Print a warning if the precision makes runs slower on this machine."""
     warning = slow_precision(precision)
     if warning and gpu_name(accelerator) is None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
 def refuse(dotted: Mapping[str, Any], command: str) -> None:
-    """Refuse options with a dot for a command that takes none."""
+    """Refuse dotted options for a command that takes none."""
     if dotted:
         raise ConfigError(f"{command} takes no --{next(iter(dotted))}: what a table runs is in its suite file")
 
 
 def require(slot: str, values: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names no class for a slot: with a name that nobody knows, which may be the slot's
-    misspelt, or else with the names of classes there are.
+    """Refuse a configuration that names no class for a slot; the message has a key that is unknown and may be the
+    slot's, misspelt, or else the known names of classes.
     """
     spec = values.get(slot)
     if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):

@@ -11,7 +11,7 @@ ABOUT = f"Print and draw how a data set is split over clients. {DOTTED}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     text = str | None
     parser.add_argument("--data", type=text, help="name or dotted path of the data set")
     parser.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: dict[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     if asked_help(dotted):
         return 0
     from benchmark.report.describe import describe

@@ -20,14 +20,14 @@ from datamodules.common.errors import BenchError
 def show(runs: Sequence[Run], states: Mapping[str, str], jobs: int, console: Console | None = None) -> None:
     """Print what is left of the runs: rounds, hours, memory of the clients' states, and disk.
 
-    Hours come from records of this machine, of the same configuration. Where there are none, a few whole rounds are run
-    and nothing of them is kept, if no other program uses the machine and none of them takes too long; else the time is
-    unknown, and the table says why. The data are read, and fetched where they are missing, as the runs would do.
+    The time comes from records of this machine with the same configuration. Without any, a few whole rounds are run and
+    discarded, unless another program uses the machine or a round takes too long; then the time is unknown, and the
+    table says why. The data are read, and downloaded if they are missing, as in the runs themselves.
 
     Args:
-        runs: of one command, at least one.
-        states: by run id, as in ``runs.states.state``.
-        jobs: runs that would go on at once.
+        runs: those of one command, at least one.
+        states: state of each (``runs.states.state``), by run id.
+        jobs: number of runs at once.
     """
     console = console or Console()
     if not console.is_terminal:
@@ -87,7 +87,7 @@ def _table(found: Sequence[Part], reasons: Mapping[int, str]) -> Table:
 
 
 def _needs(found: Sequence[Part], sizes: Mapping[int, Sizes], jobs: int, results: Path) -> str:
-    """Memory and disk in one sentence."""
+    """Needs of memory and disk in one sentence."""
     most = max(sizes.values(), key=lambda one: one.clients)
     stays = sum(len(found[number].runs) * one.server for number, one in sizes.items())
     while_running = jobs * max(one.checkpoints for one in sizes.values())

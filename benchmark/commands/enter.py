@@ -28,7 +28,7 @@ ABOUT = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     add_suite_arguments(parser)
     add_seeds_argument(parser)
     add_jobs_argument(parser)
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse({name: value for name, value in dotted.items() if not name.startswith("method.")}, "enter")
     from benchmark import tuning
     from benchmark.launch import pool
@@ -61,17 +61,17 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     for setting in leaderboard.settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
-    print(f"\nthe row is described by {path}, what was tried by {suite.tuned_file(options.scale)}")
+    print(f"\nthe row is described by {path}, what was tried by {suite.tuned.path(options.scale)}")
     if bad := [one for one in outcomes if one.status != "complete"]:
         raise RunError(f"{len(bad)} runs have no result, first {bad[0].run.cells[0]}: {bad[0].message}")
     return 0
 
 
 def _written(options: Namespace, dotted: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file of a suite that extends the leaderboard's by the method's row, made if it is missing, and its label.
+    """The file of a suite that adds the method's row to the leaderboard, written if it is missing, and the row's label.
 
     Raises:
-        ConfigError: the suite has no such setting, or has the label already, or another row is described there.
+        ConfigError: the suite has no such setting or has the label already, or the file describes another row.
     """
     extended, label = load(options.paper), options.method.rpartition(".")[2]
     find_class(options.method, KINDS["method"])

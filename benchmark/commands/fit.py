@@ -1,7 +1,7 @@
 """``fit``: one run, or one for each of several seeds and of several values of options."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
@@ -11,11 +11,23 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from benchmark.arguments import accepts, handed_over
 from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
-from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, with_pipeline
+from benchmark.config import (
+    ROSTER,
+    ROSTER_SUPPLIED,
+    Run,
+    RunConfig,
+    Runtime,
+    apply,
+    class_spec,
+    from_dict,
+    identity,
+    with_pipeline,
+)
 from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
-from benchmark.registry import KINDS, one_line
+from benchmark.registry import KINDS, find_class, imported, one_line
 from benchmark.suites.suite import load
 from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
 
@@ -23,7 +35,7 @@ ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     text = str | None
     parser.add_argument("--config", type=text, help="YAML file to start from, e.g. the config.yaml of a run")
     parser.add_argument("--suite", type=text, help="start from a row of this suite, or of this .yaml file; needs --row")
@@ -49,14 +61,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: dict[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     if asked_help(dotted):
         return 0
     given = dict(vars(options))
     dry, seeds = given.pop("dry_run", False), numbers(given.pop("seed", None), "--seed")
     overwrite, export = given.pop("overwrite", False), given.pop("export", None)
-    points = grid(dotted, lambda point: _described(dict(given), point))
-    made = [(point, _described(dict(given), {**dotted, **point})) for point in points]
+    values, row = _start(given, dotted)
+    points = grid(values, dotted)
+    made = [(point, _described(apply(values, point), row)) for point in points]
     named = [
         (point, first.replace(seed=seed) if seeds else first)
         for point, first in made
@@ -98,33 +111,45 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     return code
 
 
-def grid(dotted: Mapping[str, Any], check: Callable[[dict[str, Any]], Any]) -> list[dict[str, str]]:
+def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str, str]]:
     """The points of the grid that options with several values make, ``--method.lr 0.01,0.03``; one without any.
 
+    A text with commas is one value where the type of its option takes it as it stands. Otherwise it is several, if any
+    of its parts is a value of that type; those that are not are refused when their run is described.
+
     Args:
-        dotted: options of the method and the data set, their values as text.
-        check: raises ``ConfigError`` for options that make no configuration. A text with commas that its option takes
-            as it stands is one value.
+        values: plain configuration, with the options.
+        dotted: options of the method, the data set and the roster, as text.
+
+    Raises:
+        ConfigError: an unknown class.
     """
-    with_commas = {name: value for name, value in dotted.items() if isinstance(value, str) and _values(value)}
     several: dict[str, list[str]] = {}
-    for name, text in with_commas.items():
-        one_each = {other: _values(value)[0] for other, value in with_commas.items()}
-        try:
-            check({**dotted, **one_each, name: text})
-        except ConfigError:
-            several[name] = _values(text)
-    return [dict(zip(several, values, strict=True)) for values in product(*several.values())]
+    for option, text in dotted.items():
+        parts = _parts(text) if isinstance(text, str) else []
+        if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
+            several[option] = parts
+    return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
-def _values(text: str) -> list[str]:
-    """The values in a text with commas; none where it is one value, or a list in brackets."""
+def _parts(text: str) -> list[str]:
+    """What stands between the commas of a text, each once; nothing if there is a gap."""
     parts = [part.strip() for part in text.split(",")]
-    return list(dict.fromkeys(parts)) if len(parts) > 1 and all(parts) and text[0] not in "[{(" else []
+    return list(dict.fromkeys(parts)) if all(parts) else []
+
+
+def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
+    """Whether the type of an option takes a text; those of networks are not known before they are built."""
+    head, _, name = option.partition(".")
+    if head in KINDS:
+        spec = class_spec(head, values[head])
+        cls = find_class(spec.class_path, KINDS[head])
+        return accepts(cls, name, text, handed_over(cls, KINDS[head], spec.init_args))
+    return head != "roster" or accepts(imported(ROSTER), name, text, ROSTER_SUPPLIED)
 
 
 def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
-    """A table with a line per point of a grid: accuracy of its runs that are complete, by the reading of ``report``."""
+    """A table of the points of a grid: mean accuracy of the complete runs, by the reading of ``report``."""
     from tabulate import tabulate
 
     from benchmark.report.statistics import interval
@@ -146,13 +171,12 @@ def compared(named: Sequence[tuple[Mapping[str, str], Run]]) -> str:
     return str(tabulate(body, heads, tablefmt="simple", disable_numparse=True))
 
 
-def _described(given: dict[str, Any], dotted: Mapping[str, Any]) -> Run:
-    """The run that the options describe."""
-    values: dict[str, Any] = {}
-    path, suite, row = (given.pop(name, None) for name in ("config", "suite", "row"))
-    start: Run | None = None
-    if suite or row:
-        start = _row(suite, row, path, given.pop("scale", None))
+def _start(given: Mapping[str, Any], dotted: Mapping[str, Any]) -> tuple[dict[str, Any], Run | None]:
+    """Plain configuration of all options on top of what they start from, and the run of the row if it is a suite's."""
+    given = dict(given)
+    path, suite, row, values = given.pop("config", None), given.pop("suite", None), given.pop("row", None), {}
+    start = _row(suite, row, path, given.pop("scale", None)) if suite or row else None
+    if start:
         values = identity(start.config)
     if path:
         values = read_yaml(Path(path), "--config")
@@ -161,17 +185,19 @@ def _described(given: dict[str, Any], dotted: Mapping[str, Any]) -> Run:
     values = apply(values, {**given, **dotted})
     for slot in KINDS:
         require(slot, values)
-    if not (start or path):
-        values = with_pipeline(values)
+    return (values if start or path else with_pipeline(values)), start
+
+
+def _described(values: Mapping[str, Any], start: Run | None) -> Run:
+    """The run of a plain configuration; one that is no longer that of the suite's row has no scale of the suite."""
     config = from_dict(values)
     run = Run.of(config, f"{config.method.name} on {config.data.name}")
-    if start and run.replace(seed=start.config.seed).id != start.id:
-        run = run.replace(scale="custom")  # no longer the suite's
-    return run
+    changed = start is not None and run.replace(seed=start.config.seed).id != start.id
+    return run.replace(scale="custom") if changed else run
 
 
 def _row(suite: str | None, row: str | None, path: str | None, scale: str | None) -> Run:
-    """The run of a row of a suite, at its first scale where none is given: the full one."""
+    """The run of a row of a suite, by default at its first scale, the full one."""
     if path:
         raise ConfigError("--config and --suite both say where to start; give one of them")
     if not (suite and row):
@@ -186,7 +212,7 @@ def _what(dry: bool, runs: int) -> str:
 
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:
-    """One run after the other; one that fails does not keep the next from being run."""
+    """Make one run after the other; if one fails, the others still run."""
     failed = 0
     for point, run in named:
         name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])

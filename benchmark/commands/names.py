@@ -24,14 +24,14 @@ WHAT = ("methods", "data", "models", "suites")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument(
         "what", type=Literal["methods", "data", "models", "suites"], nargs="?", help="what to list; default: all"
     )
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "list")
     sections = []
     for what in [options.what] if options.what else WHAT:
@@ -47,7 +47,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 
 def _folded(line: str, indent: int) -> str:
-    """The line as a terminal shows it whole, its further lines below the text; elsewhere, for ``grep``, as it is."""
+    """The line, wrapped and indented on a terminal; elsewhere unchanged, for ``grep``."""
     width = get_terminal_size().columns
     if not sys.stdout.isatty() or width <= indent:
         return line
@@ -55,7 +55,7 @@ def _folded(line: str, indent: int) -> str:
 
 
 def _found(what: str) -> dict[str, str]:
-    """Names and what is said about each, read from sources: importing what is behind them takes seconds."""
+    """Names, each with its description, read from sources because importing the classes takes seconds."""
     if what == "suites":
         return {paper: str(read_yaml(SUITES / (paper + SUFFIX), "suite").get("title", "")) for paper in available()}
     if what == "models":
@@ -66,7 +66,7 @@ def _found(what: str) -> dict[str, str]:
 
 
 def _classes(kind: Kind) -> dict[str, str]:
-    """The modules of the kind's package, which hold one class each, and what other packages offer."""
+    """The modules of the kind's package, which hold one class each, and the entry points of other packages."""
     modules, base = iter_modules(import_module(kind.package).__path__), kind.base.split(".")[1]
     names = sorted(one.name for one in modules if not one.ispkg and one.name != base)
     found = {name: _first_line(f"{kind.package}.{name}") for name in names}

@@ -13,7 +13,7 @@ ABOUT = "Draw columns of the records of runs, or of a suite's rows with their se
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     text = str | None
     parser.add_argument("runs", nargs="*", help="folders below results/runs; or name rows of a suite")
     parser.add_argument("--suite", type=text, help="the suite of --row, or the path of a .yaml file")
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "plot")
     from benchmark.report.plots import learning_curves, read_runs, read_suite_rows
 

@@ -13,7 +13,7 @@ ABOUT = "Export complete runs into one file, or import those of a release, to co
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("what", type=Literal["export", "import"], help="what to do")
     parser.add_argument("file", type=str, help="the archive, such as board-0.3.0.tar.gz; to import also its address")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "records")
     from benchmark.runs.archive import pack, unpack
 

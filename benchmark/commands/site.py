@@ -12,7 +12,7 @@ ABOUT = "Make pages from all records: a leaderboard, a page per paper and, with 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
     parser.add_argument("--out", type=str, default="site", help="folder to write; index.html opens in a browser")
     parser.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "site")
     from benchmark.site.build import build
 

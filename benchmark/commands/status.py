@@ -7,14 +7,14 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import add_seeds_argument, add_suite_arguments, numbers, refuse
 from benchmark.config import Runtime
-from benchmark.suites import kept
+from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
 
 ABOUT = "Show how far the rows of a paper's tables are, and what is left."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     add_suite_arguments(parser)
     add_seeds_argument(parser)
     parser.add_argument("--runs", action="store_true", help="one line per run instead of one per row")
@@ -22,10 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "status")
     from benchmark.report.status import show
 
     seeds = numbers(options.seeds, "--seeds")
-    show(kept.plan(load(options.paper), options.scale, seeds, Runtime(results_dir=options.results_dir)), options.runs)
+    show(
+        plan_cache.plan(load(options.paper), options.scale, seeds, Runtime(results_dir=options.results_dir)),
+        options.runs,
+    )
     return 0

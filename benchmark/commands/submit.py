@@ -22,7 +22,7 @@ WAYS = ("paper", "check", "verify")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     text = str | None
     parser.add_argument("--paper", type=text, help="the suite that `enter` has written, e.g. text-my_method-all.yaml")
     parser.add_argument("--scale", type=str, default="board", help="scale of the leaderboard, with --paper")
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "submit")
     asked = [way for way in WAYS if options[way] is not None]
     if len(asked) != 1:

@@ -36,7 +36,7 @@ ABOUT = "Run what the tables of a paper need and is missing, then write the tabl
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     text = str | None
     add_suite_arguments(parser)
     add_seeds_argument(parser)
@@ -74,7 +74,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "table")
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     results = Path(runtime.results_dir)
@@ -84,7 +84,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         raise ConfigError(f"--readme {options.readme}: there is no such file")
     suite = load(options.paper)
     stamp = _stamp(suite, options, results, readme)
-    mirrored = runtime.wandb in ("online", "offline")  # asked for by name, also where nothing is missing
+    mirrored = runtime.wandb in ("online", "offline")  # explicitly asked for, even if nothing is missing
     if not (options.dry_run or options.overwrite or mirrored) and (left := stamp.holds()):
         for note in left["notes"]:
             print(note, file=sys.stderr)
@@ -95,7 +95,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None) -> "Stamp":
     from benchmark.report.stamp import Stamp
-    from benchmark.suites.kept import digest
+    from benchmark.suites.plan_cache import digest
 
     names = ("paper", "scale", "seeds", "tables", "methods", "only", "precision", "results_dir", "readme")
     asked = {name: options[name] for name in names} | {"page": str(readme), "suite": digest(suite, options.scale)}
@@ -103,7 +103,7 @@ def _stamp(suite: Suite, options: Namespace, results: Path, readme: Path | None)
 
 
 def _name(options: Namespace) -> str:
-    """What the files of the tables are called behind the paper's name."""
+    """The part of the tables' file names that follows the paper's."""
     return f"{options.scale}-{options.precision}" if options.precision else str(options.scale)
 
 
@@ -170,7 +170,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         written += excerpt.update(readme, name, pages, plan, results)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
-    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last: it is asked for
+    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
         _mirror(suite, runtime, scale, plan, pages)
     page = results / "tables" / f"{name}.md"
     _show(pages, wished, page)
@@ -193,7 +193,7 @@ def _mirror(
     plan: "Plan",
     pages: "Sequence[Rendered]",
 ) -> None:
-    """Send the tables, in the long form and in the published layout, and their learning curves to W&B."""
+    """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences
     from benchmark.report.layout import numeric
@@ -216,8 +216,8 @@ def _mirror(
 
 
 def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
-    """Which methods' code has changed since some of the runs were made, in words."""
-    from benchmark.runs.folder import method_source
+    """Notes about methods whose code has changed since some of the runs were made."""
+    from benchmark.runs.code_identity import method_source
 
     changed: dict[str, int] = {}
     for run, record in complete:
@@ -232,7 +232,7 @@ def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
 
 
 def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:
-    """Print the tables that were asked for, or else the first one, and where all of them lie."""
+    """Print the tables that were asked for, or else the first one, and the file that holds all of them."""
     shown = [page for page in pages if page.number in asked] or pages[:1]
     for page in shown:
         print(f"\n{page.terminal}")

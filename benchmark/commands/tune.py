@@ -14,7 +14,7 @@ ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     add_suite_arguments(parser)
     add_jobs_argument(parser)
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "tune")
     from benchmark import tuning
 
@@ -35,5 +35,5 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried")
-    print(f"wrote {suite.tuned_file(options.scale)}")
+    print(f"wrote {suite.tuned.path(options.scale)}")
     return 0

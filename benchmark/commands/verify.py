@@ -12,13 +12,13 @@ ABOUT = "Compare two runs; exits with 0 if their results are equal in every roun
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("one", type=str, help="folder of a run, below results/runs")
     parser.add_argument("other", type=str, help="folder of another run")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
-    """Carry the command out; returns its exit code."""
+    """Run the command; returns its exit code."""
     refuse(dotted, "verify")
     from benchmark.report.compare import compare
 

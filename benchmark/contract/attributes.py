@@ -37,7 +37,7 @@ class Place:
 
     @property
     def value(self) -> Any:
-        """What is there now."""
+        """The current value."""
         if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
             return self.owner._buffers[self.name]
         return vars(self.owner).get(self.name, MISSING)
@@ -47,7 +47,7 @@ class Place:
         return self if self.path is None else replace(self, owner=method.get_submodule(self.path))
 
     def set(self, value: Any) -> None:
-        """Put a copy of a value there; ``MISSING`` takes the attribute away."""
+        """Store a copy of a value; ``MISSING`` deletes the attribute."""
         if isinstance(self.owner, nn.Module) and self.name in self.owner._buffers:
             self.owner._buffers[self.name] = copied(value)
         elif value is not MISSING:
@@ -61,9 +61,9 @@ Values = dict[str, tuple[Place, Any]]
 
 
 def places_of(method: FedMethod) -> list[Place]:
-    """Attributes with data that nobody registers: of the method and its modules, of its classes and their modules.
+    """Attributes that hold unregistered data: of the method and its submodules, of its classes and their modules.
 
-    Buffers with ``persistent=False`` count: they are in no state dict.
+    Buffers with ``persistent=False`` count, because no state dict has them.
     """
     places = []
     registered = set(method.state_dict())
@@ -95,12 +95,12 @@ def _framework() -> set[str]:
 
 
 def values_of(places: list[Place]) -> Values:
-    """Copies of what is kept at these places now."""
+    """Copies of the current values of these places."""
     return {place.label: (place, copied(place.value)) for place in places}
 
 
 def changed(now: Values, before: Values) -> list[str]:
-    """Labels of values that are not what they were, or were not there."""
+    """Labels of values that have changed, appeared or disappeared."""
     names = [label for label, (_, value) in now.items() if not alike(value, before.get(label, (None, MISSING))[1])]
     return names + [label for label in before if label not in now]
 

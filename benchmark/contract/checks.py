@@ -34,11 +34,11 @@ CHECKS: tuple[Check, ...] = tuple(
 
 
 SECONDS = 2.0
-"""What a check takes on one core, roughly: most a second or two, the first, which trains the network, ten."""
+"""Rough time of a check on one core: most take a second or two, the first, which trains the network, ten."""
 
 
 def announced(methods: Sequence[str]) -> str:
-    """What the checks of some methods will take, in a sentence."""
+    """How long the checks of these methods will take, in a sentence."""
     minutes = max(1, round(len(methods) * len(CHECKS) * SECONDS / 60))
     many = f"{len(methods)} methods" if len(methods) > 1 else methods[0]
     about = "a minute" if minutes == 1 else f"{minutes} minutes"

@@ -1,4 +1,4 @@
-"""Checks of a method on another device than the CPU, an emulated one: no GPU is needed."""
+"""Checks of a method on a device other than the CPU. The device is emulated: no GPU is needed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,7 @@ from methods.models import cnn
 def run_of(
     method: Method, fabric: Fabric | None = None, **engine: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows and the server's tensors, on the CPU, after two rounds there; see ``tiny_federation``."""
+    """Rows of two rounds on the fabric's device, and the server's tensors on the CPU; see ``tiny_federation``."""
     with nullcontext() if fabric else as_devices_compute():
         federation = tiny_federation(method, fabric, **engine)
         rows = rounds_until(federation, 2)
@@ -27,21 +27,21 @@ def run_of(
 
 @contextmanager
 def as_devices_compute() -> Iterator[None]:
-    """Meanwhile the CPU rounds rates to single precision, and has no form of its own for a convolution."""
+    """Within this context the CPU rounds rates to single precision, and computes convolutions as a device does."""
     with patch.object(cnn, "conv_pool", one_kernel), patch.object(optimizers, "reads_single", lambda parameters: True):
         yield
 
 
 def one_kernel(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A convolution with pooling, without the form that the CPU has for it, which rounds otherwise."""
+    """A convolution with pooling, without the CPU's own way of computing it, which rounds differently."""
     return cnn.pool(conv(x))
 
 
 def check_all_tensors_lie_on_the_device(method: Method) -> None:
-    """On another device it computes the same bits: no operation meets a tensor, positions or a generator of the CPU."""
+    """On another device it computes the same bits: no operation gets a tensor, an index or a generator of the CPU."""
     half_trained()
     rows, server = run_of(method)
     with emulated.emulated():
         other_rows, other = run_of(method, fabric=emulated.fabric())
-    because = "on another device than the CPU it gives another result, though the device computes the same bits"
+    because = "on a device other than the CPU it gives another result, although that device computes the same bits"
     require_equal(method, because, different_rows(other_rows, rows), different(other, server))

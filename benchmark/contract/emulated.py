@@ -1,10 +1,10 @@
-"""A device that exists in this process only: its tensors have values, and lie elsewhere than those of the CPU.
+"""A device that exists only in this process: its tensors have values, but do not lie on the CPU.
 
-A tensor of the device is a wrapper around a tensor of the CPU, and a dispatch mode runs every operation on what is
-inside. So a program computes the bits of the CPU, while torch and this mode see another device: an operation on tensors
-of both is refused as on a GPU, and what makes the host wait is counted with file and line.
+A tensor of the device wraps a tensor of the CPU, and a dispatch mode runs every operation on the wrapped tensors. A
+program therefore computes the same bits as on the CPU, while torch and this mode see another device: an operation that
+mixes tensors of both is refused, as on a GPU, and whatever makes the host wait is counted by file and line.
 
-It knows no kernels, allocator, autocast or processes of a GPU: what runs here has not run on a GPU.
+It has none of a GPU's kernels, allocator, autocast or processes: what runs here has not run on a GPU.
 """
 
 import sys
@@ -61,13 +61,13 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Allocation:
-    """A piece of the device's memory; the tensors in it share it. ``past`` is for observers."""
+    """A block of the device's memory, which the tensors in it share. ``past`` is for observers."""
 
     past: Any = None
 
 
 class DeviceTensor(Tensor):
-    """A tensor of the device, around one of the CPU: ``near``."""
+    """A tensor of the device that wraps one of the CPU, ``near``."""
 
     near: Tensor
     memory: Allocation
@@ -90,7 +90,7 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Operations that meet no mode, as in threads of autograd's own."""
+        """Operations that no mode has intercepted, as in autograd's own threads."""
         if not _active:
             raise DeviceError(f"{func}: a tensor of the emulated device outlived it")
         with _active[-1]:
@@ -116,7 +116,7 @@ class DeviceTensor(Tensor):
         return self.near.untyped_storage()
 
     def tolist(self) -> Any:
-        """The values, for which the host waits."""
+        """The values; the host waits for them."""
         if _active:
             _active[-1].host_waits("tolist")
         return self.near.tolist()
@@ -130,7 +130,7 @@ class DeviceTensor(Tensor):
 
 
 class DeviceGenerator(_generator):
-    """A generator of the device; it draws what one of the CPU would."""
+    """A generator of the device; it draws the numbers that one of the CPU would."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -139,19 +139,19 @@ class DeviceGenerator(_generator):
 
 
 def address(generator: Any) -> int:
-    """Tells generators apart: an operation is given another Python object for the same one."""
+    """Identifies a generator: an operation gets the same one as another Python object."""
     return int(generator._cdata)
 
 
 class _GeneratorKind(type):
-    """``isinstance`` of what stands in for ``torch.Generator``."""
+    """``isinstance`` for the stand-in of ``torch.Generator``."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, _generator)
 
 
 class _Generator(metaclass=_GeneratorKind):
-    """Stands in for ``torch.Generator``, which makes none for a device of Python."""
+    """Stands in for ``torch.Generator``, which cannot make one for a device written in Python."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         if torch.device(device).type != NAME:
@@ -162,7 +162,7 @@ class _Generator(metaclass=_GeneratorKind):
 
 
 class Facts(NamedTuple):
-    """What the schema of an operation says."""
+    """What the schema of an operation declares."""
 
     name: str
     composite: bool
@@ -173,7 +173,7 @@ class Facts(NamedTuple):
 
 @cache
 def facts(func: Any) -> Facts:
-    """Of an operation: what it changes, and which results are arguments themselves (result, position, name)."""
+    """Which arguments an operation changes, and which of its results are arguments (result, position, name)."""
     schema = func._schema
     inputs = [(i, a.name, a.alias_info) for i, a in enumerate(schema.arguments)]
     written = tuple((i, name) for i, name, alias in inputs if alias is not None and alias.is_write)
@@ -194,15 +194,15 @@ class Operation:
     """An operation on the device, as observers see it.
 
     Args:
-        func: it.
-        args: its arguments, with what is inside of the device's tensors.
+        func: the operation.
+        args: its arguments; tensors of the device are unwrapped.
         kwargs: likewise.
-        used: tensors of the device that it is given.
-        written: those that it changes.
+        used: tensors of the device among its arguments.
+        written: those of them that it changes.
         waits: whether the host waits for the device.
         uploads: whether it copies from the host.
-        result: what it returned, with what is inside.
-        made: the tensors in memory of their own that it made.
+        result: what it returned, unwrapped.
+        made: the tensors that it made in memory of their own.
     """
 
     func: Any
@@ -217,7 +217,7 @@ class Operation:
 
     @property
     def facts(self) -> Facts:
-        """What its schema says."""
+        """What its schema declares."""
         return facts(self.func)
 
 
@@ -225,16 +225,16 @@ class Observer(Protocol):
     """Sees all operations on the device."""
 
     def before(self, operation: Operation) -> None:
-        """It has not run."""
+        """Called before it runs."""
 
     def after(self, operation: Operation) -> None:
-        """It has run."""
+        """Called after it has run."""
 
 
 class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The device while it is there; see ``emulated``.
+    """The device, as long as it exists; see ``emulated``.
 
-    ``reads`` and ``uploads`` count what the host waits for, and what it copies to the device, by operation and place.
+    ``reads`` counts the reads that the host waits for, ``uploads`` its copies to the device, by operation and place.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def host_waits(self, name: str) -> None:
-        """Count a read; observers see one of an operation themselves."""
+        """Count a read; observers see those of operations by themselves."""
         self.reads[name, here()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -319,10 +319,10 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def refuse_mixture(
         self, name: str, given: Sequence[Any], args: Sequence[Any], used: list[DeviceTensor], others: list[Tensor]
     ) -> None:
-        """Refuse a generator or tensors of the CPU; one without axes is a number, but where all tensors count.
+        """Refuse a generator of the CPU, or tensors of it. A tensor without axes counts as a number in most operations.
 
         Raises:
-            DeviceError: with operation, shapes and place.
+            DeviceError: names the operation, the shapes and the place.
         """
         if any(isinstance(one, _generator) and address(one) not in self.generators for one in given):
             raise DeviceError(
@@ -340,7 +340,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
 
     def wrapped(self, operation: Operation, known: Facts, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result on the device: arguments that were changed themselves, views, and what is new."""
+        """The result on the device: arguments changed in place, views, and new tensors."""
         memories = {one.near.untyped_storage()._cdata: one.memory for one in operation.used}
         wrap = partial(wrapped_in, memories, operation.made)
         if not known.returned:
@@ -353,7 +353,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def wrapped_in(memories: Mapping[int, Allocation], made: list[DeviceTensor], near: Any) -> Any:
-    """A result around what is inside; ``made`` takes up what lies in none of the memories."""
+    """A result, wrapped; tensors that lie in none of the memories are added to ``made``."""
     if isinstance(near, (list, tuple)):
         return type(near)([wrapped_in(memories, made, one) for one in near])
     if not isinstance(near, Tensor):
@@ -366,7 +366,7 @@ def wrapped_in(memories: Mapping[int, Allocation], made: list[DeviceTensor], nea
 
 
 def leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, and those within lists and tuples."""
+    """The values, and the values within lists and tuples."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from leaves(value)
@@ -381,14 +381,14 @@ def masked(args: Sequence[Any]) -> bool:
 
 
 def inside(value: Any) -> Any:
-    """The value with what is inside of the device's tensors."""
+    """The value with the device's tensors unwrapped."""
     if isinstance(value, DeviceTensor):
         return value.near
     return type(value)(map(inside, value)) if type(value) in (list, tuple) else value
 
 
 def here() -> Place:
-    """The innermost code that is neither torch's, Lightning's nor of a file that watches."""
+    """The innermost line of code that is not torch's, Lightning's or an observer's."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -413,7 +413,7 @@ _backend = SimpleNamespace(
     set_rng_state=lambda state, device=None: None,
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
 )
-"""What torch asks of a device's module; ``current_stream`` is all that code with one stream needs."""
+"""What torch requires of a device's module; code with one stream needs no more than ``current_stream``."""
 _backend.current_stream = lambda device=None: SimpleNamespace(synchronize=lambda: None)
 
 
@@ -423,7 +423,7 @@ class _Hooks(backend_registration._DummyPrivateUse1Hook):
 
 
 def _make_known() -> None:
-    """Tell torch of the device; autograd asks which devices there are once, at the first backward pass of a process."""
+    """Register the device with torch; autograd looks for devices once per process, at the first backward pass."""
     if torch._C._get_privateuse1_backend_name() == "privateuseone":
         backend_registration._setup_privateuseone_for_python_backend(NAME, _backend, _Hooks())
 
@@ -436,7 +436,7 @@ def device() -> torch.device:
     """The device.
 
     Raises:
-        DeviceError: torch has been told of another one in this way, or of this one too late.
+        DeviceError: another device has been registered in this way, or this one too late.
     """
     name = torch._C._get_privateuse1_backend_name()
     if name != NAME:
@@ -446,7 +446,7 @@ def device() -> torch.device:
 
 @contextmanager
 def emulated() -> Iterator[Emulation]:
-    """The device is there, and computes; its tensors do not outlive it.
+    """Within this context the device exists and computes; its tensors do not outlive it.
 
     Raises:
         DeviceError: see ``device``.
@@ -464,20 +464,20 @@ def emulated() -> Iterator[Emulation]:
 
 
 class _Accelerator(CPUAccelerator):
-    """Fabric's view of the device."""
+    """The device as Fabric's accelerator."""
 
     def setup_device(self, device: torch.device) -> None:
-        """There is nothing to set up."""
+        """Nothing to set up."""
 
 
 class _Fabric(Fabric):
     def autocast(self) -> AbstractContextManager[Any]:
-        """Autocast is the only thing that Fabric does by the name of the accelerator."""
+        """No context: autocast is the only thing that Fabric does by the name of the accelerator."""
         return nullcontext()
 
 
 def fabric(**precision: Any) -> Fabric:
-    """One process on the device, in single precision, or with a plugin that computes in it."""
+    """One process on the device, in single precision or with the given precision plugin."""
     made = _Fabric(accelerator=_Accelerator(), strategy=SingleDeviceStrategy(device=device()), **precision)
     made.launch()
     return made

@@ -12,9 +12,10 @@ from lightning import Fabric
 from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
+from benchmark.arguments import parameters
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.registry import KINDS, find_class, parameters
+from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule, Scenario
 from datamodules.digits import Digits
 from datamodules.io import sources
@@ -39,7 +40,7 @@ MOST = {
     "steps_per_visit": 2,
     "lr": 0.01,
 }
-"""The most that the contract leaves of an argument: short schedules, and a rate that a network without norms bears."""
+"""Upper limits for arguments in the contract: short schedules, and a rate that suits a network without norms."""
 
 
 class FewerDigits(Digits):
@@ -82,7 +83,7 @@ def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
 
 
 class ScaledSingle(MixedPrecision):
-    """Losses are scaled as in ``16-mixed``, and everything is computed in float32."""
+    """Scales losses as ``16-mixed`` does, but computes everything in float32."""
 
     def __init__(self) -> None:
         super().__init__("16-mixed", "cpu")
@@ -102,7 +103,7 @@ def plain_fabric(precision: str = "32-true") -> Fabric:
 
 
 def class_of(method: str | type) -> type[FedMethod]:
-    """The class that a name or a dotted path means; a class stays."""
+    """The class with this name or dotted path; a class is returned as it is."""
     return find_class(method, KINDS["method"]) if isinstance(method, str) else method
 
 
@@ -141,7 +142,7 @@ def make_method(
 
 
 def brief(method: str | type) -> dict[str, Any]:
-    """A short schedule and a gentle rate (``MOST``), and on top what a method says itself (``contract_args``)."""
+    """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
     own = dict(class_of(method).contract_args)
     arguments = make_method(method, **own).hparams
     return {name: most for name, most in MOST.items() if (arguments.get(name) or 0) > most} | own
@@ -149,11 +150,11 @@ def brief(method: str | type) -> dict[str, Any]:
 
 @cache
 def half_trained() -> dict[str, Tensor]:
-    """Weights of a small CNN that is right about two thirds of the digits, and sure of some.
+    """Weights of a small CNN that classifies about two thirds of the digits correctly, some of them with confidence.
 
-    Methods start from them in the contract, so that pseudo-labels of all classes flow from the first round on, some
-    of them wrong, and some images below every usual threshold. They are trained in float64, since 120 steps of Adam
-    make another network of float32's rounding errors, which are not the same on every processor.
+    In the contract methods start from them, so that from the first round on there are pseudo-labels of all classes,
+    some of them wrong, and some images that stay below every usual threshold. They are trained in float64: float32
+    rounds differently on different processors, and 120 steps of Adam turn that into another network.
     """
     data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid", side=SIDE)
     data.setup()
@@ -173,29 +174,33 @@ def half_trained() -> dict[str, Tensor]:
 
 
 def data_for(method: FedMethod) -> FewerDigits:
-    """The digits in the scenario that a method was made for, with what it says itself (``contract_data``)."""
+    """The digits in the scenario that a method is made for, with its own ``contract_data``."""
     data = FewerDigits(**{"scenario": method.scenario, "partition": "iid", **options_for(method)})
     data.setup()
     return data
 
 
+def contract_data(method: str | type) -> FewerDigits:
+    """The digits that the checks run a method on."""
+    return data_for(make_method(method, **brief(method)))
+
+
 def options_for(method: FedMethod) -> dict[str, Any]:
-    """Options of the data in the scenario that a method was made for, with what it says itself."""
+    """Options of the data in the scenario that a method is made for, with its own ``contract_data``."""
     named = {"pipeline": method.pipeline} if method.pipeline else {}
     return SCENARIOS[method.scenario] | {"side": SIDE} | named | dict(method.contract_data)
 
 
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
-    """The federation that the checks run: three brief rounds from half-trained weights, on fewer digits, the
-    last two averaged.
+    """The federation that the checks run: three short rounds from half-trained weights on fewer digits, where the last
+    two global models are averaged.
     """
     given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
-    data = data or data_for(make_method(method, **brief(method)))
-    return make_federation(method, data, weights=half_trained(), **given)
+    return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
 
 
 def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: Any) -> Federation:
-    """Two brief rounds on the fewest digits, in batches of 8 and ragged ones, on any device.
+    """Two short rounds on the fewest digits, on any device, in batches of 8 and smaller last ones.
 
     Args:
         method: name, dotted path or class.
@@ -214,7 +219,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
 
 
 def make_federation(method: str | type, data: FSSLDataModule | None = None, rounds: int = 3, **args: Any) -> Federation:
-    """A federation of a method, around a fresh network, in the scenario it was made for."""
+    """A federation of a method with a new network, in the scenario that the method is made for."""
     precision, run_seed = args.pop("precision", "32-true"), args.pop("run_seed", 0)
     options = ("slots", "replay", "callbacks", "average_last", "nonfinite", "sums")
     engine = {name: args.pop(name) for name in options if name in args}
@@ -227,7 +232,7 @@ def make_federation(method: str | type, data: FSSLDataModule | None = None, roun
 
 
 class Rows:
-    """Keeps the rows of a run without their wall-clock."""
+    """Keeps the rows of a run without their timing."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Checks of what a method may touch: nothing but registered tensors, its batch, and the streams that it is given."""
+"""Checks of what a method may touch: registered tensors, its batch and the random streams it is given, nothing else."""
 
 import os
 import platform
@@ -59,7 +59,7 @@ HOOKS = (
 
 
 def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
-    """A visit gives the same whether clients were visited before by this process or not: see ``scopes``."""
+    """A visit gives the same result whether or not this process has visited clients before: see ``scopes``."""
     untouched = common_values(contract_federation(method).method)
     worn = contract_federation(method)
     rounds_until(worn, 2)
@@ -98,7 +98,7 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
 
 
 def common_values(method: FedMethod) -> Values:
-    """What lies in class attributes and in globals of the method's modules."""
+    """Values of class attributes, and of globals of the method's modules."""
     return values_of([place for place in places_of(method) if place.path is None])
 
 
@@ -120,14 +120,14 @@ def all_of(federation: Federation, visit: Visit) -> dict[str, Tensor]:
 
 
 def check_registered_tensors_are_its_own(method: Method) -> None:
-    """No registered tensor lies in the memory of another instance's: what one run writes, the next would begin with."""
+    """No registered tensor shares memory with another instance's: what one run writes, the next would start with."""
     one, other = (make_method(method, **brief(method)) for _ in range(2))
     taken = {value.untyped_storage().data_ptr() for value in other.state_dict().values() if value.numel()}
     common = [name for name, value in one.state_dict().items() if value.untyped_storage().data_ptr() in taken]
     require_equal(
         method,
-        "registered tensors lie in memory that all instances share; a run that changes them in place changes those of "
-        "the next. Register a clone",
+        "registered tensors lie in memory that all instances share, so a run that changes them in place changes those "
+        "of the next run. Register a clone",
         common,
     )
 
@@ -135,9 +135,9 @@ def check_registered_tensors_are_its_own(method: Method) -> None:
 def check_hooks_change_nothing_they_are_given(method: Method) -> None:
     """No hook changes in place what it only may read: the server's tensors, a client's images and labels."""
     federation, broken = contract_federation(method), set[str]()
-    sites = federation.data._clients
+    sites = federation.data.clients
     for client in range(len(sites)):
-        sites[client] = sites[client]  # else made anew for every hook, and what another hook did to it would be gone
+        sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
 
     @contextmanager
     def watch(hook: str) -> Iterator[None]:
@@ -150,31 +150,35 @@ def check_hooks_change_nothing_they_are_given(method: Method) -> None:
         rounds_until(federation, 2)
     require_equal(
         method,
-        "a hook changes in place what belongs to the server or to the data; another process, or the next client, would "
-        "not see the same. Change a clone",
+        "a hook changes in place what belongs to the server or to the data, so that another process, or the next "
+        "client, would see something else. Change a clone",
         sorted(broken),
     )
 
 
 def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
-    """What hooks see and may not change, by what an error calls it; images only where a hook sees many."""
+    """What hooks see and must not change, by the name that an error gives it; images only for hooks that see many."""
     data = federation.data
     found = {f"the server's {name}": value for name, value in federation.server.items()}
     found |= {f"the initial {name}": value for name, value in federation.engine.initial.items()}
     for client, own in federation.memory.items():
         found |= {f"the server's memory of client {client}, {name}": value for name, value in own.items()}
-    for number, site in enumerate([*data._clients, data.server]):
+    for number, site in enumerate([*data.clients, data.server]):
         where = "the server" if number == data.num_clients else f"client {number}"
         found |= {f"the {part} of {where}": getattr(site, part) for part in ("labelled", "labels", "unlabelled")}
     if hook not in STEP_HOOKS:
-        found |= {"the training images": data._train, "all labels": data._labels, "the test labels": data.test_labels}
+        found |= {
+            "the training images": data.train_images,
+            "all labels": data.train_labels,
+            "the test labels": data.test_labels,
+        }
     return found
 
 
 def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
-    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, and torch's in training.
+    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, or, in training, torch's.
 
-    Clients may train in turns, so that nobody could seed torch's for one of them.
+    Clients may train in turns, so torch's generator cannot be seeded for one of them.
     """
     federation, broken = contract_federation(method), set[str]()
 
@@ -189,8 +193,8 @@ def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
         rounds_until(federation, 2)
     require_equal(
         method,
-        "a hook draws from a generator that nobody seeds for a visit. Draw from client.generator('a purpose'), while a "
-        "client trains from self.generator",
+        "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and "
+        "from self.generator while a client trains",
         sorted(broken),
     )
 
@@ -204,7 +208,7 @@ def global_states(training: bool) -> dict[str, object]:
 
 
 def check_the_host_does_not_matter(method: Method) -> None:
-    """Process id, host name, clock, processors, rank and number of processes change nothing."""
+    """Process id, host name, clock, number of processors, rank and number of processes change nothing."""
     expected, everything = reference(method).rows[:2], [*HOSTS, RANK]
     notes = different_rows(rows_elsewhere(method, *everything), expected)
     if notes:
@@ -214,7 +218,7 @@ def check_the_host_does_not_matter(method: Method) -> None:
 
 
 Fakes = Mapping[tuple[Any, str], Any]
-"""Module and name of a function -> what stands in for it."""
+"""Module and name of a function -> its stand-in."""
 
 
 def _later(clock: Any) -> Any:
@@ -235,7 +239,7 @@ RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1",
 
 
 def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
-    """Rows of the first two rounds where these properties of the host (``HOSTS``, ``RANK``) seem to be others."""
+    """Rows of the first two rounds where these properties of the host (``HOSTS``, ``RANK``) appear to differ."""
     federation = contract_federation(method)
     sources = [sys.modules[cls.__module__] for cls in own_classes(class_of(method)) if cls.__module__ in sys.modules]
     with ExitStack() as stack:
@@ -254,7 +258,7 @@ def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def watched(method: FedMethod, watch: Callable[[str], Any]) -> Iterator[None]:
-    """While it lasts, every hook of the method runs inside ``watch(name)``; a hook within a hook counts by itself."""
+    """Within this context every hook of the method runs inside ``watch(name)``; a hook called by a hook has its own."""
 
     def wrapped(name: str) -> Callable[..., Any]:
         hook = getattr(method, name)

@@ -1,4 +1,4 @@
-"""The pytest plugin: an option that names the methods, and errors of checks that show their values."""
+"""The pytest plugin: an option that names the methods, and failures of checks that show their values."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Let a failed assertion of a check show its values, as one in a test does; name the check that goes on."""
+    """Let a failed assertion in a check show its values, as in a test; name the check that is running."""
     import pytest
 
     if config.getoption("fssl_method"):
@@ -31,7 +31,7 @@ def pytest_configure(config: "pytest.Config") -> None:
 
 
 def pytest_report_collectionfinish(config: "pytest.Config") -> list[str]:
-    """Say what the contract of the methods that were named will take."""
+    """Say how long the contract of the named methods will take."""
     methods = config.getoption("fssl_method")
     if not methods:
         return []

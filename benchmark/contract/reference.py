@@ -1,4 +1,4 @@
-"""The run that most checks compare with, made once per method, and how runs are compared."""
+"""The reference run of a method, made once, which most checks compare with, and how runs are compared."""
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class ReferenceRun:
 
 
 def reference(method: Method) -> ReferenceRun:
-    """The run of a method, made at the first call. Nobody changes it."""
+    """The reference run of a method, made at the first call. It must not be changed."""
     return _reference(cast(Any, method))
 
 
@@ -68,14 +68,14 @@ def _note(federation: Federation, run: ReferenceRun) -> None:
 
 
 def resumed(method: Method, rounds: int, **args: Any) -> Federation:
-    """A new federation that goes on where the reference run stood after so many rounds."""
+    """A new federation that continues the reference run after this many rounds."""
     federation = contract_federation(method, **args)
     federation.load_state_dict(torch.load(io.BytesIO(reference(method).states[rounds]), weights_only=True))
     return federation
 
 
 def rounds_until(federation: Federation, stop: int) -> list[Row]:
-    """Run up to round ``stop`` (excluded); returns the rows without their wall-clock."""
+    """Run up to round ``stop`` (exclusive); returns the rows without their timing."""
     if federation.round == 0 and federation.server_state is None:
         federation.server_phase(0, first=True)
     rows = []
@@ -102,13 +102,13 @@ test_loss.__test__ = False  # type: ignore[attr-defined]
 
 
 def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that are not equal, bit for bit, or are there once only."""
+    """Names of the tensors that are not equal bit for bit, or are in one of the two only."""
     both = [name for name in expected if name in found and not torch.equal(found[name], expected[name])]
     return both + sorted(set(found) ^ set(expected))
 
 
 def different_rows(found: Sequence[Row], expected: Sequence[Row], but: Iterable[str] = ()) -> list[str]:
-    """Where rows differ, in words; columns that begin with one of ``but`` do not count."""
+    """How rows differ, in words; columns that begin with one of ``but`` do not count."""
     skipped = tuple(but)
     notes = []
     for row, other in zip(found, expected, strict=True):
@@ -119,15 +119,15 @@ def different_rows(found: Sequence[Row], expected: Sequence[Row], but: Iterable[
 
 
 def require_equal(method: Method, because: str, *notes: Sequence[str]) -> None:
-    """Raise what a check has found.
+    """Fail if a check has found differences.
 
     Args:
         method: the one that was checked.
-        because: what it does, and what to do about it.
-        notes: differences in words; without any, all is well.
+        because: what the method does wrong, and what to do about it.
+        notes: the differences, in words.
 
     Raises:
-        AssertionError: there are differences; it names the first few.
+        AssertionError: there are differences; names the first three.
     """
     found = [note for part in notes for note in part]
     more = f", and {len(found) - 3} more" if len(found) > 3 else ""
@@ -135,12 +135,12 @@ def require_equal(method: Method, because: str, *notes: Sequence[str]) -> None:
 
 
 def culprits(make: Callable[[], Federation], kept: Values, differs: Callable[[Federation], object]) -> str:
-    """Which unregistered attribute is behind a difference, as a sentence for an error.
+    """Which unregistered attribute causes a difference, as a sentence for an error.
 
     Args:
         make: a new federation, in which the difference does not show.
-        kept: what attributes held where it shows.
-        differs: runs a federation; whether the difference shows.
+        kept: values of the attributes where it does show.
+        differs: runs a federation and returns whether the difference shows.
     """
     found = []
     for label in changed(kept, values_of(places_of(make().method))):

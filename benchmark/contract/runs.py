@@ -1,4 +1,4 @@
-"""Checks of whole runs on real digits, in the scenario that the method was made for."""
+"""Checks of whole runs on real digits, in the scenario that the method is made for."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmark.contract.federations import FewerDigits, brief, class_of, contract_federation, data_for, make_method
+from benchmark.contract.federations import brief, class_of, contract_data, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
     culprits,
@@ -25,29 +25,29 @@ from benchmark.contract.reference import (
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, ReferenceEngine
-from datamodules.base import SiteData
+from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Visit
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
-"""Columns that say how many pseudo-labels a method uses."""
+"""Columns that count the pseudo-labels a method uses."""
 SINGLE, BRAIN = 0.03, 0.5
-"""How far a model in float32, and under autocast, may be from that in float64, over the way that the latter went.
+"""How far a model in float32, or under autocast, may end from the one in float64, relative to how far that one moved.
 
-Rounding alone costs 0.0003 at most in float32. A pseudo-label at its threshold may flip too, on one processor and not
-on another: that costs a hundredth here, and under bfloat16, which flips more of them, up to a fifth.
+Rounding alone accounts for at most 0.0003 in float32. On some processors a pseudo-label at its threshold flips as well,
+which accounts for about 0.01. In bfloat16 more of them flip, which accounts for up to 0.2.
 """
 OVERFLOW, MOST_OVERFLOW = ("overflow", "server/overflow"), 0.1
-"""Columns that say which part of a round's steps is left out in ``16-mixed``, and how much of them may be."""
+"""Columns with the share of a round's steps that ``16-mixed`` skips, and the largest share allowed."""
 FALL = 0.97
-"""What must be left of the loss on the test set, at most, at some time in three rounds."""
+"""The test loss must fall below this share of its initial value within three rounds."""
 TURNED = (5, 3, 4, 1, 2, 0)
-"""Another id for each client."""
+"""A new id for each client."""
 
 
 def check_a_run_is_finite_and_learns(method: Method) -> None:
-    """Three rounds from half-trained weights end with finite numbers, and the loss on the test set falls meanwhile."""
+    """Three rounds from half-trained weights end with finite numbers, and the test loss falls on the way."""
     run = reference(method)
     assert len(run.rows) == 3
     assert all(0 <= row["acc"] <= 100 for row in run.rows)
@@ -61,38 +61,57 @@ def check_a_run_is_finite_and_learns(method: Method) -> None:
 
 
 def check_pseudo_labels_flow(method: Method) -> None:
-    """In the runs that these checks compare, pseudo-labels are used and unlabelled images change the model."""
+    """The runs that these checks compare do use pseudo-labels, and their unlabelled images do change the model."""
     run, name = reference(method), class_of(method).__name__
     counts = [[row[column] for row in run.rows if column in row] for column in PSEUDO]
     reported = [count for count in counts if count]
     assert not reported or max(max(count[-2:]) for count in reported) > 0.0, (
-        f"{name} selected no pseudo-label in the last two of three rounds, so these checks see little of it: name "
-        "arguments with which it does in `contract_args`, e.g. a low threshold"
+        f"{name} selected no pseudo-label in the last two of three rounds, so these checks see little of it: in "
+        "`contract_args`, name arguments with which it does, e.g. a low threshold"
     )
     if not reported and "unlabelled" not in make_method(method, **brief(method)).views:
         return
-    other = contract_federation(method, data=with_other_unlabelled_images(method))
+    other = contract_federation(method, data=with_other_unlabelled_images(contract_data(method)))
     rounds_until(other, 2)
     assert different(other.server, run.servers[2]), (
-        f"{name} declares unlabelled images or reports pseudo-labels, but with other images in their place the model "
-        "after two rounds is the same: name arguments with which they train it in `contract_args`"
+        f"{name} declares unlabelled images or reports pseudo-labels, but replacing those images with noise does not "
+        "change the model after two rounds: in `contract_args`, name arguments with which they train it"
     )
 
 
-def with_other_unlabelled_images(method: Method) -> FewerDigits:
-    """The method's data with noise for all images without a label."""
-    data = data_for(make_method(method, **brief(method)))
-    hidden, generator = unlabelled(data), torch.Generator().manual_seed(0)
-    noise = torch.randint(256, data._train.shape, generator=generator, dtype=data._train.dtype)
-    data._train = torch.where(hidden.view(-1, *[1] * (noise.ndim - 1)), noise, data._train)
-    data._place()
+def with_other_unlabelled_images(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with noise for all training images without a label."""
+    images, hidden = data.train_images, unlabelled(data)
+    data.overwrite(train_images=torch.where(hidden.view(-1, *[1] * (images.ndim - 1)), noise(images), images))
     return data
 
 
-def unlabelled(data: FewerDigits) -> Tensor:
+def with_other_hidden_labels(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with a wrong label for every training image without one."""
+    labels, hidden, classes = data.train_labels, unlabelled(data), data.num_classes
+    by = torch.arange(len(labels)) % (classes - 1) + 1
+    data.overwrite(train_labels=torch.where(hidden, (labels + by) % classes, labels))
+    return data
+
+
+def with_other_test_images(data: FSSLDataModule) -> FSSLDataModule:
+    """The same data module, now with noise for test images and wrong test labels."""
+    data.overwrite(test_images=noise(data.test_images), test_labels=(data.test_labels + 1) % data.num_classes)
+    return data
+
+
+def noise(images: Tensor) -> Tensor:
+    """Noise in the form of these images or feature vectors."""
+    generator = torch.Generator().manual_seed(0)
+    if images.is_floating_point():
+        return torch.randn(images.shape, generator=generator, dtype=images.dtype)
+    return torch.randint(256, images.shape, generator=generator, dtype=images.dtype)
+
+
+def unlabelled(data: FSSLDataModule) -> Tensor:
     """Which training images no site holds with a label, bool ``[n]``."""
-    hidden = torch.ones(len(data._labels), dtype=torch.bool)
-    for site in [*data._clients, data.server]:
+    hidden = torch.ones(data.num_images, dtype=torch.bool)
+    for site in [*data.clients, data.server]:
         hidden[site.labelled] = False
     return hidden
 
@@ -105,7 +124,7 @@ def check_same_seed_same_bits(method: Method) -> None:
     require_equal(
         method,
         "two runs of one seed differ: something draws from a generator that nobody seeds, reads the clock or the host, "
-        "or lies where all instances see it",
+        "or is kept where all instances share it",
         *notes,
     )
     other = contract_federation(method, run_seed=1)
@@ -133,15 +152,16 @@ def _resume(method: Method, stop: int) -> None:
         blame = culprits(afresh, run.attributes[stop], lambda rest: not differences(rest))
         require_equal(
             method,
-            f"a run that goes on from its checkpoint of round {stop} differs: what the next round depends on is in no "
-            f"registered tensor.{blame} Register it (register_buffer) and give it a scope",
+            f"a run resumed from its checkpoint of round {stop} differs: something that the next round depends on is "
+            f"in no registered tensor.{blame} Register it (register_buffer) and give it a scope",
             notes,
         )
 
 
 def check_the_averaged_model_is_the_mean_of_what_the_server_held(method: Method) -> None:
-    """It predicts as the method does with the mean, in float64, of the server's tensors after the last two rounds;
-    taking that mean leaves the server as it was, and a run that goes on from a checkpoint averages to the same bits.
+    """It predicts as the method does with the mean, in float64, of the server's tensors after the last two rounds.
+
+    Evaluating it leaves the server as it was, and a resumed run has the same average, bit for bit.
     """
     run, name = reference(method), class_of(method).__name__
     *_, before, last = run.servers
@@ -153,7 +173,7 @@ def check_the_averaged_model_is_the_mean_of_what_the_server_held(method: Method)
     federation.method.load_tensors(means)
     assert run.averaged == {"rounds": 2, **federation.evaluate()}, (
         f"{name}: the averaged model is not the mean of the last two global models: `predict` depends on something "
-        "that is no registered tensor of scope shared or server"
+        "other than registered tensors of scope shared or server"
     )
     federation.become_server()
     assert federation.evaluate_averaged() == run.averaged, f"{name}: a resumed run averages to another model"
@@ -171,27 +191,23 @@ def check_order_of_visits_is_irrelevant(method: Method) -> None:
         rows = rounds_until(contract_federation(method), 2)
     require_equal(
         method,
-        "clients that train in another order, as on several processes, give another result: a visit leaves something "
-        "behind that is no registered tensor",
+        "clients that train in another order, as they do on several processes, give another result: a visit leaves "
+        "something behind outside the registered tensors",
         different_rows(rows, reference(method).rows[:2]),
     )
 
 
 def check_hidden_labels_are_not_read(method: Method) -> None:
     """Training is the same when every hidden label is wrong."""
-    poisoned = data_for(make_method(method, **brief(method)))
-    hidden = unlabelled(poisoned)
-    assert bool(hidden.any())
-    classes = poisoned.num_classes
-    by = torch.arange(len(hidden)) % (classes - 1) + 1
-    poisoned._labels[hidden] = (poisoned._labels[hidden] + by[hidden]) % classes
-    federation, run = contract_federation(method, data=poisoned), reference(method)
+    data = contract_data(method)
+    assert bool(unlabelled(data).any())
+    federation, run = contract_federation(method, data=with_other_hidden_labels(data)), reference(method)
     rows = different_rows(
         rounds_until(federation, 2), run.rows[:2], but=["pseudo/", "acc_clients", "acc_worst_clients"]
     )
     require_equal(
         method,
-        "with other hidden labels it trains another model; labels of unlabelled images are for metrics only",
+        "with other hidden labels it trains another model; the labels of unlabelled images are for metrics only",
         rows,
         different(federation.server, run.servers[2]),
     )
@@ -199,12 +215,8 @@ def check_hidden_labels_are_not_read(method: Method) -> None:
 
 def check_test_images_are_not_used(method: Method) -> None:
     """With noise for test images and wrong test labels, the same model is trained; only its scores differ."""
-    poisoned = data_for(make_method(method, **brief(method)))
-    generator = torch.Generator().manual_seed(0)
-    poisoned._test = torch.randint(256, poisoned._test.shape, generator=generator, dtype=poisoned._test.dtype)
-    poisoned.test_labels = (poisoned.test_labels + 1) % poisoned.num_classes
-    poisoned._place()
-    federation, run = contract_federation(method, data=poisoned), reference(method)
+    federation = contract_federation(method, data=with_other_test_images(contract_data(method)))
+    run = reference(method)
     rows = rounds_until(federation, 2)
     assert all(row["acc"] != other["acc"] for row, other in zip(rows, run.rows[:2], strict=True))
     require_equal(
@@ -216,10 +228,10 @@ def check_test_images_are_not_used(method: Method) -> None:
 
 
 def check_names_of_clients_do_not_matter(method: Method) -> None:
-    """The same clients under other ids, with their own draws, give the same model up to the order of summation."""
+    """The same clients under other ids, each with its own draws, give the same model up to the order of summation."""
     server = in_double(cast(Any, method))[2]
     federation = contract_federation(method, precision="64-true")
-    sites = federation.data._clients
+    sites = federation.data.clients
     for client, site in enumerate([sites[TURNED.index(client)] for client in range(len(sites))]):
         sites[client] = site
     federation.roster = TurnedRoster(len(sites), tuple(k for k, site in enumerate(sites) if len(site.labelled)), seed=0)
@@ -252,7 +264,7 @@ class TurnedRoster(Roster):
 
 
 def under_old_id(draw: Callable[..., Any], place: int | None) -> Callable[..., Any]:
-    """A function of a visit (the argument at ``place``, or the site's) that meets the client's former id."""
+    """``draw``, a function of a visit (the argument at ``place``, or the site's), that sees the client's former id."""
 
     def drawn(owner: Any, *args: Any) -> Any:
         visit = owner.visit if place is None else args[place]
@@ -269,7 +281,7 @@ def under_old_id(draw: Callable[..., Any], place: int | None) -> Callable[..., A
 
 
 def check_a_step_leaves_its_batch_alone(method: Method) -> None:
-    """A step changes registered tensors only: its batch is as it was, and its loss, where it has one, is finite."""
+    """A step changes only registered tensors: its batch stays as it was. Its loss, if it has one, is finite."""
     losses, broken = [], set[str]()
     compute = Fit.compute
 
@@ -284,7 +296,7 @@ def check_a_step_leaves_its_batch_alone(method: Method) -> None:
         rounds_until(contract_federation(method), 2)
     require_equal(method, "training_step changes its batch in place; change a clone", sorted(broken))
     name = class_of(method).__name__
-    assert losses, f"{name}: nobody takes a step in two rounds"
+    assert losses, f"{name}: no client takes a step in two rounds"
     assert all(loss is None or bool(loss.isfinite()) for loss in losses), f"{name}: the loss of a step is not finite"
 
 
@@ -300,28 +312,28 @@ def in_double(method: Method) -> list[dict[str, Tensor]]:
 
 
 def check_single_precision_is_close_to_double(method: Method) -> None:
-    """Weights in float32 went the way of those in float64, up to ``SINGLE`` of its length."""
+    """Weights in float32 end near those in float64: within ``SINGLE`` of the distance that those moved."""
     _require_near(method, reference(method).servers[2], "float32", SINGLE)
 
 
 def check_bf16_autocast_is_close_to_double(method: Method) -> None:
-    """Weights under bf16 autocast went the way of those in float64, up to ``BRAIN`` of its length."""
+    """Weights under bf16 autocast end near those in float64: within ``BRAIN`` of the distance that those moved."""
     federation = contract_federation(method, precision="bf16-mixed")
     rounds_until(federation, 2)
     _require_near(method, federation.server, "bf16", BRAIN)
 
 
 def check_a_scaled_loss_leaves_every_bit(method: Method) -> None:
-    """With losses scaled by a power of 2, as in ``16-mixed``, but in float32, weights end at the same bits."""
+    """With losses scaled by a power of 2, as in ``16-mixed`` but in float32, weights end with the same bits."""
     if class_of(method).no_loss_scaling:
         return
     federation, run = contract_federation(method, precision="32-scaled"), reference(method)
     rows = rounds_until(federation, 2)
     require_equal(
         method,
-        "with a scaled loss, as 16-mixed has it, it trains another model: a gradient is used while it is scaled, or "
-        "was never. With manual optimisation call manual_backward, then configure_gradient_clipping, then the step of "
-        "self.optimizers(); torch.autograd.grad takes self.scaled(loss). If that cannot be, say why in "
+        "with a scaled loss, as in 16-mixed, it trains another model: a gradient is used while it is scaled, or was "
+        "never scaled. With manual optimisation, call manual_backward, then configure_gradient_clipping, then the step "
+        "of self.optimizers(); give torch.autograd.grad self.scaled(loss). If that is impossible, say why in "
         "`no_loss_scaling`",
         different_rows(rows, run.rows[:2], but=OVERFLOW),
         different(federation.server, run.servers[2]),
@@ -329,15 +341,15 @@ def check_a_scaled_loss_leaves_every_bit(method: Method) -> None:
 
 
 def check_half_autocast_is_close_to_double(method: Method) -> None:
-    """Weights under float16 autocast with a scaled loss went the way of those in float64, as far as in bf16."""
+    """Weights under float16 autocast with a scaled loss end as near to those in float64 as is asked of bf16."""
     if class_of(method).no_loss_scaling:
         return
     federation = contract_federation(method, precision="16-mixed")
     rows = rounds_until(federation, 2)
     overflow = max(row.get(name, 0.0) for row in rows for name in OVERFLOW)
     assert overflow <= MOST_OVERFLOW, (
-        f"{class_of(method).__name__}: {overflow:.0%} of a round's steps are left out in 16-mixed, since a gradient "
-        "overflows: compute what is steep in float32 (torch.autocast(self.device.type, enabled=False))"
+        f"{class_of(method).__name__}: 16-mixed skips {overflow:.0%} of a round's steps because a gradient overflows: "
+        "compute what is steep in float32 (torch.autocast(self.device.type, enabled=False))"
     )
     _require_near(method, federation.server, "float16", BRAIN)
 
@@ -350,13 +362,13 @@ def _require_near(method: Method, server: dict[str, Tensor], precision: str, bou
     way = torch.cat([(exact[name] - start[name].double()).flatten() for name in names]).norm()
     off = torch.cat([(server[name].double() - exact[name]).flatten() for name in names]).norm()
     assert off <= bound * way, (
-        f"{class_of(method).__name__}: in {precision} the weights end {float(off / way):.3f} of their way from those "
-        f"in float64; {bound} is allowed"
+        f"{class_of(method).__name__}: in {precision} the weights end {float(off / way):.3f} of the distance moved "
+        f"from those in float64; {bound} is allowed"
     )
 
 
 def check_bytes_are_counted(method: Method) -> None:
-    """What is sent is at least the shared tensors of every visit (unless the method counts), and both ways count."""
+    """Every visit sends at least the shared tensors (unless the method counts by itself), and both directions count."""
     module = make_method(method, **brief(method))
     shared = sum(v.numel() * v.element_size() for v in module.tensors("shared").values())
     row, name = reference(method).rows[0], class_of(method).__name__
@@ -368,9 +380,9 @@ def check_bytes_are_counted(method: Method) -> None:
 
 
 def check_clients_with_one_image_or_none(method: Method) -> None:
-    """A client with a single image, and one with nothing at all, do not break a round."""
+    """A client with a single image and one with none do not break a round."""
     federation = contract_federation(method)
-    sites = federation.data._clients
+    sites = federation.data.clients
     site = sites[-1]
     keep = 1 if len(site.unlabelled) else 0
     sites[-1] = SiteData(site.labelled[: 1 - keep], site.labels[: 1 - keep], site.unlabelled[:keep])

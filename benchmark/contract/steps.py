@@ -1,4 +1,4 @@
-"""Checks of steps, in several executions: a plain ``Trainer``, the reference engine, slots, slots with replay."""
+"""Checks of steps under several engines: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
 import warnings
 from collections import Counter
@@ -30,11 +30,11 @@ from datamodules.views.batches import Batch, LocalWork
 from methods.base import Scope, Visit
 
 SCOPES: tuple[Scope, ...] = ("shared", "personal", "local", "server")
-ELSEWHERE = 5  # how far from its place a step is recorded, in steps and epochs
+ELSEWHERE = 5  # how far from its own place in the visit a step is recorded, in steps and epochs
 
 
 class Visited(IterableDataset[Batch]):
-    """A client's local epochs, one at every iteration."""
+    """A client's local epochs, one per iteration."""
 
     def __init__(self, site: LocalSite, work: LocalWork) -> None:
         self.site, self.work, self.epochs = site, work, 0
@@ -45,7 +45,7 @@ class Visited(IterableDataset[Batch]):
 
 
 class TakeUp(L.Callback):
-    """Gives the optimisers of a Trainer what the client has kept of theirs."""
+    """Loads the optimiser states that the client has kept into the optimisers of a Trainer."""
 
     def __init__(self, states: OptimizerStates) -> None:
         self.states = states
@@ -56,7 +56,7 @@ class TakeUp(L.Callback):
 
 
 def some_visits(federation: Federation) -> list[Visit]:
-    """Of the next round, a visit of every kind of client, and one to a client that has taken part before."""
+    """Visits of the next round: one for each kind of client, both new clients and ones that have taken part before."""
     chosen: dict[Any, Visit] = {}
     for visit in federation.visits(2):
         chosen.setdefault((visit.labelled, visit.first), visit)
@@ -121,8 +121,8 @@ def check_slots_equal_the_reference(method: Method) -> None:
         method,
         slots=3,
         replay=False,
-        because="clients that train in three copies of the method give another result: what is no registered tensor "
-        "does not travel with a client",
+        because="clients that train in three copies of the method give another result: only registered tensors travel "
+        "with a client",
     )
 
 
@@ -133,14 +133,14 @@ def check_replayed_steps_equal_the_reference(method: Method) -> None:
             method,
             slots=1,
             replay=True,
-            because="a step that is recorded and replayed gives another result: it reads or writes something else than "
-            "its batch and registered tensors (batch_idx, current_epoch and global_step are Python's), or Python "
-            "decides what only tensors may",
+            because="a step that is recorded and replayed gives another result: it reads or writes something other "
+            "than its batch and registered tensors (batch_idx, current_epoch and global_step are Python numbers), or "
+            "Python code takes a decision that must be left to tensors",
         )
 
 
 def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
-    """Recording a step, as if it were another step of the visit: a replay serves them all."""
+    """``init``, which records a step, made to record it as another step of the visit: one recording serves all."""
 
     def recorded(self: RecordedStep, step: Any, batch: Batch, slot: Any, fit: Fit) -> None:
         counters = ((fit, "batch_idx"), (fit.trainer, "current_epoch"), (fit.trainer, "global_step"))
@@ -154,7 +154,7 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_a_step_reads_nothing_back(method: Method) -> None:
-    """No step waits for the device: it reads no number back, and no shape depends on data."""
+    """No step waits for the device: it reads no number back, and no shape in it depends on data."""
     reads: Counter[str] = Counter()
     compute = Fit.compute
 

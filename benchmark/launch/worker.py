@@ -23,7 +23,7 @@ from benchmark.launch.recorder import Bystander, recording
 from benchmark.launch.resume import is_complete, resume
 from benchmark.launch.signals import STOPPED, check_stopped, stoppable
 from benchmark.runs import loggers
-from benchmark.runs.data_provenance import facts
+from benchmark.runs.data_provenance import data_provenance
 from benchmark.runs.folder import RunFolder
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
 from datamodules.common.memory import available_bytes
@@ -101,7 +101,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Bysta
     callbacks: list[RoundCallback | Callback] = [*recorder.callbacks, *loggers.callbacks(runtime.callbacks)]
     store = Store(_client_memory(runtime), files.path / f"{STATES}.{fabric.global_rank}")
     federation = assemble(run, method, data, fabric, callbacks, store)
-    known = {**facts(data), "client_state_bytes": federation.client_state_bytes}
+    known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))
     recorder.say(_summary(run.config, federation))
     return federation

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmark.arguments import typed_args, without_default
 from benchmark.config import Run, RunConfig
 from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.perf.federations import Noise, arithmetic, launched, tensor_cores
 from benchmark.perf.measure import Section, attempt, probe
-from benchmark.registry import KINDS, ClassSpec, find_class, known_names, typed_args, without_default
+from benchmark.registry import KINDS, ClassSpec, find_class, known_names
 from methods.base import FedMethod
 
 ROUNDS, CLIENTS, SLOTS, BATCH, IMAGES = 2, 6, 3, 16, 250

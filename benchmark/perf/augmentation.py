@@ -32,7 +32,7 @@ def section() -> list[Section]:
 
             return unit
 
-        views = PillowViews(data["zoom_crop_flip"]._train[:ONE_BY_ONE].numpy())
+        views = PillowViews(data["zoom_crop_flip"].train_images[:ONE_BY_ONE].numpy())
         units: dict[str, Unit] = {
             f"{name}, {view}": cut(name, view)
             for name, made in data.items()

@@ -8,7 +8,8 @@ import torch
 
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe, threads
+from benchmark.perf.measure import Section, Unit, interleaved, probe, threads
+from benchmark.perf.worker import Processes
 from benchmark.runs.environment import cores
 from methods import models
 
@@ -38,7 +39,7 @@ def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
     mean, std = torch.tensor(data.mean), torch.tensor(data.std)
     site = next(s for s in map(data.client, (0, 1)) if bool(len(s.labelled)) == labelled)
     index = site.labelled if labelled else site.unlabelled
-    images = data._train[index]
+    images = data.train_images[index]
     zoomed = data.views["weak"].geometry.prepare(images)
     if labelled:
         loop: Unit = partial(loops.bare_supervised, model, zoomed, site.labels, mean, std)

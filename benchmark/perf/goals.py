@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from benchmark.arguments import typed_args
 from benchmark.config import Run, RunConfig, apply, from_dict
 from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.files import read_value
 from benchmark.perf.federations import Noise, arithmetic, launched, synchronize
 from benchmark.perf.measure import seconds
-from benchmark.registry import KINDS, ClassSpec, find_class, typed_args
+from benchmark.registry import KINDS, ClassSpec, find_class
 from benchmark.suites import suite
 from datamodules.common.errors import ConfigError
 

@@ -13,14 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.federation import checkpoint
 from benchmark.federation.collectives import all_gather
 from benchmark.federation.fit import Fit
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, probe, seconds
+from benchmark.perf.measure import Section, probe, seconds
+from benchmark.perf.worker import Processes
 from methods import models
 
 PIXELS = 16  # side of an image; small, so that a million clients fit into memory
@@ -162,7 +162,7 @@ def _noise(clients: int) -> Noise:
 
 
 def _image_bytes(data: Noise) -> int:
-    layouts = {tensor.data_ptr(): tensor for tensor in (data._train, data._test, data._test_prepared)}
+    layouts = {tensor.data_ptr(): tensor for tensor in (data.train_images, data.test_images, data._test_prepared)}
     return sum(tensor.numel() for tensor in (*layouts.values(), *data._prepared.values()))
 
 
@@ -204,10 +204,8 @@ def exchange() -> Section:
     """Measure how long two processes take to exchange the uploads of ten clients of ``EXCHANGED``."""
     before, rows = probe(), []
     for clients in (2, 10):
-        sent = torch.multiprocessing.get_context("spawn").SimpleQueue()
         fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn")
-        fabric.launch(_exchanged, sent, clients)  # type: ignore[arg-type]
-        size, taken = sent.get()
+        size, taken = fabric.launch(_exchanged, clients)  # type: ignore[arg-type]
         rows.append([clients, size / 1e6, taken, size / taken / 1e9])
     headers = ["active clients", "uploads, MB", "s per exchange", "GB/s"]
     note = (
@@ -217,7 +215,7 @@ def exchange() -> Section:
     return Section("Exchange between processes", headers, rows, note, (before, probe()))
 
 
-def _exchanged(fabric: Fabric, sent: "torch.multiprocessing.SimpleQueue[tuple[int, float]]", clients: int) -> None:
+def _exchanged(fabric: Fabric, clients: int) -> tuple[int, float]:
     torch.set_num_threads(1)
     weights = models.build(EXCHANGED, 10).state_dict()
     mine = [{name: value.clone() for name, value in weights.items()} for _ in range(clients // fabric.world_size)]
@@ -226,6 +224,5 @@ def _exchanged(fabric: Fabric, sent: "torch.multiprocessing.SimpleQueue[tuple[in
     for _ in range(REPEATS + 1):
         fabric.barrier()
         taken.append(seconds(lambda: all_gather(fabric, mine)))
-    if fabric.is_global_zero:
-        sent.put((size, statistics.median(taken[1:])))
-    dist.barrier()
+    fabric.barrier()
+    return size, statistics.median(taken[1:])

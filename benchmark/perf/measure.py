@@ -1,20 +1,17 @@
 """Timing: interleaved, after a warm-up, medians, with a probe of the machine."""
 
-import multiprocessing
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from benchmark.launch.allocator import keep_memory
-from benchmark.launch.orphan import die_with_parent
-from benchmark.runs.environment import code_version, cores, cpu_model
+from benchmark.runs.code_identity import code_version
+from benchmark.runs.environment import cores, cpu_model
 
 Unit = Callable[..., Any]
 REPEATS = 3
@@ -130,54 +127,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Processes:
-    """Processes that run the same unit simultaneously; calling the object runs all of them once.
-
-    Args:
-        make: function (importable by name) that returns a process's unit, given its number and ``args``.
-        count: number of processes.
-        args: further arguments of ``make``.
-        keep: whether the processes keep freed memory (see ``benchmark.launch.allocator``).
-        threads: threads per process.
-    """
-
-    def __init__(self, make: Callable[..., Unit], count: int, *args: Any, keep: bool = True, threads: int = 1) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for number in range(count):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, threads, keep, make, number, *args), daemon=True)
-            process.start()
-            self.processes.append(process)
-            self.pipes.append(mine)
-        for pipe in self.pipes:
-            pipe.recv()
-
-    def __call__(self, *args: Any) -> list[Any]:
-        """Run the unit in all processes with these arguments, and return their results."""
-        for pipe in self.pipes:
-            pipe.send(args)
-        return [pipe.recv() for pipe in self.pipes]
-
-    def close(self) -> None:
-        """End the processes and wait for them."""
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            pipe.send(None)
-            process.join()
-
-
-def _serve(pipe: Connection, threads: int, keep: bool, make: Callable[..., Unit], *args: Any) -> None:
-    die_with_parent()
-    torch.set_num_threads(threads)
-    if keep:
-        keep_memory()
-    unit = make(*args)
-    pipe.send(None)
-    while (given := pipe.recv()) is not None:
-        pipe.send(unit(*given))
 
 
 def _shown(cell: Any) -> str:

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
+from benchmark.perf.measure import Section, Unit, interleaved, probe
+from benchmark.perf.worker import Processes
 from methods import models
 
 NOTE = (

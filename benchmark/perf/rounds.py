@@ -2,11 +2,9 @@
 
 import statistics
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning import Fabric
 
 from benchmark.launch.allocator import keep_memory
@@ -25,7 +23,7 @@ SHAPES = (  # network, clients (None: one per core), images per round
 )
 
 
-def _timed(fabric: Fabric, sent: Any, count: int, method: str, model: str, images: int, clients: int) -> None:
+def _timed(fabric: Fabric, count: int, method: str, model: str, images: int, clients: int) -> float:
     torch.set_num_threads(count)
     keep_memory()
     data = Noise(images, num_clients=clients, labelled_clients=clients, partition="iid")
@@ -35,18 +33,14 @@ def _timed(fabric: Fabric, sent: Any, count: int, method: str, model: str, image
     for number in range(REPEATS + 1):
         fabric.barrier()
         taken.append(seconds(partial(made.run_round, number)))
-    if fabric.is_global_zero:
-        sent.put(statistics.median(taken[1:]))
-    if fabric.world_size > 1:
-        dist.barrier()
+    fabric.barrier()
+    return statistics.median(taken[1:])
 
 
 def seconds_per_round(processes: int, count: int, method: str, model: str, images: int, clients: int) -> float:
     """Median seconds of a round of ``images`` over ``clients``, with ``count`` threads per process."""
-    sent = torch.multiprocessing.get_context("spawn").SimpleQueue()
     fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp_spawn" if processes > 1 else "auto")
-    fabric.launch(_timed, sent, count, method, model, images, clients)  # type: ignore[arg-type]
-    return float(sent.get())
+    return float(fabric.launch(_timed, count, method, model, images, clients))  # type: ignore[arg-type]
 
 
 def layouts(method: str) -> list[Section]:

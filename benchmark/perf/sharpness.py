@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Processes, Section, Unit, interleaved, probe
+from benchmark.perf.measure import Section, Unit, interleaved, probe
+from benchmark.perf.worker import Processes
 from benchmark.runs.environment import cores
 from methods import models
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from benchmark.registry import ClassSpec, build
+from benchmark.arguments import build
+from benchmark.registry import ClassSpec
 from benchmark.report.plots import writable
 from datamodules.common.errors import ConfigError
 
@@ -41,7 +42,7 @@ def describe(
     if export:
         writable(export, "--export", formats=())
     data = build(spec, "data", data_dir=data_dir, **({} if seed is None else {"run_seed": seed}))
-    fixed = data.hparams["partition_seed"]
+    fixed = data.hparams.partition_seed
     if seed is not None and fixed is not None:
         raise ConfigError(
             f"--seed {seed}: has no effect, since data.partition_seed is {fixed}; add --data.partition_seed null"

@@ -90,7 +90,7 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
         for dataset in dict.fromkeys(row.dataset for row in table.rows):
             if dataset in not_compared(plan, table):
                 continue
-            rows = [row for row in table.rows if row.dataset == dataset and id(row) in plan.of_row]
+            rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
             scores = pd.DataFrame({row.method: _scores(plan, row, suite.report) for row in rows}, index=plan.seeds)
             if scores.notna().any(axis=None):
                 found.append(_setting(suite, plan, table, dataset, rows, scores))
@@ -99,7 +99,7 @@ def settings(suite: Suite, plan: Plan) -> list[Setting]:
 
 def not_compared(plan: Plan, table: Table) -> list[str]:
     """Data sets of a table whose reference has no run there at this scale, left out or pending, though others have."""
-    planned = [row for row in table.rows if id(row) in plan.of_row]
+    planned = [row for row in table.rows if row.full_name in plan.of_row]
     known = {row.dataset for row in planned if row.method == table.reference}
     return [name for name in dict.fromkeys(row.dataset for row in planned) if table.reference and name not in known]
 
@@ -294,7 +294,9 @@ def write(suite: Suite, plan: Plan, results: Path, name: str, readme: Path | Non
         texts[picture] = svg_text(draw_differences(panels(suite, told)))
     if readme is not None and readme.exists():
         parts = [part for table in suite.tables if (part := _section(told, table))]
-        shown = {key: plan.found[key] for one in told for row in one.rows for key in plan.of_row[id(row)].values()}
+        shown = {
+            key: plan.found[key] for one in told for row in one.rows for key in plan.of_row[row.full_name].values()
+        }
         about = [*interim(suite, plan, told), _provenance(suite, plan, shown, brief=True)]
         block = "\n\n".join([*parts, *about] if parts else [])
         texts[readme] = replace_block(readme.read_text(encoding="utf-8"), f"leaderboard:{name}", block)
@@ -376,7 +378,7 @@ def _section(found: Sequence[Setting], table: Table) -> str:
 
 def _scores(plan: Plan, row: Row, report: str, metric: str = METRIC) -> pd.Series:
     scores = {}
-    for seed, key in plan.of_row[id(row)].items():
+    for seed, key in plan.of_row[row.full_name].items():
         record = plan.found[key].record
         if record is not None:
             scores[seed] = record[READING[report]].get(metric, nan)
@@ -415,14 +417,14 @@ def _setting(
     lines["converged"] = ~(lines["rise"] > RISING)
     lines["resolution"] = lines["simultaneous_ci95"].median()
     averaged = " or ".join(sorted({last_rounds(config) for row in rows for config in _configs(plan, row)}))
-    admission = suite.admitted(plan.scale).get(f"{table.number}/{dataset}", {})
+    admission = suite.admitted.entries(plan.scale).get(f"{table.number}/{dataset}", {})
     if not admission.get("admitted", False):
         lines["rank"] = nan
     return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission)
 
 
 def _configs(plan: Plan, row: Row) -> list[RunConfig]:
-    return [plan.runs[key].config for key in plan.of_row[id(row)].values()]
+    return [plan.runs[key].config for key in plan.of_row[row.full_name].values()]
 
 
 def _smooth(plan: Plan, row: Row) -> dict[str, float | None]:
@@ -435,7 +437,7 @@ def _smooth(plan: Plan, row: Row) -> dict[str, float | None]:
 def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
     """Record and evaluated rounds of a row's complete runs."""
     found = []
-    for key in plan.of_row[id(row)].values():
+    for key in plan.of_row[row.full_name].values():
         record = plan.found[key].record
         if record is not None:
             found.append((record, RunFolder(plan.runs[key].folder).rows()))
@@ -465,13 +467,13 @@ def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> d
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     """The options that tuning has chosen for a row, such as ``lr 0.03``."""
-    chosen = suite.tuned(plan.scale).get(row.full_name, {}).get("options", {})
+    chosen = suite.tuned.entries(plan.scale).get(row.full_name, {}).get("options", {})
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
 
 
 def _verified(suite: Suite, plan: Plan, row: Row) -> str:
     """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was."""
-    found = suite.verified(plan.scale).get(row.full_name)
+    found = suite.verified.entries(plan.scale).get(row.full_name)
     return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}" if found else ""
 
 

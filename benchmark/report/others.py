@@ -39,6 +39,30 @@ def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence
     return Section(f"What other groups report for {label}", NOTE + nothing, frame)
 
 
+def ranges(paper: str) -> pd.DataFrame:
+    """What papers print for the methods that a suite names under ``reported``, in short.
+
+    A line per method, paper and data set: how many values there are, and the lowest and the highest.
+
+    Args:
+        paper: key of the suite.
+    """
+    suite = load(paper)
+    lines = []
+    for label in suite.reported:
+        for one in (suite, *(load(other) for other in available() if other != paper)):
+            for line in _printed(one, label):
+                entry = one.spec["datasets"][line["data set"]]["set"]
+                lines.append([label, line["reported by"], entry["data"], line["accuracy"]])
+        for line in _in_papers_without_suite(label):
+            lines.append([label, line["reported by"], line["data set"].lower(), line["accuracy"]])
+    frame = pd.DataFrame(lines, columns=["method", "reported by", "data set", "accuracy"])
+    frame["reported by"] = frame["reported by"].str.partition(", table")[0]
+    frame["accuracy"] = frame["accuracy"].str.partition(" ")[0].astype(float)
+    found = frame.groupby(["method", "reported by", "data set"], sort=False)["accuracy"].agg(["size", "min", "max"])
+    return found.set_axis(["values", "lowest", "highest"], axis=1)
+
+
 def _here(suite: Suite, label: str, tables: Sequence[Rendered]) -> Iterator[Line]:
     """The values of the suite's paper and of our runs at each scale; runs of several tables share a line."""
     yield from _printed(suite, label)

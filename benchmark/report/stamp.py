@@ -1,7 +1,7 @@
-"""A stamp beside a table's files: that nothing is missing, as long as nothing it rests on has changed.
+"""A stamp file beside a table's files: it vouches that nothing is missing, until something it depends on changes.
 
-To plan a suite's runs its classes are imported, and PyTorch with them. A command that has found everything complete
-leaves a stamp; the same command then sees from files alone that this still holds.
+Planning a suite's runs imports its classes, and PyTorch with them. A command that has found everything complete leaves
+a stamp, so that the same command can tell from files alone that this is still so.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.files import read_bytes, write_atomic
-from benchmark.suites import kept
+from benchmark.suites import plan_cache
 from benchmark.suites.plan import Plan
 
 
@@ -20,15 +20,15 @@ class Stamp:
     """The stamp of one command.
 
     Args:
-        path: its file; at most one command has its stamp there.
-        asked: what the command runs and writes by, as plain data: its options, and ``kept.digest`` of the suite.
+        path: its file; no other command has its stamp there.
+        asked: what determines the command's work, as plain data: its options, and the digest of the suite.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, dict(asked)
 
     def holds(self) -> dict[str, Any] | None:
-        """What the command has left with its stamp, if nothing that it rests on has changed since; else ``None``."""
+        """What the command left with its stamp, or ``None`` if anything it depends on has changed since."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             same = found["digest"] == self._digest(map(Path, found["files"]))
@@ -37,14 +37,14 @@ class Stamp:
         return dict(found["left"]) if same else None
 
     def write(self, plan: Plan, written: Iterable[Path], left: Mapping[str, Any]) -> None:
-        """Leave the stamp; there is none of classes of other packages, nor in a folder that cannot be written.
+        """Write the stamp, unless a class is of another package, or the folder cannot be written.
 
         Args:
-            plan: whose wanted runs are all complete.
-            written: the files that the command has made or found up to date.
-            left: plain data for ``holds`` to return.
+            plan: a plan whose wanted runs are all complete.
+            written: the files that the command has written or found up to date.
+            left: plain data that ``holds`` returns.
         """
-        if not kept.is_ours(plan):
+        if not plan_cache.is_ours(plan):
             return
         runs = [run.folder / name for run in plan.runs.values() for name in ("record.json", "metrics.jsonl")]
         files = [str(file) for file in (*runs, *written)]
@@ -53,7 +53,7 @@ class Stamp:
             write_atomic(self.path, json.dumps(entry, indent=1) + "\n")
 
     def _digest(self, files: Iterable[Path]) -> str:
-        """SHA-256 of what was asked for and of all files, by name; a file that is not there counts as such."""
+        """SHA-256 of what was asked for and of all files with their names, missing ones included."""
         total = hashlib.sha256(json.dumps(self.asked, sort_keys=True, default=str).encode())
         for file in files:
             content = read_bytes(file) if file.exists() else None

@@ -362,7 +362,7 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
 def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:
     """Facts about the runs of a table, by name; a text without a name has the empty one."""
     without = suite.left_out(plan.scale)
-    rows = [row for row in table.rows if id(row) in plan.of_row]
+    rows = [row for row in table.rows if row.full_name in plan.of_row]
     planned = {run.id: run for row in rows for seed in plan.seeds for run in [plan.run(row, seed)]}
     records = [record for key in planned if (record := plan.found[key].record) is not None]
     configs = [run.config for run in planned.values()]

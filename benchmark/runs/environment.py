@@ -1,41 +1,32 @@
-"""On what a run ran: versions, hardware, the state of the code. Recorded, never part of a run's identity."""
+"""What a run ran on: software, hardware, and how busy the machine is. Recorded, never part of a run's identity."""
 
-import ast
-import hashlib
-import inspect
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmark import ROOT
 from datamodules.common.errors import ConfigError
 
-CODE = ("benchmark", "methods", "datamodules")
-NATIVE = {  # processors' own arithmetic in 16 bits, as Linux spells it, the last ones on Arm
+NATIVE = {  # CPU flags of native 16-bit arithmetic as Linux names them; the last of each is Arm's
     "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
     "16-mixed": ("float16", ["avx512_fp16", "amx_fp16", "asimdhp"]),
 }
-LOOK_S = 0.1  # how long other programs' use of the cores is observed
-IDLE = 0.5  # cores: less counts as nothing
-PROCESS_BYTES = 400_000_000  # what a process takes before it has any data: Python, torch and Lightning
-GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # one of them, where Linux has a GPU
-NO_NUMBERS = ("uploads_needed",)  # what a method declares, and what changes none of its numbers
-MOST_PER_CORE = 4  # processes: beyond one they only get in each other's way
+LOOK_S = 0.1  # seconds for which the load of other programs is observed
+IDLE = 0.5  # cores: a lower load counts as none
+PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
+GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # on Linux, one exists with a GPU
+MOST_PER_CORE = 4  # processes; more than one already slows the others down
 
 
 def environment() -> dict[str, Any]:
-    """Software and hardware of this process; values are plain data. GPUs are those of a process that uses one."""
+    """Software and hardware of this process, as plain data. GPUs are listed only if the process uses one."""
     import lightning
     import torch
 
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # other questions wake an idle GPU
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # any other query would wake an idle GPU
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -51,21 +42,21 @@ def environment() -> dict[str, Any]:
 
 
 def machine(gpu: str | None = None) -> dict[str, Any]:
-    """What tells machines apart when times are compared: entries of ``environment``, for a process on ``gpu``."""
+    """The entries of ``environment`` that must agree for times to be comparable, for a process on ``gpu``."""
     return {"cpu": cpu_model(), "cores": cores(), "gpu": gpu}
 
 
 def gpu_name(accelerator: str) -> str | None:
-    """The GPU that runs take with this accelerator (``cpu``, ``cuda`` or ``auto``); ``None`` for the CPU."""
+    """Name of the GPU that an accelerator (``cpu``, ``cuda`` or ``auto``) stands for here; ``None`` for the CPU."""
     if accelerator == "cpu" or (sys.platform == "linux" and not any(map(os.path.exists, GPUS))):
-        return None  # PyTorch, which takes seconds to import, would say the same
+        return None  # PyTorch would say the same, but takes seconds to import
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def hardware(environment: dict[str, Any]) -> str:
-    """One phrase for the header of a table."""
+    """The hardware of a run in one phrase, from its record's ``environment``."""
     devices, gpu = environment.get("devices", 1), environment.get("gpu")
     if gpu and environment.get("accelerator") != "cpu":
         return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
@@ -74,30 +65,30 @@ def hardware(environment: dict[str, Any]) -> str:
 
 
 def cores() -> int:
-    """CPU cores that this process may use: those it may run on, but no more than a container has time on."""
+    """CPU cores that this process may use: those it is bound to, limited by the CPU quota of its container."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = cpu_share()
     return own if share is None else max(1, min(own, int(share)))
 
 
 def cpu_share(system: Path = Path("/")) -> float | None:
-    """Cores' worth of time that a container grants, in both versions of control groups; ``None`` without a limit.
+    """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit.
 
     Args:
-        system: where ``sys`` lies.
+        system: the folder that holds ``sys``.
     """
     group = system / "sys" / "fs" / "cgroup"
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((group / name).read_text() for name in names).split()
             return int(quota) / int(period) if int(quota) > 0 else None
-        except (OSError, ValueError):  # there is no such file, or no limit (``max``)
+        except (OSError, ValueError):  # no such file, or no limit (``max``)
             continue
     return None
 
 
 def bearable(processes: int) -> int:
-    """How many of so many processes this machine has the memory for, before they have any data; at least 1."""
+    """How many of ``processes`` fit into the free memory, before they load any data; at least 1."""
     from datamodules.common.memory import available_bytes  # imports torch
 
     free = available_bytes()
@@ -105,14 +96,14 @@ def bearable(processes: int) -> int:
 
 
 def check_processes(option: str, processes: int) -> None:
-    """Refuse more processes than this machine can bear.
+    """Refuse more processes than this machine can run.
 
     Args:
-        option: that asks for them, for the message.
+        option: the option that asks for them.
         processes: how many would be started here.
 
     Raises:
-        ConfigError: they are too many for its cores or its memory; says what they would take.
+        ConfigError: there are too many for the cores or the memory.
     """
     from datamodules.common.memory import available_bytes, in_words  # imports torch
 
@@ -127,16 +118,16 @@ def check_processes(option: str, processes: int) -> None:
 
 
 def asked_threads() -> int | None:
-    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` where it does not say."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes a list, one number per nesting level
+    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` if it is not set to a number."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP allows a list, one number per nesting level
     return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
 def idle_cores() -> int:
-    """Cores that no other program is using at the moment, at least 1 (all of them where the system does not say).
+    """Cores that no other program is using at the moment, at least 1 (all of them if the system does not tell).
 
-    A thread that has to wait for a core holds up all threads of its process at the end of every operation, so threads
-    beyond this number make a run slower, and with small operations many times slower.
+    All threads of a process wait for the slowest at the end of every operation. One that waits for a core therefore
+    slows the run down, many times over if its operations are small.
     """
     used = others()
     time.sleep(LOOK_S)
@@ -145,9 +136,11 @@ def idle_cores() -> int:
 
 
 def others() -> Callable[[], float]:
-    """Begin to observe this process's cores; what this returns says how many of them others have used since then.
+    """Start to measure the load of other programs on this process's cores.
 
-    That is a mean over the time, 0 where the system does not say. What this process itself has used is taken off.
+    Returns:
+        a function that gives the mean number of cores they have used since, without this process's own use; 0 if the
+        system does not tell.
     """
     before, own = _busy_and_all(), time.process_time()
 
@@ -162,7 +155,7 @@ def others() -> Callable[[], float]:
 
 
 def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
-    """Time that the cores of this process have been busy, and all their time, in the system's ticks."""
+    """Busy time and total time of this process's cores, in clock ticks."""
     try:
         lines = [line.split() for line in stat.read_text().splitlines()]
         own = os.sched_getaffinity(0)
@@ -174,17 +167,17 @@ def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
         if line[0][:3] == "cpu" and line[0][3:].isdigit() and int(line[0][3:]) in own
     ]
     everything = sum(map(sum, ticks))
-    idle = sum(core[3] + core[4] for core in ticks)  # idle, and idle while a disk works
+    idle = sum(core[3] + core[4] for core in ticks)  # idle, and waiting for a disk
     return everything - idle, everything
 
 
 def cpu_model() -> str:
-    """Name of the processor as the system gives it."""
+    """Name of the processor, as the system reports it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def slow_precision(precision: str) -> str:
-    """A warning where a precision makes runs slower on this processor; empty where it does not, or is not known to."""
+    """A warning if a precision is known to be slower than 32 bits on this processor, else an empty text."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     kind, native = NATIVE.get(precision, ("", []))
     if not kind or not flags or flags & set(native):
@@ -196,71 +189,10 @@ def slow_precision(precision: str) -> str:
 
 
 def _cpuinfo(key: str, info: Path = Path("/proc/cpuinfo")) -> str:
-    """The first value of a key that the system gives for its processors; empty where there is none."""
+    """The first value of a key in ``/proc/cpuinfo``; empty if there is none."""
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == key:
                 return value.strip()
     return ""
-
-
-def code_version() -> str:
-    """``git describe`` of the checkout, marked ``-dirty`` if its code differs, else the package's version.
-
-    A checkout that git says nothing of is marked: its code may be anything.
-    """
-    checkout = (ROOT / ".git").exists()
-    described = _git("describe", "--always", "--tags", "--abbrev=12") if checkout else None
-    if described:
-        return described + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
-    return package_version() + ("-unknown (a checkout, and no git to ask)" if checkout else "")
-
-
-@cache
-def source_digest(cls: type, base: type) -> str | None:
-    """Digest of the code of a class: of the files that it and its own bases stand in, without docstrings and comments.
-
-    What only says how a run may be executed (``uploads_needed``) is left out, too.
-
-    Args:
-        cls: for instance a method.
-        base: the framework's class, whose code and that of all above it is left out.
-
-    Returns:
-        Twelve hexadecimal digits; ``None`` where there is no source to read, as in some notebooks.
-    """
-    own = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
-    try:
-        sources = [inspect.getsource(sys.modules[name]) for name in dict.fromkeys(one.__module__ for one in own)]
-    except (OSError, TypeError, KeyError):
-        return None
-    code = "\n".join(ast.unparse(_what_counts(ast.parse(source))) for source in sources)
-    return hashlib.sha256(code.encode()).hexdigest()[:12]
-
-
-def _what_counts(tree: ast.Module) -> ast.Module:
-    """The code without docstrings and without declarations that change no number."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            node.body = [one for one in node.body if ast.unparse(one).partition(" = ")[0] not in NO_NUMBERS]
-            node.body = node.body or [ast.Pass()]
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def package_version() -> str:
-    """The version of the installed package."""
-    try:
-        return version("fssl-bench")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _git(*command: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

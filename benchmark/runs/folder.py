@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmark.config import Run, differences, identity
 from benchmark.files import dump_yaml, finite, regular, write_atomic
-from benchmark.registry import KINDS, imported
 from benchmark.runs.background import repeatedly
-from benchmark.runs.environment import code_version, environment, source_digest
+from benchmark.runs.code_identity import code_version, method_source
+from benchmark.runs.environment import environment
 from benchmark.runs.lock import NAME as LOCK
 from benchmark.runs.lock import run_lock
 from benchmark.runs.records import (
@@ -321,11 +321,6 @@ class RunFolder:
 def _sent(row: Mapping[str, Any]) -> dict[str, int]:
     """Return the bytes up to and including a row."""
     return {key: row.get(key, 0) for key in ("bytes_up", "bytes_down")}
-
-
-def method_source(run: Run) -> str | None:
-    """Digest of the code of a run's method (``source_digest``)."""
-    return source_digest(run.class_of("method"), imported(KINDS["method"].base))
 
 
 def _runtime(run: Run) -> dict[str, Any]:

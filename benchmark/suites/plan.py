@@ -1,4 +1,4 @@
-"""What a suite's tables consist of, and the runs behind them."""
+"""Tables of a suite, their rows, and the runs behind these."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Row:
         columns: further columns that tell the row apart, as published.
         options: what the row changes in the configuration.
         minus: labels ``(a, b)`` whose difference the row shows; it has no run of its own.
-        pending: why the row cannot be run yet; empty where it can.
-        judged_by: table whose published value the level is held against, where a paper prints a cell twice; empty: its
-            own.
+        pending: why the row cannot be run yet; empty if it can.
+        judged_by: the table whose published value the result is compared with, if a paper prints the cell twice; empty
+            for the row's own.
     """
 
     table: str
@@ -42,18 +42,18 @@ class Row:
 
     @property
     def full_name(self) -> str:
-        """The name, and the columns that tell rows of one name apart: ``1/digits/mine/partition=iid``."""
+        """The name with the columns that distinguish rows of that name: ``1/digits/mine/partition=iid``."""
         return "/".join([self.name, *(f"{column}={value}" for column, value in self.columns.items())])
 
     def is_named(self, text: str) -> bool:
-        """Whether ``text`` is the row's name, alone or with some of its columns behind it."""
+        """Whether ``text`` is the row's name, alone or followed by some of its columns."""
         columns = {f"{column}={value}" for column, value in self.columns.items()}
         return text == self.name or (
             text.startswith(f"{self.name}/") and set(text.removeprefix(f"{self.name}/").split("/")) <= columns
         )
 
     def key(self, metric: str) -> tuple[str, str, str, tuple[tuple[str, str], ...], str]:
-        """What identifies a published value."""
+        """What identifies a published value of the row."""
         return self.table, self.dataset, self.method, tuple(sorted(self.columns.items())), metric
 
 
@@ -64,13 +64,13 @@ class Table:
     Args:
         number: its number, or its name.
         title: what it shows.
-        metrics: keys of the metrics that it has.
-        rows: its lines.
-        unpublished: what stands where a value is not in the published file.
+        metrics: names of its metrics.
+        rows: its rows.
+        unpublished: what to print where the published file has no value.
         reference: label that the others are compared with, in a suite that ranks methods.
-        bounds: labels that know more than a method may, and are not ranked.
-        control: label of the row above which the others' effects are; empty where the table has none.
-        published_runs: runs behind a printed value.
+        bounds: labels of rows that use more information than a method may; they are not ranked.
+        control: label of the row that effects are measured against; empty if the table has none.
+        published_runs: number of runs behind a published value.
     """
 
     number: str
@@ -91,13 +91,13 @@ class Plan:
     Args:
         scale: name of the scale.
         runs: by run id, in the order of the tables.
-        of_row: run ids of each row with runs of its own, by seed.
+        of_row: run ids by seed, for each row that has runs of its own, by ``Row.full_name``.
         seeds: seeds in order.
     """
 
     scale: str
     runs: dict[str, Run]
-    of_row: dict[int, dict[int, str]]
+    of_row: dict[str, dict[int, str]]
     seeds: tuple[int, ...]
 
     @cached_property
@@ -106,12 +106,12 @@ class Plan:
         return {key: state_of(run) for key, run in self.runs.items()}
 
     def look_again(self) -> None:
-        """Read anew what was not complete."""
+        """Read the runs again that were not complete."""
         self.found |= {key: state_of(run) for key, run in self.runs.items() if self.found[key].state != "complete"}
 
     def run(self, row: Row, seed: int) -> Run:
-        """The run behind a row."""
-        return self.runs[self.of_row[id(row)][seed]]
+        """The run of a row with a seed."""
+        return self.runs[self.of_row[row.full_name][seed]]
 
 
 def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
@@ -127,9 +127,9 @@ def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
 
 
 def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:
-    """The row of the control ``label`` that belongs to a row: same data set, and the columns that tell controls apart.
+    """The control of a row: the row of ``label`` with the same data set and the same distinguishing columns.
 
-    ``None`` where there is not exactly one, and for the control itself and a difference of two rows.
+    ``None`` if there is not exactly one, and for the control itself and for a difference of two rows.
     """
     if row.method == label or row.minus:
         return None

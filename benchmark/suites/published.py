@@ -1,4 +1,4 @@
-"""Published values: what a paper printed, as data."""
+"""Published values: the numbers printed in papers, as data."""
 
 import csv
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ OTHERS_COLUMNS = ("method", "dataset", "setting", "value", "std", "seeds", "sour
 def read_published(path: Path) -> dict[Any, str]:
     """A published file: columns ``table``, ``dataset``, ``method``, any others, ``metric`` and ``value``.
 
-    A column ``std``, the printed spread over seeds, is filed under the metric's name with `` std`` behind it.
+    The printed spread over seeds, column ``std``, gets the metric's name followed by `` std``.
 
     Raises:
-        ConfigError: it cannot be read, a value is no number, or there twice.
+        ConfigError: it cannot be read, or a value is no number or occurs twice.
     """
     values: dict[Any, str] = {}
     for line in _published_lines(path, NAMED_COLUMNS):
@@ -37,7 +37,7 @@ def read_published(path: Path) -> dict[Any, str]:
 
 
 def read_others(path: Path) -> list[dict[str, str]]:
-    """Accuracies in percent that papers without a suite print, a line each, by column.
+    """Accuracies in percent from papers without a suite: one mapping per line, by column.
 
     Columns: ``method``, ``dataset``, ``setting`` in words, ``value``, its ``std`` over ``seeds`` runs (both may be
     empty), and ``source``, the paper and its table.
@@ -49,7 +49,7 @@ def read_others(path: Path) -> list[dict[str, str]]:
 
 
 def _published_lines(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """Lines of a published file by column, looked at.
+    """Lines of a published file by column, checked.
 
     Raises:
         ConfigError: the file cannot be read, lacks a column, or has a line of another length or a value that is no

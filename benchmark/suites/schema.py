@@ -1,4 +1,4 @@
-"""The shape of a suite file, checked once when it is loaded, so that a slip in it is told with its place."""
+"""The schema of a suite file, checked when it is loaded, so that a mistake is reported with its place."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from datamodules.common.errors import ConfigError
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
 CONTROLS = "take it out, and name a table's `control`: verdicts rest on intervals of the seeds"
 RETIRED = {"bands": CONTROLS, "band_note": CONTROLS}
-TOLD = 3  # problems that one message names
+TOLD = 3  # problems that one message lists
 
 SCALARS = (str, int, float, bool, type(None))
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -119,14 +119,14 @@ class _Suite(_Part):
 
 
 def check(spec: Mapping[str, Any], where: str) -> None:
-    """Check the content of a suite file: keys, types, ranges, and that names mean something in the same file.
+    """Check the content of a suite file: keys, types, ranges, and that every name is defined in the file.
 
     Args:
-        spec: the content. Keys of the file itself that are unlike all known ones may hold YAML anchors.
+        spec: the content. A top-level key that is unlike all known ones may hold YAML anchors.
         where: the file, for the message.
 
     Raises:
-        ConfigError: names the first places that are wrong, and the nearest right names.
+        ConfigError: lists the first mistakes with their places, and suggests names.
     """
     for key in spec:
         if key in RETIRED:
@@ -143,7 +143,7 @@ def check(spec: Mapping[str, Any], where: str) -> None:
 
 
 def _check_names(suite: _Suite, where: str) -> None:
-    """See that names of methods, labels, data sets, tables, metrics and scales exist, and that no row stands twice."""
+    """Check that names of methods, labels, data sets, tables, metrics and scales exist, and that rows are unique."""
     named = {label.method for label in suite.labels.values() if label and label.method}
     methods = {name for method in named for name in with_its_method(method)}
     _known("scale", suite.scales, SCALES, where)
@@ -192,8 +192,9 @@ def _check_names(suite: _Suite, where: str) -> None:
 
 
 def with_its_method(name: str) -> list[str]:
-    """Whose options a layer's ``methods`` hold for a method: its own, and before them, for an ablation in
-    ``methods/ablations/<method>.py``, those of the method that it varies.
+    """The entries of a layer's ``methods`` that a method takes its options from.
+
+    These are its own, and before it, for an ablation in ``methods/ablations/<method>.py``, that of its method.
     """
     _, ablation, rest = name.partition("methods.ablations.")
     return [rest.partition(".")[0], name] if ablation else [name]
@@ -213,7 +214,7 @@ def _once(what: str, names: Iterable[str], where: str) -> None:
 
 
 def _told(problem: Any, spec: Mapping[str, Any]) -> str:
-    """One problem that pydantic found: its place in the file, what is wrong, and what is there."""
+    """One of pydantic's problems in words: its place in the file, what is wrong, and the value."""
     place, value = ".".join(str(part) for part in problem["loc"]), problem["input"]
     if problem["type"] == "extra_forbidden":
         model = _model_at(problem["loc"][:-1])

@@ -1,6 +1,6 @@
-"""A suite file describes a paper's tables as data; here it is expanded to runs.
+"""A suite: the tables of a paper, described in a YAML file, and the runs that they stand for.
 
-Equal runs of several tables have the same ``run_id`` and are run once.
+A run that several tables share has one ``run_id`` and is run once.
 """
 
 import sysconfig
@@ -14,9 +14,11 @@ from typing import Any
 from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
+from benchmark.suites import side_files
 from benchmark.suites.plan import Plan, Row, Table, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
+from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
 
 SUFFIX = ".yaml"
@@ -24,7 +26,7 @@ SUITES = Path(__file__).parent
 PUBLISHED = SUITES / "published"
 OTHERS = PUBLISHED / "others.csv"
 ID_LETTERS = 4
-"""Characters of a run id that tell it from the number of a table."""
+"""Fewest characters of a run id that a filter takes for one, rather than for the number of a table."""
 LAYERS = {
     "base": "base",
     "data set": "datasets.DATASET",
@@ -38,7 +40,7 @@ LAYERS = {
     "trial": "of a run of `tune` or `admit`: scales.SCALE.tuning, or admission.central",
     "trial's data set": "datasets.DATASET in that place",
 }
-"""Where a row's options come from, by name, and where in a suite's file these stand; a later layer wins."""
+"""The layers that a row's options come from, and the place of each in a suite's file; later ones override."""
 REQUIRED = ("paper", "title", "published", "report", "base", "datasets", "labels", "tables", "scales")
 
 Options = Mapping[str, Any]
@@ -50,9 +52,13 @@ class Suite:
     Args:
         spec: content of the suite file.
         where: its name, for error messages.
-        folder: where its file lies; the options that tuning has chosen lie in ``tuned`` below it, which settings
-            are admitted in ``admitted``, and which rows somebody else has run again in ``verified``.
+        folder: where its file is; the folders of ``tuned``, ``admitted`` and ``verified`` are beside it.
         extended: the suite on top of which ``spec`` was written, and which ``spec`` holds already.
+
+    Attributes:
+        tuned: which options tuning has chosen.
+        admitted: which settings are ranked.
+        verified: which rows somebody else has run again.
 
     Raises:
         ConfigError: an entry is missing or not understood.
@@ -72,13 +78,16 @@ class Suite:
         check(spec, where)
         self.paper, self.title, self.report = str(spec["paper"]), str(spec["title"]), str(spec["report"])
         self.ranked = bool(spec.get("ranked", False))
-        self._tuned: dict[str, dict[str, Any]] = {}
+        self.tuned: SideFile = side_files.tuned(folder, self.paper, extended.tuned if extended else None)
+        self.admitted: SideFile = side_files.admitted(folder, self.paper, extended.admitted if extended else None)
+        self.verified: SideFile = side_files.verified(folder, self.paper, extended.verified if extended else None)
+        self._chosen: dict[str, dict[str, Any]] = {}
         self._runs: dict[tuple[str, str, str], Run] = {}
         self.tables = tuple(self._table(str(n), table) for n, table in spec["tables"].items())
 
     @property
     def replaced(self) -> frozenset[str]:
-        """Columns that name what only the paper's protocol uses, such as its network."""
+        """Columns that are true of the paper's protocol only, such as its network."""
         return frozenset(self.spec.get("replaced", ()))
 
     @property
@@ -99,11 +108,11 @@ class Suite:
         return {**entry, "tables": {str(number): layer for number, layer in entry.get("tables", {}).items()}}
 
     def compares(self, scale: str) -> bool:
-        """Whether the scale is the paper's protocol: only then numbers are held against the published."""
+        """Whether the scale is the paper's protocol: only then are results compared with published values."""
         return bool(self.scale(scale).get("compare", False))
 
     def left_out(self, scale: str) -> Mapping[str, str]:
-        """Labels that a scale does not have, and why: variants of what the scale replaces.
+        """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces.
 
         Raises:
             ConfigError: a label that the suite does not have.
@@ -140,7 +149,7 @@ class Suite:
         return found[0]
 
     def run(self, row: Row, scale: str) -> Run:
-        """The run of a row at a scale, with the scale's first seed; it is resolved once."""
+        """The run of a row with the scale's first seed, resolved once."""
         key = (scale, row.full_name, repr(row.options))
         if key not in self._runs:
             try:
@@ -149,85 +158,33 @@ class Suite:
                 raise ConfigError(f"{self.where}, {row.name}: {error}") from None
         return self._runs[key]
 
-    def tuned_file(self, scale: str) -> Path:
-        """The file that holds the options that tuning has chosen for this suite's own rows at a scale."""
-        return self.folder / "tuned" / f"{self.paper}-{scale}{SUFFIX}"
-
-    def tuned(self, scale: str) -> dict[str, Any]:
-        """What tuning has chosen at a scale, and what it tried, by ``Row.full_name``; empty where nothing is tuned."""
-        if scale not in self._tuned:
-            self._tuned[scale] = {
-                **(self.extended.tuned(scale) if self.extended else {}),
-                **self.own_tuned(scale),
-            }
-        return self._tuned[scale]
-
-    def own_tuned(self, scale: str) -> dict[str, Any]:
-        """What ``tuned_file`` says, without what an extended suite knows."""
-        path = self.tuned_file(scale)
-        made = read_yaml(path) if path.exists() else {}
-        for row, chosen in made.items():
-            if not isinstance(chosen, dict) or not isinstance(chosen.get("options"), dict):
-                raise ConfigError(f"{path}, {row}: there are no `options`; `tune` writes them")
-        return made
-
-    def admitted_file(self, scale: str) -> Path:
-        """The file that says which of this suite's own settings are ranked at a scale."""
-        return self.folder / "admitted" / f"{self.paper}-{scale}{SUFFIX}"
-
-    def admitted(self, scale: str) -> dict[str, Any]:
-        """What the test of admission has found at a scale, by ``table/dataset``; empty where nothing was tested."""
-        return {**(self.extended.admitted(scale) if self.extended else {}), **self.own_admitted(scale)}
-
-    def own_admitted(self, scale: str) -> dict[str, Any]:
-        """What ``admitted_file`` says, without what an extended suite knows."""
-        path = self.admitted_file(scale)
-        made = read_yaml(path) if path.exists() else {}
-        for setting, found in made.items():
-            if not isinstance(found, dict) or not isinstance(found.get("admitted"), bool):
-                raise ConfigError(f"{path}, {setting}: `admitted` is neither true nor false; `admit` writes it")
-        return made
-
-    def verified_file(self, scale: str) -> Path:
-        """The file that says which of this suite's own rows a maintainer has run again at a scale."""
-        return self.folder / "verified" / f"{self.paper}-{scale}{SUFFIX}"
-
-    def verified(self, scale: str) -> dict[str, Any]:
-        """What came of running a seed again, by ``Row.full_name``: its ``seed``, and ``equal`` (in all rounds, or else
-        within what the row's seeds let expect); empty where nobody has.
-        """
-        path = self.verified_file(scale)
-        made = read_yaml(path) if path.exists() else {}
-        for row, found in made.items():
-            if not isinstance(found, dict) or not {"seed", "equal"} <= found.keys():
-                raise ConfigError(f"{path}, {row}: `seed` and `equal` are missing; `submit --verify` writes them")
-        return {**(self.extended.verified(scale) if self.extended else {}), **made}
-
     @property
     def is_installed(self) -> bool:
-        """Whether the file belongs to an installed package, where nobody looks for it and an update replaces it."""
+        """Whether the file is part of an installed package, where an update would replace what is written beside it."""
         return self.folder.resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve())
 
     def files(self, scale: str) -> list[Path]:
-        """All files that say what is run and shown at a scale, whether or not they are there."""
-        own = [self.folder / Path(self.where).name, self.tuned_file(scale), self.admitted_file(scale)]
-        own += [self.verified_file(scale)]
+        """All files that decide what is run and shown at a scale, whether or not they exist."""
+        own = [self.folder / Path(self.where).name]
+        own += [side.path(scale) for side in (self.tuned, self.admitted, self.verified)]
         own += [self.published_path] if self.published_path else []
         own += [OTHERS] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])
 
     def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:
-        """The ``LAYERS`` of a row at a scale, each with its options under ``set`` and those of ``methods``.
+        """The ``LAYERS`` of a row at a scale, each with options under ``set``, and for some methods under ``methods``.
 
         Args:
             row: of this suite.
             scale: one of its scales.
-            tuned: whether what tuning has chosen counts.
+            tuned: whether to include what tuning has chosen.
             last: the layer of a trial.
         """
         at, last = self.scale(scale), last or {}
         table = at["tables"].get(row.table, {})
-        chosen = self.tuned(scale).get(row.full_name, {}).get("options", {}) if tuned else {}
+        if scale not in self._chosen:
+            self._chosen[scale] = {name: entry["options"] for name, entry in self.tuned.entries(scale).items()}
+        chosen = self._chosen[scale].get(row.full_name, {}) if tuned else {}
 
         def of_data(layer: Options) -> Options:
             found: Options = layer.get("datasets", {}).get(row.dataset, {})
@@ -249,7 +206,7 @@ class Suite:
         return {name: layers[name] or {} for name in LAYERS}
 
     def values(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Any]:
-        """The configuration of a row at a scale as the suite spells it, without defaults; arguments: ``layers``."""
+        """The configuration of a row at a scale as the suite gives it, without defaults; arguments as in ``layers``."""
         at, name = self.scale(scale), self.spec["labels"][row.method]["method"]
         values: dict[str, Any] = {}
         for layer in self.layers(row, scale, tuned, last).values():
@@ -265,7 +222,7 @@ class Suite:
         runtime: Runtime | None = None,
         precision: str | None = None,
     ) -> Plan:
-        """All runs of the suite at a scale, each once.
+        """All runs of the suite at a scale, each of them once.
 
         Args:
             scale: name of the scale.
@@ -280,7 +237,7 @@ class Suite:
         for row in self.matching([], scale):
             first = self.run(row, scale)
             made = {seed: first.replace(seed=seed, **given) for seed in seeds}
-            plan.of_row[id(row)] = {seed: run.id for seed, run in made.items()}
+            plan.of_row[row.full_name] = {seed: run.id for seed, run in made.items()}
             for run in made.values():
                 known = plan.runs.get(run.id)
                 plan.runs[run.id] = replace(known, cells=(*known.cells, row.name)) if known else run
@@ -294,16 +251,16 @@ class Suite:
         only: Collection[str] = (),
         seeds: Collection[int] = (),
     ) -> list[Run]:
-        """The runs behind the rows that pass all filters, all rows of the first seed before those of the second.
+        """The runs of the rows that pass all filters: all rows with the first seed, then all with the second.
 
-        So a sweep that is stopped half-way leaves rows that can be compared.
+        A sweep that is stopped half-way then leaves comparable rows.
 
         Args:
             plan: of this suite.
             tables: numbers of tables.
             methods: method labels.
             only: names of rows, patterns of them (``4/*/mine``), or beginnings of run ids, of four characters or more.
-            seeds: of the plan, in the order in which they are run; default: all.
+            seeds: seeds of the plan, in the order in which to run them; default: all.
 
         Raises:
             ConfigError: a filter names something that does not exist, or nothing is left.
@@ -322,15 +279,15 @@ class Suite:
         for word, rows in named.items():
             if not rows and not (word in ids and any(key.startswith(word) for key in plan.runs)):
                 raise ConfigError(f"{self.where}: no row matches {word}; {self._what_there_is()}")
-        meant = {id(row) for rows in named.values() for row in rows}
+        meant = {row.full_name for rows in named.values() for row in rows}
         chosen: dict[str, Run] = {}
         for row in self.rows:
-            if id(row) not in plan.of_row or (tables and row.table not in tables):
+            if row.full_name not in plan.of_row or (tables and row.table not in tables):
                 continue
             if methods and row.method not in needed:
                 continue
-            for seed, key in plan.of_row[id(row)].items():
-                if seed in seeds and (not only or id(row) in meant or key.startswith(ids)):
+            for seed, key in plan.of_row[row.full_name].items():
+                if seed in seeds and (not only or row.full_name in meant or key.startswith(ids)):
                     chosen[key] = plan.runs[key]
         without = self.left_out(plan.scale)
         absent = [f"{name} ({without[name]})" for name in methods if name in without]
@@ -344,7 +301,7 @@ class Suite:
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
-        """Rows with runs of their own at a scale whose name matches one of the patterns; all without a pattern.
+        """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
 
         Raises:
             ConfigError: no such row.
@@ -353,25 +310,25 @@ class Suite:
         own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
         if not patterns:
             return own
-        known, meant = {id(row) for row in own}, set()
+        known, meant = {row.full_name for row in own}, set()
         for pattern in patterns:
-            named = {id(row) for row in self._meant(pattern)} & known
+            named = {row.full_name for row in self._meant(pattern)} & known
             if not named:
                 raise ConfigError(f"{self.where}: no row matches {pattern}; {self._what_there_is()}")
             meant |= named
-        return [row for row in own if id(row) in meant]
+        return [row for row in own if row.full_name in meant]
 
     def _meant(self, pattern: str) -> list[Row]:
-        """The rows that a pattern means: those of that name, which may have a ``*`` in it, or else all that match.
+        """The rows that a pattern means: those of that name, or else all that match it as a glob.
 
-        A difference means the rows that it is taken of.
+        A row that shows a difference means the two rows that it is taken of.
         """
         named = [row for row in self.rows if row.is_named(pattern)]
         named = named or [row for row in self.rows if fnmatch(row.name, pattern) or fnmatch(row.full_name, pattern)]
         return [part for row in named for part in (operands(row, self.rows) if row.minus else (row,))]
 
     def names(self) -> list[str]:
-        """``table/dataset/method`` of all rows that are run, each once."""
+        """Names (``table/dataset/method``) of the rows that are run, without repetition."""
         return list(dict.fromkeys(row.name for row in self._own_rows()))
 
     def _own_rows(self) -> list[Row]:
@@ -379,7 +336,7 @@ class Suite:
         return [row for row in self.rows if row.minus is None and not row.pending]
 
     def _what_there_is(self) -> str:
-        """What names of rows are made of, for an error about a pattern that fits none."""
+        """The parts that names of rows are made of, for the message about a pattern that matches none."""
         own = self._own_rows()
         parts = {
             "tables": [row.table for row in own],
@@ -390,9 +347,7 @@ class Suite:
         return f"a row is table/dataset/method; {'; '.join(listed)}"
 
     def published(self) -> dict[Any, str]:
-        """Published values as printed, by ``Row.key``; none where ``published`` is null.
-
-        The file lies beside a suite of one's own, or else in the package.
+        """Published values as printed, by ``Row.key``; none if the suite has ``published: null``.
 
         Raises:
             ConfigError: the file is missing, or names a value twice.
@@ -404,7 +359,9 @@ class Suite:
 
     @property
     def published_path(self) -> Path | None:
-        """File of the published values, beside a suite of one's own or else in the package; ``None`` for none.
+        """File of the published values: beside the suite or the one it extends, or else in the package.
+
+        ``None`` if the suite has ``published: null``.
 
         Raises:
             ConfigError: the file is missing.
@@ -462,7 +419,7 @@ class Suite:
 
 
 def available() -> list[str]:
-    """Papers that have a suite file."""
+    """Names of the suites in this package."""
     return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
 
 
@@ -473,7 +430,7 @@ def scales_with(entry: str) -> str:
 
 
 def load(paper: str) -> Suite:
-    """The suite of a paper, by its key or by the path of a YAML file, on top of the suite that it extends, if any.
+    """A suite by its name, or by the path of its YAML file, together with the suite that it extends, if any.
 
     Raises:
         ConfigError: no such suite, or one that extends itself.
@@ -482,7 +439,7 @@ def load(paper: str) -> Suite:
 
 
 def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
-    """A suite; ``extending`` are the files on the way to it."""
+    """As ``load``; ``extending`` are the files that led to this one by ``extends``."""
     if paper.endswith(SUFFIX):
         file, where = Path(paper), paper
     elif paper in available():
@@ -505,7 +462,7 @@ def _load(paper: str, extending: tuple[Path, ...]) -> Suite:
 
 
 def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` on top of ``base``: mappings are joined entry by entry, rows of a table added, other values replaced."""
+    """``own`` on top of ``base``: mappings are merged, rows of a table appended, other values replaced."""
     result = {str(key): value for key, value in base.items()}
     for key, value in ((str(key), value) for key, value in own.items()):
         before = result.get(key)
@@ -519,5 +476,5 @@ def _on_top(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(options: Options, method: str) -> Options:
-    """A layer's options; the ``method`` it may name is that of the run."""
+    """A layer's options for a method, whatever method the layer itself may name."""
     return {**options, "method": method}

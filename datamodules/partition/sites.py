@@ -73,7 +73,7 @@ class Sites(Sequence[SiteData]):
         return self._make(self._with[next(ends)], self._without[next(ends)])
 
     def __setitem__(self, client: int, site: SiteData) -> None:
-        """From now on the client holds something else; tests do that."""
+        """From now on the client holds something else. For checks and tests."""
         self._others[range(len(self))[client]] = site
 
     def labelled(self) -> tuple[int, ...]:

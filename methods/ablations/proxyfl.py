@@ -1,12 +1,12 @@
-"""ProxyFL as its paper writes it, where the released code differs."""
+"""ProxyFL as its paper writes it, where the released code differs, and with the released weights of clients."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from methods.base import Batch
+from methods.base import Batch, Site, Upload
 from methods.parts.losses import masked_mean
 from methods.parts.tensors import one_hot
 from methods.proxyfl import ProxyFL, class_sets, classifier, icpl
@@ -62,3 +62,20 @@ class AsPrinted(ProxyFL):
     def margin(self, proxies: Tensor) -> float:
         """Return 0: there is no margin."""
         return 0.0
+
+
+class ReleasedWeights(ProxyFL):
+    """A client's model weighs ``2000 n_l + n_l + n_u``, as in the released code; in ``ProxyFL`` it weighs n_l + n_u.
+
+    There the list of labelled images is repeated so that drawing from it never ends, and then counted. Where clients
+    are of one size, as in the released partition, both are the plain mean.
+    """
+
+    repeats: ClassVar[int] = 2000
+
+    def make_upload(self, client: Site) -> Upload | None:
+        """As ``ProxyFL``; a labelled image counts 2000 times more."""
+        upload = super().make_upload(client)
+        if upload is not None:
+            upload.weight += self.repeats * len(client.data.labelled)
+        return upload

@@ -79,8 +79,8 @@ def test_bounds_and_central_rows_run_with_seeds_of_their_own(suite, runtime):
 
 def test_what_tuning_has_chosen_does_not_count(suite, runtime):
     before = candidates(suite, "quick", runtime)
-    suite.tuned_file("quick").parent.mkdir(parents=True)
-    suite.tuned_file("quick").write_text("clients/Digits/base: {options: {method.lr: 0.5}}\n")
+    suite.tuned.path("quick").parent.mkdir(parents=True)
+    suite.tuned.path("quick").write_text("clients/Digits/base: {options: {method.lr: 0.5}}\n")
     assert suite.plan("quick").runs and candidates(suite, "quick", runtime) == before
 
 
@@ -129,8 +129,8 @@ def test_three_figures_decide(suite, runtime, monkeypatch, bound, consistent, la
 
 def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
     made = admit(suite, "quick", runtime, 1)
-    written = yaml.safe_load(suite.admitted_file("quick").read_text())
-    assert written == made == suite.admitted("quick")
+    written = yaml.safe_load(suite.admitted.path("quick").read_text())
+    assert written == made == suite.admitted.entries("quick")
     assert set(written["clients/Digits"]["accuracy"]) == {"base", "bound", "supervised", "consistent"}
     (one,) = candidates(suite, "quick", runtime)
     paths = [run.folder for runs in one.runs.values() for run in runs]
@@ -141,7 +141,7 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
 
 
 def test_damaged_verdicts_are_told(suite):
-    suite.admitted_file("quick").parent.mkdir(parents=True)
-    suite.admitted_file("quick").write_text("clients/Digits: {admitted: perhaps}\n")
+    suite.admitted.path("quick").parent.mkdir(parents=True)
+    suite.admitted.path("quick").write_text("clients/Digits: {admitted: perhaps}\n")
     with pytest.raises(ConfigError, match="`admit` writes it"):
-        suite.admitted("quick")
+        suite.admitted.entries("quick")

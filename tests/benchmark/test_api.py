@@ -156,8 +156,8 @@ def test_classes_that_no_module_has():
     first, second = (fit(defined(scale), Parity, method_args={"lr": 0.1}, **OPTIONS) for scale in (1.0, 0.5))
     assert first.config.method == second.config.method and first.config.method.init_args["lr"] == 0.1
     assert without_clock(first.rows) != without_clock(second.rows)
-    assert first.method.hparams["num_classes"] == 2 and first.method.hparams["image_shape"] == [3, 32, 32]
-    assert make_method(defined(1.0), num_classes=7).hparams["num_classes"] == 7
+    assert first.method.hparams.num_classes == 2 and first.method.hparams.image_shape == [3, 32, 32]
+    assert make_method(defined(1.0), num_classes=7).hparams.num_classes == 7
     with pytest.raises(ConfigError, match="put the class into a module, or leave results_dir out"):
         fit(defined(1.0), "digits", results_dir="out", **OPTIONS)
 
@@ -174,7 +174,7 @@ def test_a_class_without_source():
     names = {"FedMethod": FedMethod, "F": F, "__name__": "__main__"}
     exec(code, names)
     result = fit(names["Bare"], "digits", method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
-    assert result.method.hparams["factor"] == 0.5 and result.method.hparams["lr"] == 0.2
+    assert result.method.hparams.factor == 0.5 and result.method.hparams.lr == 0.2
     with pytest.raises(ConfigError, match="unknown method argument 'factr'; did you mean 'factor'"):
         fit(names["Bare"], "digits", method_args={"factr": 0.5})
 

@@ -182,7 +182,7 @@ def test_help_of_fit_says_what_labels_and_readings_are():
     for text in (
         "a label in the record (quick, small, laptop, lite, board, paper or custom); it changes no",
         "last (final in records)",
-        "a run with fewer is averaged whole",
+        "the mean of the global weights of the last so many rounds (all, if the run is shorter)",
     ):
         assert text in shown
 

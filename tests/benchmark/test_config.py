@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from benchmark import registry as classes
+from benchmark.arguments import build
 from benchmark.config import (
     Run,
     RunConfig,
@@ -22,12 +23,14 @@ from benchmark.config import (
     resolve,
     run_id,
     to_yaml,
+    with_pipeline,
 )
 from benchmark.files import dump_yaml, load_yaml, read_value
-from benchmark.registry import Argument, ClassSpec, Kind, build, described, known_names
+from benchmark.registry import ClassSpec, Kind, known_names, register_local
 from datamodules.common.errors import ConfigError
 from datamodules.common.switches import check_switches, switches
 from datamodules.partition.roster import Roster
+from methods.fedavg import FedAvg
 from methods.models import network
 
 BASE = """
@@ -388,42 +391,21 @@ class Narrower(Switches):
         super().__init__(**base)
 
 
-class Tabled:
-    """A base.
+class Named(FedAvg):
+    """A method that names a pipeline."""
 
-    | hyperparameter | paper | here |
-    |---|---|---|
-    | ``lr``, ``decay`` of the teacher | 0.1, 0.9 | as the paper |
-    """
-
-    def __init__(self, model: Any, lr: float = 0.1, decay: float | None = 0.9) -> None:
-        pass
+    pipeline = "randaugment"
 
 
-class Documented(Tabled):
-    """A class whose arguments are described in several places.
-
-    | hyperparameter | paper | here |
-    |---|---|---|
-    | ``decay`` | silent | 0.99 |
-
-    Args:
-        rule: how it
-            goes.
-    """
-
-    def __init__(self, size: int, rule: Literal["a", "b"] | None = None, whole: bool = True, **base: Any) -> None:
-        super().__init__(**base)
-
-
-def test_arguments_are_described_by_the_docstrings_of_a_class_and_its_bases():
-    assert described(Documented, "method") == {
-        "size": Argument("int", "required", ""),
-        "rule": Argument("{a,b} or null", "default null", "how it goes."),
-        "whole": Argument("{true,false}", "default true", ""),
-        "lr": Argument("float", "default 0.1", "``lr``, ``decay`` of the teacher: paper 0.1, 0.9; here as the paper"),
-        "decay": Argument("float or null", "default 0.9", "paper silent; here 0.99"),
-    }
+def test_a_method_names_the_pipeline_of_a_data_set_without_one_of_its_own():
+    named = register_local(Named)
+    assert with_pipeline({"method": named, "data": "digits"})["data"]["init_args"] == {"pipeline": "randaugment"}
+    for method, data in (
+        (named, {"class_path": "digits", "init_args": {"pipeline": "zoom_crop_flip"}}),
+        (named, "ag_news"),
+        ("fedavg", "digits"),
+    ):
+        assert with_pipeline({"method": method, "data": data}) == {"method": method, "data": data}
 
 
 def test_switches_of_constructors():

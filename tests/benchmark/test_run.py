@@ -311,7 +311,7 @@ class FedProx(FedMethod):
         self.log("away", away.detach())
         if batch_idx == 0:
             self.log("away_at_first", away.detach())
-        return loss + 0.5 * self.hparams["mu"] * away
+        return loss + 0.5 * self.hparams.mu * away
 '''
 
 

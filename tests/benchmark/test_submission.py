@@ -266,7 +266,7 @@ def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
     assert "verified: equal in all rounds" in capsys.readouterr().out
     suite = load("mine/suite.yaml")
-    found = suite.verified("quick")["one/A/Mine"]
+    found = suite.verified.entries("quick")["one/A/Mine"]
     assert (found["seed"], found["equal"]) == (1, True) and found["submitted"] == found["again"]
     with submission.importable(Path("mine")):
         suite = load("mine/suite.yaml")

@@ -111,7 +111,7 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     assert set(tried) == {3e-5, 0.03, 0.06}
     assert tried[3e-5] < max(tried.values())
     again = toy(tmp_path)
-    assert again.tuned("quick") == made == yaml.safe_load(again.tuned_file("quick").read_text())
+    assert again.tuned.entries("quick") == made == yaml.safe_load(again.tuned.path("quick").read_text())
     assert (
         again.run(again.rows[0], "quick").config.method.init_args["lr"] == made[plain.full_name]["options"]["method.lr"]
     )
@@ -140,7 +140,7 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
 )
 def test_a_damaged_file_of_choices_is_named(tmp_path, runtime, text, says):
     suite = toy(tmp_path)
-    file = suite.tuned_file("quick")
+    file = suite.tuned.path("quick")
     file.parent.mkdir(parents=True)
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=f"{file.name}.*{says}"):
@@ -189,7 +189,7 @@ def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runti
         patch.setattr(Digits, "read", missing)
         with pytest.raises(RunError, match=r"no score of tune 1/Digits/plain x 0.001 .*, tune .* x 2 .*: nothing is"):
             tune(suite, "quick", [plain], runtime, jobs=1)
-    assert yaml.safe_load(suite.tuned_file("quick").read_text()) == {}
+    assert yaml.safe_load(suite.tuned.path("quick").read_text()) == {}
     assert list(tune(suite, "quick", [plain], runtime, jobs=1)) == [plain.full_name]
 
 
@@ -440,10 +440,10 @@ def test_a_suite_that_extends_another_keeps_its_own_choices_alone(tmp_path, runt
     base, folder = toy(tmp_path), tmp_path / "suites"
     chosen = {"1/Digits/plain": {"options": {"method.lr": 0.1}}, "1/Digits/teacher": {"options": {"method.lr": 0.2}}}
     folder.joinpath("tuned").mkdir(parents=True)
-    base.tuned_file("quick").write_text(yaml.safe_dump(chosen))
+    base.tuned.path("quick").write_text(yaml.safe_dump(chosen))
     mine = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
-    assert mine.tuned("quick") == chosen
+    assert mine.tuned.entries("quick") == chosen
     made = tune(mine, "quick", mine.rows[:1], runtime, jobs=1)
-    assert yaml.safe_load(mine.tuned_file("quick").read_text()) == made and list(made) == ["1/Digits/plain"]
+    assert yaml.safe_load(mine.tuned.path("quick").read_text()) == made and list(made) == ["1/Digits/plain"]
     again = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
-    assert again.tuned("quick") == {**chosen, **made}
+    assert again.tuned.entries("quick") == {**chosen, **made}

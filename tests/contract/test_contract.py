@@ -82,7 +82,7 @@ def test_checks_find_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match="name arguments with which it does in `contract_args`"):
         runs.check_pseudo_labels_flow(Shy)
     runs.check_pseudo_labels_flow(Told)
-    assert data_for(make_method(Told)).hparams["pipeline"] == "pad_crop_flip"
+    assert data_for(make_method(Told)).hparams.pipeline == "pad_crop_flip"
 
 
 def test_other_packages_loop_over_the_same_checks() -> None:

@@ -83,7 +83,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
     (faults.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
     (faults.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
-    (faults.Unmoved, runs.check_pseudo_labels_flow, "with other images in their place the model .* is the same"),
+    (faults.Unmoved, runs.check_pseudo_labels_flow, "replacing those images with noise does not change the model"),
     (faults.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
     (faults.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
     (faults.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
@@ -102,7 +102,11 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     ),
     (faults.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
     *(
-        (fault, steps.check_replayed_steps_equal_the_reference, "batch_idx, current_epoch and global_step are Python's")
+        (
+            fault,
+            steps.check_replayed_steps_equal_the_reference,
+            "batch_idx, current_epoch and global_step are Python numbers",
+        )
         for fault in (faults.CountsBatches, faults.CountsEpochs, faults.CountsSteps)
     ),
     (faults.FreeOfCharge, runs.check_bytes_are_counted, "a round sends 0 bytes down"),
@@ -111,7 +115,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (faults.HalvesInSingle, runs.check_single_precision_is_close_to_double, "in float32 the weights end"),
     (faults.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
     (faults.Rounds, runs.check_half_autocast_is_close_to_double, "in float16 the weights end"),
-    (faults.Steep, runs.check_half_autocast_is_close_to_double, "of a round's steps are left out in 16-mixed"),
+    (faults.Steep, runs.check_half_autocast_is_close_to_double, "16-mixed skips .* of a round's steps"),
     (faults.Unscaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled, or was never"),
     (faults.ClipsScaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
 ]

@@ -15,6 +15,7 @@ from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from datamodules import ag_news
 from datamodules.ag_news import AGNews
+from datamodules.base import STORED
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
@@ -135,7 +136,7 @@ def test_the_listed_texts_are_the_same_from_a_part_in_any_order(
     back = np.arange(len(test))[::-1]
     write_csv(official, "test", [test[i] for i in back], test_labels[back])
     theirs = make(official, texts="listed")
-    for name in ("_train", "_labels", "_test", "test_labels"):
+    for name in STORED:
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     assert ours.partition.hash == theirs.partition.hash
     chosen = ag_news.listed(ag_news.read_texts(official)[0])
@@ -153,7 +154,7 @@ def test_what_follows_from_the_list_is_kept(folder: Path, stub: Stub, monkeypatc
     for file in folder.glob("features-*"):
         file.unlink()
     second = make(folder, **options)
-    for name in ("_train", "_labels", "_test", "test_labels"):
+    for name in STORED:
         assert torch.equal(getattr(first, name), getattr(second, name)), name
     assert second.provenance == first.provenance and second.sha256 == first.sha256
     assert "ag_news.npz" in second.sha256
@@ -205,9 +206,9 @@ def test_distorted_texts_lose_a_tenth_of_their_words_and_change_places() -> None
 def test_features_are_computed_once_and_follow_encoder_and_texts(folder: Path, stub: Stub) -> None:
     data = make(folder, encoder="minilm")
     assert [len(texts) for texts in stub.asked] == [200, 200, 200, 40]
-    assert data._train.shape == (200, 3, DIM) and data._test.shape == (40, 1, DIM)
+    assert data.train_images.shape == (200, 3, DIM) and data.test_images.shape == (40, 1, DIM)
     again = make(folder, encoder="minilm")
-    assert len(stub.asked) == 4 and torch.equal(again._train, data._train)
+    assert len(stub.asked) == 4 and torch.equal(again.train_images, data.train_images)
     assert data.sha256 == again.sha256 and len(data.sha256) == 5
     make(folder, encoder="bert")
     assert len(stub.asked) == 8 and stub.kinds[4:] == ["bert"] * 4
@@ -223,7 +224,7 @@ def test_features_that_are_there_need_no_write(folder: Path, stub: Stub, monkeyp
         raise AssertionError(path)
 
     monkeypatch.setattr(text, "alone", refused)
-    assert torch.equal(make(folder, encoder="minilm")._train, first._train)
+    assert torch.equal(make(folder, encoder="minilm").train_images, first.train_images)
     assert {file.suffix for file in folder.iterdir()} == {".npz"}
 
 
@@ -232,9 +233,9 @@ def test_features_belong_to_their_texts(folder: Path, stub: Stub) -> None:
     (texts, labels, _, _), _ = ag_news.read_texts(folder)
     keep = ag_news.sample(labels, 50)
     kept = [texts[i] for i in keep]
-    assert np.array_equal(data._train[:, 0], stub.encode(kept))
-    assert np.array_equal(data._train[:, 2], stub.encode(text.distorted(kept, 2)))
-    assert data._labels.tolist() == labels[keep].tolist()
+    assert np.array_equal(data.train_images[:, 0], stub.encode(kept))
+    assert np.array_equal(data.train_images[:, 2], stub.encode(text.distorted(kept, 2)))
+    assert data.train_labels.tolist() == labels[keep].tolist()
     assert data.feature_dim == DIM
 
 
@@ -310,15 +311,15 @@ def test_views(folder: Path, stub: Stub) -> None:
     data = make(folder)
     index = torch.arange(200).repeat(50)
     weak, strong = data.take("weak", index), data.take("strong", index, generator(0, "a"))
-    assert torch.equal(weak, data._train[index, 0]) and torch.equal(data.take("test", index), weak)
-    is_first = (strong == data._train[index, 1]).all(1)
-    assert bool((is_first | (strong == data._train[index, 2]).all(1)).all())
-    different = (data._train[index, 1] != data._train[index, 2]).any(1)
+    assert torch.equal(weak, data.train_images[index, 0]) and torch.equal(data.take("test", index), weak)
+    is_first = (strong == data.train_images[index, 1]).all(1)
+    assert bool((is_first | (strong == data.train_images[index, 2]).all(1)).all())
+    different = (data.train_images[index, 1] != data.train_images[index, 2]).any(1)
     assert int(different.sum()) > 5_000
     assert is_first[different].float().mean() == pytest.approx(0.5, abs=0.03)
     assert not torch.equal(strong, data.take("strong", index, generator(0, "b")))
     blocks = torch.cat([block() for _, block in data.test_blocks(16)])
-    assert torch.equal(blocks, data._test[:, 0])
+    assert torch.equal(blocks, data.test_images[:, 0])
     with pytest.raises(RunError, match="Generator"):
         data.take("strong", index)
 
@@ -332,15 +333,15 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
     plain = stub.encode(kept)
     for version, texts in enumerate([kept, *copies]):
         expected = (stub.encode(texts) - plain.mean(axis=0)) / plain.std(axis=0)
-        assert np.allclose(data._train[:, version], expected, atol=1e-5)
-    assert np.allclose(data._train[:, 0].mean(0), 0, atol=1e-5) and np.allclose(
-        data._train[:, 0].std(0, correction=0), 1, atol=1e-5
+        assert np.allclose(data.train_images[:, version], expected, atol=1e-5)
+    assert np.allclose(data.train_images[:, 0].mean(0), 0, atol=1e-5) and np.allclose(
+        data.train_images[:, 0].std(0, correction=0), 1, atol=1e-5
     )
-    assert data._train.shape == (200, 5, DIM)
+    assert data.train_images.shape == (200, 5, DIM)
     index = torch.arange(200).repeat(30)
     for view, versions in (("weak", (0, 1, 2)), ("cutout", (0, 1, 2)), ("strong", (3, 4))):
         values = data.take(view, index, generator(0, "a"))
-        hits = torch.stack([(values == data._train[index, v]).all(1) for v in versions])
+        hits = torch.stack([(values == data.train_images[index, v]).all(1) for v in versions])
         assert bool(hits.any(0).all())
         told = hits.sum(0) == 1  # copies that differ
         shares = hits[:, told].float().mean(1)
@@ -349,7 +350,7 @@ def test_views_drawn_from_copies(folder: Path, stub: Stub) -> None:
         assert not torch.equal(values, data.take(view, index, generator(0, "b")))
         with pytest.raises(RunError, match="Generator"):
             data.take(view, index)
-    assert torch.equal(data.take("test", index), data._train[index, 0])
+    assert torch.equal(data.take("test", index), data.train_images[index, 0])
     with pytest.raises(DataError, match="no distorted copy"):
         FeatureView(0, 3).prepare(torch.zeros(3, 2, 4))
 
@@ -386,8 +387,8 @@ def test_back_translations(folder: Path, stub: Stub) -> None:
     assert data.provenance["strong_view"] == "back_translation"
     assert file.name in data.sha256
     kept = [texts[i] for i in ag_news.sample(labels, 50)]
-    assert np.array_equal(data._train[:, 1], stub.encode([t + " goal goal" for t in kept]))
-    assert np.array_equal(data._train[:, 2], stub.encode([t + " oil" for t in kept]))
+    assert np.array_equal(data.train_images[:, 1], stub.encode([t + " goal goal" for t in kept]))
+    assert np.array_equal(data.train_images[:, 2], stub.encode([t + " oil" for t in kept]))
     assert make(folder, strong="words").provenance["strong_view"] == "word_deletion_swap"
     np.savez(file, translations=np.array([["a", "b"]]))
     with pytest.raises(DataError, match=r"translations are \[1, 2\] instead of \[240, 2\]"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmark.registry import KINDS, find_class, known_names
-from datamodules.base import FSSLDataModule
+from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
@@ -80,7 +80,7 @@ def test_digits(digits):
     """The constants are those of the training images, to the digits that are given."""
     data = make_data()
     pixels = torch.from_numpy(digits.train_images).double() / 255
-    assert len(data._train) == data.train_size == 1437 and len(data.test_labels) == 360
+    assert len(data.train_images) == data.train_size == 1437 and len(data.test_labels) == 360
     assert round(float(pixels.mean()), 4) == data.mean[0]
     assert round(float(pixels.std()), 4) == data.std[0]
     assert data.class_names == tuple("0123456789") and data.sha256 == digits.sha256
@@ -95,6 +95,38 @@ def test_a_subclass_must_read():
         Nothing().setup()
 
 
+def test_overwritten_images_are_what_views_are_cut_from():
+    """The partition stays, labels that sites see are the new ones, and blocks of test images are the new ones."""
+    data = make_data()
+    partition, site, index = data.partition, data.client(0), torch.arange(4)
+    before = data.take("test", index)
+    data.overwrite(train_images=255 - data.train_images, train_labels=9 - data.train_labels)
+    assert not torch.equal(data.take("test", index), before)
+    assert data.partition is partition and torch.equal(data.client(0).labelled, site.labelled)
+    assert torch.equal(data.client(0).labels, 9 - site.labels)
+    (_, whole), *_ = data.test_blocks(1000)
+    before = whole()
+    data.overwrite(test_images=255 - data.test_images)
+    (_, whole), *_ = data.test_blocks(1000)
+    assert not torch.equal(whole(), before)
+
+
+def test_overwriting_takes_the_form_of_what_is_stored():
+    data = make_data()
+    with pytest.raises(ConfigError, match=r"overwrite\(test_labels=\.\.\.\) got torch.float32 \[3\]"):
+        data.overwrite(train_images=torch.zeros_like(data.train_images), test_labels=torch.zeros(3))
+    assert data.train_images.any()
+    with pytest.raises(ConfigError, match="setup"):
+        Digits().overwrite()
+
+
+def test_a_client_can_be_handed_something_else():
+    data = make_data()
+    site = data.client(1)
+    data.clients[1] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled[:3])
+    assert data.client(1).size == 3 and 1 not in data.roster(0).labelled
+
+
 def test_setup_is_done_once():
     class Counts(Digits):
         reads = 0
@@ -105,11 +137,11 @@ def test_setup_is_done_once():
 
     data = Counts(num_clients=3, partition="iid")
     data.setup()
-    partition, train, site = data.partition, data._train, data.client(0)
+    partition, train, site = data.partition, data.train_images, data.client(0)
     data.setup("fit")
     data.setup("test")
     assert Counts.reads == 1
-    assert data.partition is partition and data._train is train and data.client(0).labelled.equal(site.labelled)
+    assert data.partition is partition and data.train_images is train and data.client(0).labelled.equal(site.labelled)
 
 
 # --- who holds what
@@ -142,9 +174,9 @@ def test_a_batch_holds_no_hidden_label(scenario, method):
     """Integers in a batch are labels of labelled images; everything else is an image."""
     data, module = make_data(scenario), make_method(method)
     module.visit = module.visit.__class__(round=99)
-    labelled = {i for s in [*data._clients, data.server] for i in s.labelled.tolist()}
+    labelled = {i for s in [*data.clients, data.server] for i in s.labelled.tolist()}
     seen = 0
-    for site in [*data._clients, data.server]:
+    for site in [*data.clients, data.server]:
         assert not labelled & set(site.unlabelled.tolist())
         for batch in epoch(module.streams(site), data, lambda p: generator(0, p)):
             for name, fields in batch.items():
@@ -229,7 +261,7 @@ def test_labelled_images_can_be_tested_on_instead(scenario, digits):
     )
     assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[gone])
     [(_, block)] = data.test_blocks(10_000)
-    shown = data.views["test"](data.views["test"].geometry.prepare(data._train), torch.tensor(gone), None)
+    shown = data.views["test"](data.views["test"].geometry.prepare(data.train_images), torch.tensor(gone), None)
     torch.testing.assert_close(block(), shown)
 
 
@@ -247,7 +279,7 @@ def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation
     assert len(held) == max(50, validation) and len(server) == max(0, validation - 50)
     tested = torch.tensor(sorted(held - server))
     assert torch.equal(data.test_labels, torch.from_numpy(digits.train_labels)[tested])
-    shown = data.views["test"](data.views["test"].geometry.prepare(data._train), tested, None)
+    shown = data.views["test"](data.views["test"].geometry.prepare(data.train_images), tested, None)
     torch.testing.assert_close(block(), shown)
 
 
@@ -308,7 +340,7 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     for shuffle in (True, False):
         data = Digits(scenario="all_clients", pipeline="pad_crop_flip", shuffle=shuffle, **options)
         data.setup()
-        labels = [data._labels[data.client(k).unlabelled].tolist() for k in range(6)]
+        labels = [data.train_labels[data.client(k).unlabelled].tolist() for k in range(6)]
         assert all(values == sorted(values) for values in labels) is not shuffle
         assert [data.client(k).labels.unique().tolist() for k in range(6)] != [sorted({*v}) for v in labels]
 
@@ -387,7 +419,7 @@ def test_placing_changes_the_type_of_views_and_nothing_else():
     assert torch.equal(data.take("test", index), before.double())
     assert next(data.test_blocks(5))[1]().dtype == torch.float64
     assert torch.equal(data.client(2).unlabelled, site)
-    assert data.oracle.correct(index, data._labels[index]).all()
+    assert data.oracle.correct(index, data.train_labels[index]).all()
 
 
 def test_another_size():
@@ -498,7 +530,7 @@ def test_fedavg_in_a_plain_trainer():
     run.fit(method, datamodule=data)
     assert [len(y) for y in seen] == 2 * [64, 64, 64, 58]
     first, second = (sorted(y for part in seen[k : k + 4] for y in part) for k in (0, 4))
-    assert first == second == sorted(data._labels.tolist())
+    assert first == second == sorted(data.train_labels.tolist())
     assert seen[:4] != seen[4:]
     (result,) = run.test(method, datamodule=data, verbose=False)
     method.eval()
@@ -612,10 +644,10 @@ def test_pooled_labels_make_every_client_a_labelled_one():
 def test_a_site_is_made_when_it_is_asked_for():
     """It holds what the partition says, and setting a site up for a million clients makes none of them."""
     data = few_data(4, 2)
-    for client, site in enumerate(data._clients):
+    for client, site in enumerate(data.clients):
         assert site.labelled.tolist() == data.partition.labelled[client].tolist()
         assert site.unlabelled.tolist() == data.partition.unlabelled[client].tolist()
-    assert len(data._clients) == 4 and data._clients[-1].unlabelled.equal(data.client(3).unlabelled)
+    assert len(data.clients) == 4 and data.clients[-1].unlabelled.equal(data.client(3).unlabelled)
     made = []
     sites = Sites(data.partition.labelled, data.partition.unlabelled, lambda *own: made.append(own), data.device)
     assert len(sites) == 4 and sites.labelled() == (0, 1) and not made

@@ -181,12 +181,12 @@ def test_a_folder_is_read_as_the_same_arrays_in_a_file(pictures, digits):
     data, same = ready(Folder, root="pictures"), ready(Npz, file="x.npz")
     assert (data.class_names, data.mean, data.std, data.image_size) == (same.class_names, same.mean, same.std, 8)
     assert data.partition.hash == same.partition.hash
-    assert (data._train == same._train).all() and (data._test == same._test).all()
+    assert (data.train_images == same.train_images).all() and (data.test_images == same.test_images).all()
     (cache,) = pictures.parent.glob("data/folder-*.npz")
     before = cache.stat().st_mtime_ns
     again = ready(Folder, root="pictures")
     assert again.sha256 == data.sha256 and list(data.sha256) == ["pictures"]
-    assert cache.stat().st_mtime_ns == before and (again._train == data._train).all()
+    assert cache.stat().st_mtime_ns == before and (again.train_images == data.train_images).all()
 
 
 def test_a_changed_image_is_another_data_set(pictures, digits):
@@ -194,7 +194,7 @@ def test_a_changed_image_is_another_data_set(pictures, digits):
     file = pictures / "train" / "one" / "010.png"
     Image.fromarray(255 - digits[0][20]).save(file)
     after = ready(Folder, root="pictures")
-    assert after.sha256 != before.sha256 and (after._train != before._train).any()
+    assert after.sha256 != before.sha256 and (after.train_images != before.train_images).any()
 
 
 def test_an_unsplit_folder_of_several_sizes_and_colours(here, digits):

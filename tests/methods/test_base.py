@@ -56,6 +56,6 @@ def test_a_trainer_in_half_precision_is_refused() -> None:
 def test_no_second_rate_follows_the_first(name: str) -> None:
     """Who tunes ``lr`` tunes ``lr`` alone: ``lr_*`` and ``*_lr`` keep their papers' values."""
     plain, tuned = make_method(name), make_method(name, lr=0.0123)
-    assert tuned.hparams["lr"] == 0.0123
+    assert tuned.hparams.lr == 0.0123
     second = [key for key in plain.hparams if key.endswith("_lr") or (key.startswith("lr_") and key != "lr_schedule")]
     assert {key: tuned.hparams[key] for key in second} == {key: plain.hparams[key] for key in second}

@@ -54,8 +54,8 @@ class Net(nn.Module):
 
 def small(data: Digits, images: int = 40) -> Digits:
     """The same data with at most so many images per client."""
-    for k, site in enumerate(data._clients):
-        data._clients[k] = SiteData(site.labelled[:images], site.labels[:images], site.unlabelled[:images])
+    for k, site in enumerate(data.clients):
+        data.clients[k] = SiteData(site.labelled[:images], site.labels[:images], site.unlabelled[:images])
     return data
 
 

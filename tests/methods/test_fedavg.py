@@ -42,8 +42,8 @@ def test_the_lower_bound_is_the_model_of_the_labelled_client() -> None:
 def test_the_upper_bound_weighs_all_clients_by_size() -> None:
     """All clients labelled: sum of n_i w_i over the sum of n_i."""
     data = few_data(3)
-    site = data._clients[1]
-    data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    site = data.clients[1]
+    data.clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
     run = make_federation("fedavg", data, rounds=1)
     visits = run.visits(0)
     outcomes = run.engine.run_visits(visits, run.server, {})

@@ -228,7 +228,7 @@ def test_a_client_with_one_image_waits() -> None:
     """Batch norm in the predictor cannot train on one; the model comes back as it was sent."""
     data = few()
     site = data.client(0)
-    data._clients[0] = type(site)(site.labelled, site.labels, site.unlabelled[:1])
+    data.clients[0] = type(site)(site.labelled, site.labels, site.unlabelled[:1])
     run = federation(method(), data)
     upload = run.run_visits([Visit(client=0, size=1)])[0][0]
     assert all(torch.equal(value, run.server[name]) for name, value in upload.tensors.items())

@@ -60,12 +60,12 @@ def expected(method: FedIRM, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Consistency and relation loss in the words of the paper; there is no dropout, so all passes are alike."""
     logits = method.model(batch["student"])
     p, q = logits.softmax(dim=1), method.teacher(batch["teacher"]).softmax(dim=1)
-    keep = (entropy(p) < method.hparams["entropy_gate"]) & (p.amax(dim=1) >= method.hparams["confidence_gate"])
+    keep = (entropy(p) < method.hparams.entropy_gate) & (p.amax(dim=1) >= method.hparams.confidence_gate)
     matching = torch.zeros(())
     if keep.any():
         relation = relation_matrix(logits[keep], p.argmax(dim=1)[keep])
         matching = relation_loss(method.relation, relation)
-    return (p - q).square().sum() / method.hparams["batch_size"], matching
+    return (p - q).square().sum() / method.hparams.batch_size, matching
 
 
 def test_loss_of_an_unlabelled_client() -> None:

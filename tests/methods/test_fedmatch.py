@@ -450,8 +450,8 @@ def test_helpers_are_counted() -> None:
 def test_the_average_is_uniform() -> None:
     """Of sigma and of psi, whatever the clients' sizes."""
     data = few("all_clients")
-    site = data._clients[0]
-    data._clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
+    site = data.clients[0]
+    data.clients[0] = type(site)(site.labelled[:3], site.labels[:3], site.unlabelled[:5])
     run = federation(method(batches="full"), data)
     uploads, _, _ = run.run_visits(run.visits(0)[:3])
     assert len({upload.weight for upload in uploads}) > 1
@@ -492,7 +492,7 @@ def test_steps_in_order(labelled: int, unlabelled: int, steps: int, size: int) -
     data = few("all_clients")
     site = data.client(0)
     own = (torch.arange(labelled) % len(site.labelled), torch.arange(unlabelled) % len(site.unlabelled))
-    data._clients[0] = type(site)(site.labelled[own[0]], site.labels[own[0]], site.unlabelled[own[1]])
+    data.clients[0] = type(site)(site.labelled[own[0]], site.labels[own[0]], site.unlabelled[own[1]])
     run = federation(method(lr=1e-3, **AT_CLIENTS), data)
     seen: list[dict[str, Any]] = []
     run.method.on_train_batch_end = lambda *a: seen.append(a[1])
@@ -512,7 +512,7 @@ def test_steps_in_order_without_labels(images_: int, steps: int) -> None:
     data = few()
     site = data.client(0)
     index = site.unlabelled[torch.arange(images_) % len(site.unlabelled)]
-    data._clients[0] = type(site)(site.labelled, site.labels, index)
+    data.clients[0] = type(site)(site.labelled, site.labels, index)
     run = federation(method(**(AT_CLIENTS | {"batch_size": 100})), data)
     work = run.engine.begin_visit(Visit(client=0, size=images_), Sent(run.server, 0), None)[1]
     assert [made.steps for made in work] == [steps]

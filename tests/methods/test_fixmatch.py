@@ -134,10 +134,10 @@ class HalfLabelled(FewDigits):
     def setup(self, stage: str | None = None) -> None:
         """Cut the clients' sets."""
         super().setup(stage)
-        for k, site in enumerate(self._clients):
+        for k, site in enumerate(self.clients):
             half = len(site.labelled) // 2
             index = site.labelled[:half], site.labels[:half], site.labelled[half : 2 * half]
-            self._clients[k] = SiteData(*index)
+            self.clients[k] = SiteData(*index)
 
 
 def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:

@@ -366,7 +366,7 @@ def test_filter_then_batch() -> None:
     client = data.client(0).unlabelled
     assert 0 < len(stream) < len(client)
     assert float(measured.mean("pseudo/selected")) == pytest.approx(len(stream) / len(client))
-    correct = (data._labels[stream.index] == stream.fields["y"]).float().sum()
+    correct = (data.train_labels[stream.index] == stream.fields["y"]).float().sum()
     assert float(measured.mean("pseudo/correct")) == pytest.approx(float(correct) / len(client))
     assert dict(stream.views) == {"strong": "strong"}
     whole, *_ = prepared(AsWritten)
@@ -388,7 +388,7 @@ def test_masks_of_the_consistency_term() -> None:
     correct, *_ = prepared(CorrectlyLabelled)
     assert 0 < int(high.fields["high"].sum()) < len(high)
     assert bool(everything.fields["high"].all())
-    assert torch.equal(correct.fields["high"], data._labels[correct.index] == correct.fields["y"])
+    assert torch.equal(correct.fields["high"], data.train_labels[correct.index] == correct.fields["y"])
     assert 0 < int(correct.fields["high"].sum()) < len(correct)
     assert all(make_method(cls).uses_oracle for cls in (CorrectlyLabelled, CATWithSAM, CATWithSAMInstead))
     assert not any(make_method(cls).uses_oracle for cls in (FL2, AllSelected, PlainSAM, AsWritten))
@@ -454,7 +454,7 @@ def test_a_client_that_labels_nothing_counts_as_sure() -> None:
     federation = make_federation("fl2", server_pretrain=0, local_epochs=1)
     data, (first, second, *_) = federation.data, federation.visits(0)
     index = data.client(second.client).unlabelled[:9]
-    data._clients[second.client] = SiteData(index, data._labels[index], index[:0])
+    data.clients[second.client] = SiteData(index, data.train_labels[index], index[:0])
     assert federation.method.names("local") == ["tau"]
     found = [visited(federation, visit)[0].upload for visit in (first, second, first)]
     taus = [float(upload.stats["tau"]) for upload in found if upload is not None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from allclients_visits import Toy, precise
 from federations import contract_federation, rounds_until, run_rows
 from golden_files import load
+from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
 from methods.client_fixmatch import ClientFixMatch
 from methods.flexmatch import FlexMatch, flexible, learning_status
@@ -24,7 +25,8 @@ CLOSE = {"rtol": 0.0, "atol": GOLDEN["tolerance"]}
 def test_released_thresholds(case: dict[str, Any]) -> None:
     """From counts of selected images, with and without warm-up."""
     given, out = case["inputs"], case["outputs"]
-    beta = learning_status(precise(given["selected_per_class"]), given["unlabelled_images"], given["thresh_warmup"])
+    counts = precise(given["selected_per_class"])
+    beta = learning_status(counts, given["unlabelled_images"], torch.zeros_like(counts), given["thresh_warmup"])
     torch.testing.assert_close(beta, precise(out["classwise_acc"]), **CLOSE)
     torch.testing.assert_close(flexible(given["p_cutoff"], beta), precise(out["thresholds_convex"]), **CLOSE)
 
@@ -40,7 +42,7 @@ def test_released_sequence(case: dict[str, Any]) -> None:
         assert mask.tolist() == [bool(m) for m in out["mask"]]
         assert targets.argmax(dim=1).tolist() == precise(step["logits"]).argmax(dim=1).tolist()
         assert method.status.tolist() == out["selected_label"]
-        torch.testing.assert_close(method.learning_status().double(), precise(out["classwise_acc_after"]), **CLOSE)
+        torch.testing.assert_close(method.beta.double(), precise(out["classwise_acc_after"]), **CLOSE)
 
 
 def client(images: int, classes: int = 3, threshold: float = 0.95) -> FlexMatch:
@@ -61,7 +63,7 @@ def test_it_begins_open_and_ends_as_fixmatch() -> None:
     half = torch.full((2, 3), 1 / 3)
     assert method.targets({"index": torch.tensor([0, 1])}, half)[1].tolist() == [True, True]
     method.targets({"index": torch.arange(6)}, sure_of([0, 0, 1, 1, 2, 2]))
-    assert flexible(0.95, method.learning_status()).tolist() == pytest.approx([0.95] * 3)
+    assert flexible(0.95, method.beta).tolist() == pytest.approx([0.95] * 3)
     assert method.targets({"index": torch.tensor([0, 1])}, half)[1].tolist() == [False, False]
 
 
@@ -77,11 +79,37 @@ def test_an_unsure_look_changes_nothing_and_a_sure_one_overwrites() -> None:
 
 def test_thresholds_rise_with_what_is_learnt() -> None:
     """Never above the threshold, and monotone in the number of a class's images."""
-    tops = [flexible(0.95, learning_status(torch.tensor([n, 10.0]), 40)) for n in range(11)]
+    before = torch.zeros(2)
+    tops = [flexible(0.95, learning_status(torch.tensor([n, 10.0]), 40, before)) for n in range(11)]
     assert all(float(a[0]) <= float(b[0]) for a, b in pairwise(tops))
     assert float(torch.stack(tops).max()) <= 0.95
-    assert float(learning_status(torch.tensor([4.0, 8.0]), 12, warm_up=False)[0]) == 0.5
-    assert learning_status(torch.tensor([0.0, 0.0]), 0).tolist() == [0.0, 0.0]
+    assert float(learning_status(torch.tensor([4.0, 8.0]), 12, before, warm_up=False)[0]) == 0.5
+    assert learning_status(torch.tensor([0.0, 0.0]), 0, before).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_beta_rests_while_all_images_have_the_same_entry(warm_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of one class teach as little as all of none: beta stays what it was (the authors' code)."""
+    monkeypatch.setattr(FlexMatch, "warm_up", warm_up)
+    method, everything = client(4), {"index": torch.arange(4)}
+    less_sure = torch.tensor([[0.8, 0.1, 0.1]] * 4)
+    assert method.targets(everything, sure_of([0] * 4))[1].tolist() == [True] * 4
+    assert method.status.tolist() == [0] * 4 and method.beta.tolist() == [0.0] * 3
+    assert method.targets(everything, less_sure)[1].tolist() == [True] * 4
+    method.targets(everything, sure_of([0, 0, 1, 2]))
+    assert method.beta.tolist() == [1.0, 0.5, 0.5]
+    method.targets(everything, sure_of([1] * 4))
+    assert method.status.tolist() == [1] * 4 and method.beta.tolist() == [1.0, 0.5, 0.5]
+    assert method.targets(everything, less_sure)[1].tolist() == [False] * 4
+
+
+def test_a_client_with_one_image_is_never_held_to_a_threshold() -> None:
+    """Its one entry is always equal to all entries."""
+    method = client(1)
+    for labels in ([0], [1], [1]):
+        assert method.targets({"index": torch.tensor([0])}, sure_of(labels))[1].tolist() == [True]
+    assert method.targets({"index": torch.tensor([0])}, torch.full((1, 3), 1 / 3))[1].tolist() == [True]
+    assert method.beta.tolist() == [0.0] * 3
 
 
 def test_the_status_stays_with_its_client_alone() -> None:
@@ -93,6 +121,7 @@ def test_the_status_stays_with_its_client_alone() -> None:
         own = run.data.client(client_id).unlabelled
         assert set(torch.nonzero(status >= 0).flatten().tolist()) <= set(own.tolist())
         assert bool((status >= 0).any())
+        assert float(run.clients[client_id].tensors["beta"].max()) > 0
     rounds_until(run, 2)
     assert all(bool((run.clients[k].tensors["status"][old >= 0] >= 0).all()) for k, old in before.items())
     forgetful, keeps = contract_federation(Forgetful, threshold=0.6), contract_federation("flexmatch", threshold=0.6)
@@ -102,8 +131,8 @@ def test_the_status_stays_with_its_client_alone() -> None:
 
 
 def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All classes counted as learnt: bit for bit LPL."""
-    monkeypatch.setattr(FlexMatch, "learning_status", lambda self: torch.ones(10))
+    """All classes count as learnt: bit for bit LPL."""
+    monkeypatch.setattr(flexmatch, "flexible", lambda threshold, beta: torch.full_like(beta, threshold))
     runs = [contract_federation("flexmatch"), contract_federation(ClientFixMatch, pseudo_labels="local", lr=0.001)]
     for run in runs:
         run_rows(run)

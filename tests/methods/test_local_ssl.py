@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.contract.runs import with_other_hidden_labels
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
@@ -321,7 +322,7 @@ def test_a_client_without_images_has_nothing_to_do() -> None:
     """Its passes are empty, whatever kind of step is asked for."""
     data = make_data("all_clients")
     site = data.client(0)
-    data._clients[0] = type(site)(site.labelled[:0], site.labels[:0], site.unlabelled[:0])
+    data.clients[0] = type(site)(site.labelled[:0], site.labels[:0], site.unlabelled[:0])
     for args in ({}, {"supervised_steps": 2}, {"steps_per_visit": None}):
         seen, method, run = visit(data, **args)
         assert not seen
@@ -333,7 +334,7 @@ def test_supervised_upper_bounds_come_from_the_data() -> None:
     data = make_data("all_clients", hidden_labels="revealed")
     site = data.client(0)
     assert site.revealed is not None
-    assert torch.equal(site.revealed, data._labels[site.unlabelled])
+    assert torch.equal(site.revealed, data.train_labels[site.unlabelled])
     seen, _, _ = visit(data, **SUPERVISED)
     assert all(len(b["unlabelled"]["y"]) == len(b["unlabelled"]["weak"]) for b in seen)
     pooled, hidden = make_data("all_clients", hidden_labels="pooled"), make_data("all_clients")
@@ -354,8 +355,7 @@ def test_hidden_labels_reach_no_plain_objective() -> None:
     for poison in (False, True):
         data = make_data("all_clients")
         if poison:
-            for k in range(6):
-                data._labels[data.client(k).unlabelled] = -1
+            with_other_hidden_labels(data)
         _, method, _ = visit(data, **UDA, threshold=0.0)
         ends.append([p.detach().clone() for p in method.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -9,9 +9,18 @@ from torch import Tensor, nn
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
 from datamodules.common.errors import ConfigError
-from federations import contract_federation, make_method, rounds_until, run_rows, site_of, visited
+from federations import (
+    contract_federation,
+    few_data,
+    make_federation,
+    make_method,
+    rounds_until,
+    run_rows,
+    site_of,
+    visited,
+)
 from golden_files import load
-from methods.ablations.proxyfl import AsPrinted
+from methods.ablations.proxyfl import AsPrinted, ReleasedWeights
 from methods.base import Upload, Visit
 from methods.client_fixmatch import ClientFixMatch
 from methods.parts.aggregation import weighted_mean
@@ -337,3 +346,20 @@ def test_as_printed_is_another_method() -> None:
     assert set(printed) < set(coded)
     assert all(bool(value.isfinite().all()) for value in printed.values())
     assert any(not torch.equal(value, coded[name]) for name, value in printed.items())
+
+
+def test_released_weights_count_a_labelled_image_2000_times_more() -> None:
+    """2000 n_l + n_l + n_u, where clients differ; the steps are the same."""
+    skewed = {"partition": "dirichlet", "beta": 0.5, "min_size": 1, "num_labels": 40, "union_mode": "labelled"}
+    data = few_data(3, scenario="all_clients", pipeline="randaugment_levels", **skewed)
+    sizes = {"batch_size": 10, "unlabelled_bs": 20, "local_epochs": 1}
+    plain, released = (make_federation(method, data, **sizes) for method in (ProxyFL, ReleasedWeights))
+    ours, theirs = (run.run_visits(run.visits(0))[0] for run in (plain, released))
+    weights = {}
+    for one, other in zip(ours, theirs, strict=True):
+        data = plain.data.client(one.visit.client)
+        n_l, n_u = len(data.labelled), len(data.unlabelled)
+        assert (one.weight, other.weight) == (n_l + n_u, 2000 * n_l + n_l + n_u)
+        assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
+        weights[one.visit.client] = other.weight / one.weight
+    assert len(set(weights.values())) > 1

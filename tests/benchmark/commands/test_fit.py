@@ -93,8 +93,8 @@ def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     full = "board" if paper in ("text", "images") else "paper"
     plan = suite.plan(full, seeds=[1])
     for row in suite.rows:
-        if id(row) in plan.of_row:
-            assert plan.of_row[id(suite.row(row.full_name, full))] == plan.of_row[id(row)], row.full_name
+        if row.full_name in plan.of_row:
+            assert plan.of_row[suite.row(row.full_name, full).full_name] == plan.of_row[row.full_name], row.full_name
 
 
 def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
@@ -161,20 +161,50 @@ def test_a_value_with_commas_of_an_option_that_takes_it_is_one(here, fitted):
     assert len(fitted) == 1
 
 
-def test_a_grid_with_a_wrong_value_runs_nothing(here, fitted, capsys):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method.lr 0.01,fast", "--method.lr fast: expected float"),
+        ("--method.lr 0.01,,0.03", "--method.lr 0.01,,0.03: expected float"),
+        ("--method.lr fast,slow", "--method.lr fast,slow: expected float"),
+        ("--data.partition iid,dirichlt", "--data.partition dirichlt: expected {dirichlet,pairs,iid}"),
+        ("--data.labelled_histogram 1,1,x", "--data.labelled_histogram 1,1,x: expected list[int] or null"),
+        ("--data.labelled_histogram 1,1,1", "--data.labelled_histogram 1,1,1: expected list[int] or null"),
+        ("--data.labelled_histogram [1,x]", "--data.labelled_histogram [1,x]: expected list[int] or null"),
+        ("--method.lr 0.1,0.2 --method.momentum much", "--method.momentum much: expected float"),
+        ("--method.lrr 0.1,0.2 --data.beta 1,2", "unknown method argument 'lrr'; did you mean 'lr'?"),
+        ("--method.model small_cnn,resnet9", "unknown method argument 'model': give --model instead"),
+        ("--roster.participants 2,all", "--roster.participants all: expected int or null"),
+    ],
+)
+def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsys, options, message):
+    """Which values an option takes follows from its own type, whatever is wrong with others."""
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
-    assert main([*fit, "--method.lr", "0.01,fast"]) == 2
-    assert "fast" in capsys.readouterr().err and not fitted
-    for option, values, told in (
-        ("method.lr", "0.01,-1", "method.lr -1: FedAvg: lr=-1.0 is out of range: from 0"),
-        ("data.num_clients", "10,0", "data.num_clients 0: cannot spread 1437 samples over 0 clients"),
-        ("roster.participants", "2,99", "roster.participants 99: roster: 99 participants per round from 10 clients"),
-    ):
-        assert main([*fit, f"--{option}", values]) == 2
-        assert f"error: {told}" in capsys.readouterr().err and not fitted
+    assert main([*fit, *options.split()]) == 2
+    assert message in capsys.readouterr().err and not fitted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method.lr 0.01,-1", "method.lr -1: FedAvg: lr=-1.0 is out of range: from 0"),
+        ("--data.num_clients 10,0", "data.num_clients 0: cannot spread 1437 samples over 0 clients"),
+        ("--roster.participants 2,99", "roster.participants 99: roster: 99 participants per round from 10 clients"),
+    ],
+)
+def test_a_grid_with_a_value_out_of_range_runs_nothing(here, fitted, capsys, options, message):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
+    assert main([*fit, *options.split()]) == 2
+    assert f"error: {message}" in capsys.readouterr().err and not fitted
 
 
 def test_a_model_is_not_exported_into_a_folder(here, fitted, capsys):
     (here / "models").mkdir()
     assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--export", "models"]) == 2
     assert "--export models: this is a folder; give the file to write" in capsys.readouterr().err and not fitted
+
+
+def test_participants_make_a_grid_too(here, fitted):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
+    assert main([*fit, "--roster.participants", "2,3", "--method.weight_decay", "0, 1e-4"]) == 0
+    assert [run.config.roster["participants"] for run in fitted] == [2, 2, 3, 3]

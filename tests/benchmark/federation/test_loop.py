@@ -242,10 +242,10 @@ def test_a_plan_with_a_client_that_does_not_exist(client):
 def test_names_of_clients_do_not_matter():
     """The same clients under other ids give the same model, up to the order of summation."""
     data, turned = few_data(4), few_data(4)
-    site = data._clients[0]
-    data._clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
-    for client, site in enumerate(data._clients[::-1]):
-        turned._clients[client] = site
+    site = data.clients[0]
+    data.clients[0] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    for client, site in enumerate(data.clients[::-1]):
+        turned.clients[client] = site
     runs = [federation(Unshuffled, data=d, rounds=3, precision="64-true") for d in (data, turned)]
     for run in runs:
         run_rows(run)
@@ -258,7 +258,7 @@ def test_identical_clients_are_one_client(count):
     """k clients that hold the same images return the model of one, bit for bit."""
     one, many = few_data(4), few_data(4)
     for client in range(count):
-        many._clients[client] = many._clients[0]
+        many.clients[client] = many.clients[0]
     runs = [federation(Unshuffled, data=data) for data in (one, many)]
     for run, clients in zip(runs, (1, count), strict=True):
         run.roster.num_clients = clients
@@ -268,8 +268,8 @@ def test_identical_clients_are_one_client(count):
 
 def test_a_client_without_images_does_not_pull():
     data, reference = few_data(4), few_data(4)
-    site = data._clients[3]
-    data._clients[3] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled)
+    site = data.clients[3]
+    data.clients[3] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled)
     runs = [federation(data=d) for d in (data, reference)]
     runs[1].roster.num_clients = 3
     rows = [run_rows(run) for run in runs]

@@ -158,7 +158,7 @@ def test_batch_norm_travels_with_the_model():
 
     run = federation(Normalised, clients=2, rounds=2)
     site = run.data.client(1)
-    run.data._clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
+    run.data.clients[1] = SiteData(site.labelled[:70], site.labels[:70], site.unlabelled)
     uploads = [visited(run, v)[0].upload.tensors for v in run.visits(0)]
     run.run_round(0)
     for name in ("model.1.running_mean", "model.1.running_var", "model.0.weight"):
@@ -166,7 +166,7 @@ def test_batch_norm_travels_with_the_model():
         torch.testing.assert_close(run.server[name], mean.float(), rtol=1e-6, atol=0)
     assert [int(u["model.1.num_batches_tracked"]) for u in uploads] == [2, 2]
     run.server["model.1.num_batches_tracked"] += 3
-    run.data._clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
+    run.data.clients[1] = SiteData(site.labelled[:20], site.labels[:20], site.unlabelled)
     run.run_round(1)
     assert int(run.server["model.1.num_batches_tracked"]) == int((125 * (5 + 2) + 20 * (5 + 1)) / 145) == 6
 
@@ -314,7 +314,7 @@ def test_scopes():
     """Personal tensors stay, local ones are rebuilt, the server's never travel, unsent ones are not another's."""
     run = federation(Scoped, clients=3)
     site = run.data.client(1)
-    run.data._clients[1] = SiteData(site.labelled[:40], site.labels[:40], site.unlabelled)
+    run.data.clients[1] = SiteData(site.labelled[:40], site.labels[:40], site.unlabelled)
     run_rows(run)
     assert [run.data.client(c).size for c in range(3)] == [83, 40, 83]
     steps = [2, 1, 2]
@@ -463,7 +463,7 @@ class Breaks(Plain):
         super().__init__(model, **base)
 
     def fail(self, hook):
-        if self.hparams["hook"] == hook and self.visit.round == 1:
+        if self.hparams.hook == hook and self.visit.round == 1:
             raise ZeroDivisionError("broken on purpose")
 
     def local_work(self, client):
@@ -476,7 +476,7 @@ class Breaks(Plain):
     def training_step(self, batch, batch_idx):
         self.fail("training_step")
         loss = super().training_step(batch, batch_idx)
-        bad = self.hparams["hook"] == "loss" and self.visit.round == 1
+        bad = self.hparams.hook == "loss" and self.visit.round == 1
         return loss * torch.inf if bad else loss
 
     def make_upload(self, client):
@@ -630,7 +630,7 @@ def test_pseudo_labels_are_judged_by_the_hidden_labels():
     """Of 8 images 6 are selected and 4 of them are right; shares are of all 8."""
     run = federation(clients=2, labelled=1)
     index = run.data.client(1).unlabelled[:8]
-    labels = run.data._labels[index].clone()
+    labels = run.data.train_labels[index].clone()
     selected = torch.tensor([True] * 6 + [False] * 2)
     labels[[0, 1, 6]] = (labels[[0, 1, 6]] + 1) % 10
     shares = tallies(run, index, labels, selected)
@@ -648,9 +648,9 @@ def test_hidden_labels_are_for_declared_oracles_only():
     site = site_of(run, Visit(client=1))
     index = site.data.unlabelled[:4]
     with pytest.raises(RunError, match="uses_oracle"):
-        site.oracle(index, run.data._labels[index])
+        site.oracle(index, run.data.train_labels[index])
     run.method.uses_oracle = True
-    assert site.oracle(index, run.data._labels[index]).all()
+    assert site.oracle(index, run.data.train_labels[index]).all()
 
 
 @pytest.mark.parametrize("uses", [False, True])

@@ -15,13 +15,11 @@ from benchmark.perf import __main__ as command
 from benchmark.perf import (
     agreement,
     engines,
-    epochs,
     goals,
     gpu,
     graphs,
     growth,
     loops,
-    measure,
     profiles,
     reads,
     replays,
@@ -29,9 +27,9 @@ from benchmark.perf import (
     start,
     visits,
 )
-from benchmark.perf.federations import Noise, arithmetic, federation, tensor_cores
-from benchmark.perf.measure import Processes, Section, interleaved, merged
-from benchmark.perf.worker import TaskFailed, Worker, here
+from benchmark.perf.federations import Noise, arithmetic, federation
+from benchmark.perf.measure import Section, interleaved, merged
+from benchmark.perf.worker import Processes, TaskFailed, Worker, here
 from datamodules.common.errors import ConfigError
 from methods.base import Tally
 from methods.fedavg import FedAvg
@@ -55,6 +53,16 @@ def test_processes_run_at_the_same_time_and_answer_in_order(tmp_path):
     both = Processes(meeting, 2, str(tmp_path), threads=1)
     assert both("first") == both("second") == [(0, 1), (1, 1)]
     both.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_unit_that_cannot_be_made_or_run_says_why():
+    with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
+        Processes(unmade, 1)
+    one = Processes(unit_that_fails, 1)
+    with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
+        one()
+    one.close()
 
 
 def test_released_way_cuts_no_view_too_many():
@@ -143,41 +151,12 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
         torch.testing.assert_close(value.detach(), after[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-def test_epoch_units_visit_the_client_they_say(labelled, monkeypatch):
-    monkeypatch.setattr(epochs, "IMAGES", 64)
-    assert epochs.visit(0, "fed_consist", labelled)() > 0
-    loop, released = epochs.bare(labelled)
-    loop()
-    released()
-
-
 def test_agreement_names_what_is_equal():
     """Equal bits are said to be equal; else the distance over what training has covered; an error is a cell."""
     start, end = torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])
     assert agreement.distance((start, end), end.clone()) == "equal"
     assert agreement.distance((start, end), end + torch.tensor([0.0, 0.5])) == pytest.approx(0.1)
     assert agreement.compared("nobody", "32-true", ["slots"], {})[0].startswith("failed: ConfigError: unknown method")
-
-
-def test_agreement_is_measured_without_tf32(monkeypatch):
-    """In matrix products and in convolutions, whatever runs do; afterwards all is as before."""
-    seen = []
-
-    def flags():
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-
-    def looked(*args, **options):
-        seen.append(flags())
-        raise ValueError
-
-    monkeypatch.setattr(agreement, "federation", looked)
-    with tensor_cores(products=True, convolutions=True):
-        before = flags()
-        with pytest.raises(ValueError):
-            agreement.ends("fedavg", "32-true")
-        assert flags() == before == ("high", True)
-    assert seen == [("highest", False)]
 
 
 @pytest.fixture
@@ -197,19 +176,19 @@ def test_engines_agree_in_a_run_whose_labels_flow(few_images):
     assert forms and any(stream == "unlabelled" for form in forms for stream, *_ in form)
 
 
-def test_host_reads_are_counted_where_they_are(monkeypatch):
+class ReadsBack(FedAvg):
+    """A method that reads a number back to the host in every step."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        float(self.visit.round + torch.ones(1))
+
+
+def test_host_reads_are_counted_where_they_are():
     """None in a step of a plain method, two in a visit: whether its streams, and what it reports, are the client's own
     images. One that a step makes is found in all its steps, and in the visits.
     """
-    from methods.fedavg import FedAvg
-
-    def plain():
-        return dict(zip(reads.HEADERS, reads.row("fedavg"), strict=True))
-
-    quiet = plain()
+    quiet, loud = (dict(zip(reads.HEADERS, reads.row(method), strict=True)) for method in ("fedavg", READS_BACK))
     assert quiet["per step"] == 0 and quiet["per visit"] == 2 and quiet["steps"] > quiet["visits"] > 0
-    monkeypatch.setattr(FedAvg, "on_train_batch_end", lambda self, *a: float(self.visit.round + torch.ones(1)))
-    loud = plain()
     assert loud["per step"] == 1 and loud["per visit"] == 2 + loud["steps"] / loud["visits"]
     assert loud["per round beside visits"] == quiet["per round beside visits"]
 
@@ -329,6 +308,14 @@ def wrong():
     raise ValueError("first line\nsecond line")
 
 
+def unmade(number):
+    wrong()
+
+
+def unit_that_fails(number):
+    return wrong
+
+
 def gone():
     os._exit(3)
 
@@ -340,20 +327,20 @@ def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
     try:
         with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
             worker(60, wrong)
-        process = worker.process.pid
-        assert worker(60, fine, 1) == 2 and worker.process.pid == process
+        process = worker(60, os.getpid)
+        assert worker(60, fine, 1) == 2 and worker(60, os.getpid) == process
         with pytest.raises(TaskFailed, match="ended with exit code 3"):
             worker(60, gone)
-        assert worker(60, fine, 2) == 4 and worker.process.pid != process
+        assert worker(60, fine, 2) == 4 and worker(60, os.getpid) != process
         with pytest.raises(TaskFailed, match="stopped after 0 s"):
             worker(0.2, time.sleep, 100)
-        assert worker.process is None
+        assert worker(60, fine, 3) == 6
     finally:
         worker.close()
 
 
-def test_without_a_gpu_the_command_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys):
     assert command.main(["gpu:fedavg", "--goal", *GOAL]) == 2
     assert capsys.readouterr().out.splitlines() == [
         "gpu:fedavg: this machine has no GPU that torch can use; --trial runs the same code on the CPU"
@@ -366,7 +353,6 @@ def test_without_a_gpu_the_command_says_so(capsys, monkeypatch):
 @pytest.fixture
 def small_plan(few_images, monkeypatch):
     """The plan of a GPU at trial size, with something that fails in every part."""
-    monkeypatch.setattr(measure, "cpu_model", lambda: "CPU")
     monkeypatch.setattr(gpu, "probe", lambda: 1.0)
     monkeypatch.setattr(goals, "STEADY", 1)
     bad = goals.Goal("rscfed", "nowhere", 1, 1.0, {})
@@ -425,13 +411,22 @@ def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
         start._call([*words, "--method.lr", "fast"])
 
 
+class Burns(FedAvg):
+    """A method whose hook between the steps takes long."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        burn(0.01)
+
+
+READS_BACK, BURNS = (f"{cls.__module__}.{cls.__name__}" for cls in (ReadsBack, Burns))
+
+
 def test_host_time_of_a_replayed_step_is_without_the_step(monkeypatch):
     """A step whose operations take long costs no more than another; a hook between the steps that does is seen."""
     monkeypatch.setattr(replays, "MANY", 24)
     plain, tensors, _ = replays.host_seconds("fedavg")
     assert 0 < plain < 5e-3 and tensors == 2
-    monkeypatch.setattr(FedAvg, "on_train_batch_start", lambda self, batch, batch_idx: burn(0.01))
-    assert replays.host_seconds("fedavg")[0] > 0.01 > plain
+    assert replays.host_seconds(BURNS)[0] > 0.01 > plain
     assert replays.host_seconds("server_only")[:2] == (0.0, 0)  # its clients take no steps
 
 

@@ -58,12 +58,12 @@ def record(accuracy):
 def made(monkeypatch, tmp_path):
     """Suite, plan and settings; seed 3 of ``bad`` on B is missing. Every run gets there in its second row, or never."""
     suite = Suite(SPEC, "toy.yaml", tmp_path)
-    suite.admitted_file("quick").parent.mkdir()
-    suite.admitted_file("quick").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
+    suite.admitted.path("quick").parent.mkdir()
+    suite.admitted.path("quick").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
     plan = suite.plan("quick")
     runs, curves = {}, {}
     for row in suite.rows:
-        for seed, key in plan.of_row[id(row)].items():
+        for seed, key in plan.of_row[row.full_name].items():
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
             missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
             runs[key] = RunState("missing", None) if missing else RunState("complete", record(acc))
@@ -115,7 +115,7 @@ def test_ranks_are_of_one_data_set_and_leave_bounds_and_broken_seeds_out(made):
 def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     suite, plan, _ = made
     refused = "admitted: false, gap: 7.2, premise: 4.0, rise: {base: 0.1, bound: 0.3}"
-    suite.admitted_file("quick").write_text(f"clients/A: {{{refused}}}\nclients/B: {{admitted: true}}\n")
+    suite.admitted.path("quick").write_text(f"clients/A: {{{refused}}}\nclients/B: {{admitted: true}}\n")
     first, second = leaderboard.settings(suite, plan)
     assert (first.ranked, second.ranked) == (False, True)
     assert first.lines["rank"].isna().all() and first.lines.loc["good", "mean"] == second.lines.loc["good", "mean"]
@@ -124,7 +124,7 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert page.count("Not ranked") == 1 and "7.2 points" in page
     told = leaderboard.standing(first, "good")  # in a terminal
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
-    suite.admitted_file("quick").unlink()
+    suite.admitted.path("quick").unlink()
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
 
 
@@ -159,10 +159,10 @@ def test_a_setting_says_what_it_resolves(made):
 def rising(made, monkeypatch):
     """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
     suite, plan, _ = made
-    methods = {key: row.method for row in suite.rows for key in plan.of_row[id(row)].values()}
+    methods = {key: row.method for row in suite.rows for key in plan.of_row[row.full_name].values()}
     for row in suite.rows:
         if row.method == "bad":
-            for seed, key in plan.of_row[id(row)].items():
+            for seed, key in plan.of_row[row.full_name].items():
                 plan.found[key] = RunState("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
     gains = {}
 
@@ -218,7 +218,7 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
     above = {"bad": (3, 3, 1, 1), "good": (3, -3, 3, -3)}
     for row in suite.rows:
         if row.dataset == "A" and row.method in above:
-            for seed, key in plan.of_row[id(row)].items():
+            for seed, key in plan.of_row[row.full_name].items():
                 plan.found[key] = RunState("complete", record(ACCURACY["base"] + ROUGH[seed] + above[row.method][seed]))
     found = leaderboard.settings(suite, plan)
     line = found[0].lines.loc["bad"]
@@ -264,7 +264,7 @@ def broken(made):
     """As ``made``, but ``good`` has failed in seed 0 on A, and ``bad`` in all seeds there."""
     suite, plan, _ = made
     for row in suite.rows:
-        for seed, key in plan.of_row[id(row)].items():
+        for seed, key in plan.of_row[row.full_name].items():
             if row.dataset == "A" and (row.method == "bad" or (row.method, seed) == ("good", 0)):
                 plan.found[key] = RunState("failed", None)
     return suite, plan, leaderboard.settings(suite, plan)
@@ -285,7 +285,7 @@ def test_a_row_with_a_failed_run_stands_behind_all_without_one(made):
     """``good`` has failed in seed 0 on A. The mean of its other seeds is the best, and does not place it."""
     suite, plan, _ = made
     (row,) = [row for row in suite.rows if (row.dataset, row.method) == ("A", "good")]
-    plan.found[plan.of_row[id(row)][0]] = RunState("failed", None)
+    plan.found[plan.of_row[row.full_name][0]] = RunState("failed", None)
     one, _ = found = leaderboard.settings(suite, plan)
     assert one.lines.loc["good", "mean"] > one.lines.loc["base", "mean"] > one.lines.loc["bad", "mean"]
     assert one.order == ("bound", "base", "bad", "good")
@@ -305,7 +305,7 @@ def test_a_difference_needs_pairs(made):
     """Many seeds of a row say nothing where the reference has two."""
     suite, plan, _ = made
     for row in suite.rows:
-        for seed, key in plan.of_row[id(row)].items():
+        for seed, key in plan.of_row[row.full_name].items():
             if row.method == "base" and seed > 1:
                 plan.found[key] = RunState("missing", None)
     found = leaderboard.settings(suite, plan)[0]
@@ -319,7 +319,7 @@ def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
     suite, plan, found = made
     assert leaderboard.told_apart(found[0], "good")
     row = next(row for row in suite.rows if (row.dataset, row.method) == ("A", "base"))
-    plan.found[plan.of_row[id(row)][0]] = RunState("failed", None)
+    plan.found[plan.of_row[row.full_name][0]] = RunState("failed", None)
     first, second = leaderboard.settings(suite, plan)
     line = first.lines.loc["good"]
     assert line["pairs"] == 3 and line["difference"] > line["simultaneous_ci95"]
@@ -329,7 +329,7 @@ def test_nothing_is_bold_where_a_run_of_the_reference_has_failed(made):
 def test_without_the_reference_there_is_nothing_to_reach(made):
     suite, plan, _ = made
     for row in suite.rows:
-        for key in plan.of_row[id(row)].values():
+        for key in plan.of_row[row.full_name].values():
             if row.method == "base":
                 plan.found[key] = RunState("missing", None)
     page = leaderboard.markdown(suite, plan, leaderboard.settings(suite, plan))
@@ -437,7 +437,7 @@ def test_latex_is_bold_where_the_page_is(made):
 def test_latex_has_the_metrics_that_are_asked_for(made):
     """By option or by the suite's table; seeds whose record lacks one do not count, and the order is the board's."""
     suite, plan, found = made
-    keys = plan.of_row[id(next(row for row in suite.rows if row.method == "good"))]
+    keys = plan.of_row[next(row for row in suite.rows if row.method == "good").full_name]
     for seed, worst in ((0, 30.0), (1, 34.0)):
         plan.found[keys[seed]].record["final"]["acc_worst_clients"] = worst
     text = leaderboard.latex(suite, plan, found, ["acc_worst_clients", "acc"])

@@ -1,5 +1,6 @@
 """What other groups report: from the papers that have a suite, from those that have none, beside our own runs."""
 
+import doctest
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,14 @@ import pandas as pd
 import pytest
 
 from benchmark.report import others
+from benchmark.report.layout import same_name
 from benchmark.report.tables import render
 from benchmark.runs.states import RunState
-from benchmark.suites.suite import Suite, load
+from benchmark.suites.published import read_others
+from benchmark.suites.suite import OTHERS, Suite, load
 
+ROOT = Path(__file__).resolve().parents[3]
+PAPERS = ["cbafed", "feddb", "feddure", "fl2", "proxyfl", "rscfed"]
 ENVIRONMENT = {"cpu": "x", "cores": 1, "threads": 1}
 
 
@@ -65,7 +70,7 @@ def test_where_nobody_else_reports_anything_it_is_said() -> None:
     assert "No value" not in notes["What other groups report for fedmatch"]
 
 
-@pytest.mark.parametrize("paper", ["cbafed", "feddb", "feddure", "fl2", "proxyfl", "rscfed"])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_papers_own_method_has_a_table(paper: str) -> None:
     suite = load(paper)
     for section in others.sections(suite, []):
@@ -81,3 +86,24 @@ def test_a_suite_on_top_of_another_has_its_tables_and_one_without_methods_has_no
         f"What other groups report for {label}" for label in load("feddb").reported
     ]
     assert others.sections(load("common"), []) == []
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_pages_of_papers_say_it_in_short(paper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of a paper's page prints what stands below it; the ranges have every value of the sections."""
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "docs/papers" / f"{paper}.md"
+    assert f'>>> ranges("{paper}")' in page.read_text(encoding="utf-8")
+    found = doctest.testfile(str(page), False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0 and found.attempted >= 2
+    short, sections = others.ranges(paper), others.sections(load(paper), [])
+    assert short["values"].sum() == sum(len(section.frame) for section in sections)
+    for label, section in zip(load(paper).reported, sections, strict=True):
+        printed = section.frame["accuracy"].str.partition(" ")[0].astype(float)
+        assert (short.loc[label, "lowest"].min(), short.loc[label, "highest"].max()) == (printed.min(), printed.max())
+
+
+def test_every_value_of_papers_without_a_suite_is_shown_somewhere() -> None:
+    shown = {one["method"] for one in read_others(OTHERS)}
+    labels = {label for paper in PAPERS for label in load(paper).reported}
+    assert [name for name in sorted(shown) if not any(same_name(name, label) for label in labels)] == []

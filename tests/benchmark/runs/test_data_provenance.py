@@ -1,7 +1,7 @@
 """What a record says about the data: whose draws were not taken, and that it says nothing where there is no rule."""
 
-from benchmark.runs import data_provenance
-from benchmark.runs.data_provenance import facts
+from benchmark.runs import data_provenance as module
+from benchmark.runs.data_provenance import data_provenance as recorded
 from datamodules.digits import Digits
 
 SKEWED = {"num_clients": 8, "labelled_clients": 3, "beta": 0.5, "labelled_pick": "index0", "partition_seed": 3}
@@ -16,20 +16,20 @@ def made(**options):
 def test_the_draws_that_were_not_taken_are_counted():
     """The histogram beside the count shows that the rule holds."""
     plain, ruled = made(), made(labelled_min_per_class=25)
-    assert "partition_redraws" not in facts(plain)
-    told = facts(ruled)
+    assert "partition_redraws" not in recorded(plain)
+    told = recorded(ruled)
     assert told["partition_redraws"] == ruled.partition.redraws > 0
     assert min(map(sum, zip(*told["labelled_histogram"], strict=True))) >= 25
-    least = min(map(sum, zip(*facts(plain)["labelled_histogram"], strict=True)))
+    least = min(map(sum, zip(*recorded(plain)["labelled_histogram"], strict=True)))
     assert least < 25
-    assert facts(made(labelled_min_per_class=max(1, least)))["partition_redraws"] == 0
+    assert recorded(made(labelled_min_per_class=max(1, least)))["partition_redraws"] == 0
 
 
 def test_a_record_does_not_list_the_classes_of_very_many_clients(monkeypatch):
-    assert len(facts(made())["class_counts"]["unlabelled"]) == 8
-    monkeypatch.setattr(data_provenance, "MOST_LISTED", 7)
-    assert not {"class_counts", "labelled_histogram"} & facts(made()).keys()
+    assert len(recorded(made())["class_counts"]["unlabelled"]) == 8
+    monkeypatch.setattr(module, "MOST_LISTED", 7)
+    assert not {"class_counts", "labelled_histogram"} & recorded(made()).keys()
 
 
 def test_held_out_images_are_what_is_tested_on():
-    assert facts(made(balanced_holdout=50))["test_images"] == 50
+    assert recorded(made(balanced_holdout=50))["test_images"] == 50

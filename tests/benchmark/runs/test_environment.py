@@ -1,7 +1,4 @@
-"""What is asked of the machine: the version of the code, threads, idle cores, and what its processor can do."""
-
-import importlib
-import sys
+"""What is asked of the machine: threads, idle cores, and what its processor can do."""
 
 import pytest
 
@@ -13,9 +10,7 @@ from benchmark.runs.environment import (
     hardware,
     idle_cores,
     slow_precision,
-    source_digest,
 )
-from methods.base import FedMethod
 
 
 @pytest.mark.parametrize(
@@ -106,26 +101,6 @@ def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(monkeypatc
     assert slow_precision("32-true") == ""
 
 
-def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
-    """A checkout without git on the PATH must not pass for the released version."""
-    (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(environment, "version", lambda name: "0.1.0")
-    assert environment.code_version() == "0.1.0-unknown (a checkout, and no git to ask)"
-    (tmp_path / ".git").rmdir()
-    assert environment.code_version() == "0.1.0"
-
-
-def test_a_checkout_is_described_and_marked_if_it_differs(monkeypatch, tmp_path):
-    (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    for changes, expected in (("", "v1-3-gabc"), (" M benchmark/run.py", "v1-3-gabc-dirty")):
-        answers = {"describe": "v1-3-gabc", "status": changes}
-        monkeypatch.setattr(environment, "_git", lambda *command, answers=answers: answers[command[0]])
-        assert environment.code_version() == expected
-
-
 @pytest.mark.parametrize(
     ("run", "told"),
     [
@@ -137,36 +112,3 @@ def test_a_checkout_is_described_and_marked_if_it_differs(monkeypatch, tmp_path)
 )
 def test_the_hardware_of_a_run_counts_all_of_its_processes(run, told):
     assert hardware({"cpu": "Some CPU", "cores": 8, "gpu": None, "accelerator": "cpu"} | run) == told
-
-
-PLUGIN = """
-from methods.fedavg import FedAvg
-
-
-class Mine(FedAvg):
-    \"\"\"First words.\"\"\"
-
-    def training_step(self, batch, batch_idx):
-        return STEP
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        (("First", "Other"), True),
-        (("return", "# why\n        return"), True),
-        (("    def", '    uploads_needed = "mean"\n\n    def'), True),
-        (("    def", "    uses_oracle = True\n\n    def"), False),
-        (("STEP", "2 * STEP"), False),
-    ],
-)
-def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, change, same):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("plugin_before", "plugin_after"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "plugin_before.py").write_text(PLUGIN)
-    (tmp_path / "plugin_after.py").write_text(PLUGIN.replace(*change))
-    before, after = (importlib.import_module(f"plugin_{name}").Mine for name in ("before", "after"))
-    assert (source_digest(before, FedMethod) == source_digest(after, FedMethod)) is same
-    assert source_digest(before, FedMethod) != source_digest(before.__base__, FedMethod)

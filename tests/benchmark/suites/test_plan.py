@@ -1,5 +1,7 @@
 """The runs of a plan."""
 
+from copy import deepcopy
+
 from benchmark.config import Runtime, run_id
 from benchmark.suites.suite import load
 
@@ -12,3 +14,12 @@ def test_a_planned_run_knows_its_id_and_its_folder(tmp_path):
     for key, run in plan.runs.items():
         assert key == run.id == run_id(run.config)
         assert run.folder == again.runs[key].folder == tmp_path / "runs" / run.folder.name and key in run.folder.name
+
+
+def test_a_row_is_known_by_its_name():
+    """The same rows of a suite that was loaded twice, and copies of them."""
+    suite = load("rscfed")
+    plan = suite.plan("paper", seeds=[1])
+    for row, again in zip(suite.rows, load("rscfed").rows, strict=True):
+        if row.full_name in plan.of_row:
+            assert plan.run(row, 1) is plan.run(again, 1) is plan.run(deepcopy(row), 1)

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from benchmark.arguments import build
 from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
 from benchmark.files import dump_yaml
-from benchmark.registry import build
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.suites import suite
@@ -117,8 +117,8 @@ def test_a_later_layer_wins_over_all_before_it(tmp_path):
         }
         toy = Suite(made, folder=tmp_path)
         row = toy.tables[0].rows[0]
-        toy.tuned_file("quick").parent.mkdir(exist_ok=True)
-        toy.tuned_file("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
+        toy.tuned.path("quick").parent.mkdir(exist_ok=True)
+        toy.tuned.path("quick").write_text(dump_yaml({row.full_name: {"options": layer["tuned"].get("set", {})}}))
         trial = layer["trial"] | {"datasets": {"A": layer["trial's data set"]}}
         assert toy.values(row, "quick", last=trial)["rounds"] == 9 + last, list(LAYERS)[last - 1]
 
@@ -424,7 +424,7 @@ def published():
 
 
 def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
-    printed = [table for table in rscfed.tables if table.number not in ("controls", "presets")]
+    printed = [table for table in rscfed.tables if table.number not in ("controls", "presets", "same_client")]
     keys = [row.key(metric) for table in printed for row in table.rows for metric in table.metrics]
     assert len(keys) == 156 and set(keys) == set(rscfed.published())
 
@@ -504,7 +504,7 @@ def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
 
 
 def test_rscfed_s_conflicts_of_paper_and_code_have_control_rows(rscfed, plans):
-    """Each differs from its method's row in what the label says, and an ablation takes its method's options."""
+    """Each differs from its row without it in what the label says, and an ablation takes its method's options."""
     for scale in SCALES:
         runs = {row.method: plans[scale].run(row, 1337).config for row in rscfed.rows if row.table == "presets"}
         both = {"lambda_u": 1.0, "ema_ramp": False}
@@ -520,6 +520,17 @@ def test_rscfed_s_conflicts_of_paper_and_code_have_control_rows(rscfed, plans):
             assert runs[label].method.init_args == base.method.init_args | changed
             assert (runs[label].method.class_path == base.method.class_path) is bool(changed)
             assert (runs[label].model_args, runs[label].data) == (base.model_args, base.data)
+        runs |= {
+            f"{row.method} of 25": plans[scale].run(row, 1337).config
+            for row in rscfed.rows
+            if row.table == "same_client"
+        }
+        for label, plain, changed in (
+            ("rscfed_random80", "rscfed", {"split": "random80"}),
+            ("rscfed_same_client of 25", "rscfed of 25", {"labelled_from": 10}),
+        ):
+            assert runs[label].data.init_args == runs[plain].data.init_args | changed
+            assert runs[label].method == runs[plain].method
 
 
 def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
@@ -574,7 +585,7 @@ def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(
     assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
     assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
     for row in papers.rows:
-        if id(row) in plan.of_row:
+        if row.full_name in plan.of_row:
             ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
             if not row.dataset.startswith("AGNews"):
                 mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))

@@ -82,7 +82,7 @@ def test_the_cell_that_is_printed_twice_is_judged_by_its_mean(fl2: Suite) -> Non
     assert (row.columns, fl2.run(row, "paper").config.seed) == ({"partition": "iid"}, 0)
     plan = fl2.plan("paper")
     other = next(r for r in fl2.rows if r.name == "1/SVHN-40/fl2" and r.columns == row.columns)
-    assert plan.of_row[id(row)] == plan.of_row[id(other)]
+    assert plan.of_row[row.full_name] == plan.of_row[other.full_name]
     environment = {"cpu": "x", "cores": 1, "threads": 1}
     runs = {}
     for key, run in plan.runs.items():

@@ -91,6 +91,13 @@ def test_methods_that_are_published_only_say_so(proxyfl: Suite) -> None:
         proxyfl.row("1/CIFAR10-5000/FedLoke/alpha=1", "paper")
 
 
+def test_tables_say_which_rows_are_ports(proxyfl: Suite) -> None:
+    for table in proxyfl.tables:
+        ports = PORTS & {row.method for row in table.rows}
+        assert ("ports to this protocol" in table.title) == bool(ports)
+        assert all(name in table.title for name in ports)
+
+
 @pytest.mark.parametrize("name", ROUNDS)
 @pytest.mark.parametrize("table", ["1", "6"])
 def test_paper_scale_is_the_protocol(proxyfl: Suite, table: str, name: str) -> None:
@@ -204,10 +211,12 @@ def test_a_preset_changes_what_it_says(proxyfl: Suite, scale: str) -> None:
     quick = scale == "quick"  # normalises all images alike
     assert changed("one normalisation") == ({} if quick else {"test_mean": None, "test_std": None}, {})
     assert changed("Dirichlet over clients") == ({"partition": "dirichlet"}, {})
+    assert changed("Dirichlet, weights as released") == ({"partition": "dirichlet"}, {})
     assert changed("momentum of each visit") == ({}, {"share_momentum": False, "reset_momentum": True})
     assert changed("as printed") == ({}, {"lr": 0.001} if quick else {})
-    run = config(proxyfl, "presets", "CIFAR10-5000", "as printed", scale)
-    assert run.method.class_path == "methods.ablations.proxyfl.AsPrinted"
+    for label, name in (("as printed", "AsPrinted"), ("Dirichlet, weights as released", "ReleasedWeights")):
+        run = config(proxyfl, "presets", "CIFAR10-5000", label, scale)
+        assert run.method.class_path == f"methods.ablations.proxyfl.{name}"
 
 
 def test_small_is_the_reduced_setting(proxyfl: Suite) -> None:
@@ -236,6 +245,7 @@ def test_quick_runs_every_row_on_digits(proxyfl: Suite) -> None:
     assert {run.config.rounds for run in plan.runs.values()} == {20}
     assert all(plan.run(row, 0) for row in proxyfl.rows if not row.pending)
     of_table = {plan.run(row, 0).id for row in proxyfl.rows if row.table == "1" and not row.pending}
+    assert plan.seeds == (0, 1, 2)
     assert len(of_table) == 13 * 3  # the data sets are one here, but for ProxyFL's GPT on CIFAR-100
 
 

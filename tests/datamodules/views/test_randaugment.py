@@ -19,6 +19,7 @@ from datamodules.views.randaugment import (
     RandomBox,
     Uniform,
 )
+from golden_files import load
 
 RECIPES = {
     "fixmatch_uniform": RandAugment(FIXMATCH_UNIFORM, 3),
@@ -367,6 +368,29 @@ def test_a_box_alone_replays_pillow_at_other_sizes():
         centre_x, centre_y, side = 2 + 18 * x, 2 + 18 * y, 4 + 10 * s
         expected = rectangle(Image.fromarray(image.numpy()), centre_x, centre_y, side, (1, 2, 3))
         assert np.array_equal(painted.numpy(), np.asarray(expected))
+
+
+@pytest.mark.parametrize("case", load("allclients/strong_augmentation")["cases"][0]["outputs"])
+def test_released_pictures(case):
+    """SAGE's and ProxyFL's: the executed operations at their levels, then the box, give its mean colours.
+
+    Which way an operation went is not told, so one of its two signs must.
+    """
+    laws, operations = dict(FIXMATCH_LEVELS.entries), []
+    for name, level in case["ops"]:
+        own = {"Color": "colour", "TranslateX": "translate_x", "TranslateY": "translate_y"}.get(name, name.lower())
+        operations.append((own, laws[own], torch.tensor([(level - 0.5) / 9], dtype=torch.float64)))
+    left, top, right, bottom = case["box"]
+    centre = torch.tensor([[(left + 8) / 32, (top + 8) / 32, FIXMATCH_LEVELS.last.largest]], dtype=torch.float64)
+    means = []
+    for coin in (torch.tensor([0.0]), torch.tensor([0.9])):
+        image = (torch.arange(32 * 32 * 3) * 7 % 256).to(torch.uint8).view(1, 32, 32, 3)
+        for name, law, u in operations:
+            image = OPS[name](image, law(u, coin))
+        image = pixelops.box(image, centre, FIXMATCH_LEVELS.last.paint)
+        assert (image[0, top : bottom + 1, left : right + 1] == 127).all()
+        means.append(image.double().mean((0, 1, 2)).tolist())
+    assert pytest.approx(case["mean_rgb"], abs=1e-3) in means
 
 
 @pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])

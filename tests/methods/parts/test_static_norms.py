@@ -41,7 +41,7 @@ def test_order_of_the_pool() -> None:
         return torch.cat(list(make_method("fl2", **args).norm_batches(data)))[40:]
 
     stored = order()
-    classes = data._labels[stored]
+    classes = data.train_labels[stored]
     assert torch.equal(classes, classes.sort().values)
     assert torch.equal(order(sbn_order="dataset"), stored.sort().values)
 

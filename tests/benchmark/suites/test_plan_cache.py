@@ -1,13 +1,14 @@
-"""A kept plan is the plan, and is made anew after any change that could give another one."""
+"""A cached plan is the plan, and is made anew after any change that could give another one."""
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from benchmark.config import Runtime
-from benchmark.suites import kept, suite
+from benchmark.suites import plan_cache, suite
 from benchmark.suites.plan import Plan
 from toy_suite import SUITE
 
@@ -25,10 +26,9 @@ def files(toy: Path) -> list[Path]:
     return sorted((toy.parent / "cache").rglob("*.json"))
 
 
-def said(plan: Plan, of: suite.Suite) -> object:
-    """All that a plan says, rows by their number."""
-    rows = {number: plan.of_row[id(row)] for number, row in enumerate(of.rows) if id(row) in plan.of_row}
-    return plan.scale, plan.seeds, list(plan.runs.items()), rows
+def said(plan: Plan) -> object:
+    """All that a plan says."""
+    return plan.scale, plan.seeds, list(plan.runs.items()), plan.of_row
 
 
 @pytest.mark.parametrize("paper", ["rscfed", "text"])
@@ -37,31 +37,46 @@ def test_what_is_kept_is_the_plan(toy, paper, seeds, monkeypatch):
     loaded = suite.load(paper)
     scale = next(iter(loaded.spec["scales"]))
     made = loaded.plan(scale, seeds, RUNTIME)
-    assert said(kept.plan(loaded, scale, seeds, RUNTIME), loaded) == said(made, loaded)
+    assert said(plan_cache.plan(loaded, scale, seeds, RUNTIME)) == said(made)
     monkeypatch.setattr(suite.Suite, "plan", lambda *_: pytest.fail("it was planned again"))
     again = suite.load(paper)
-    assert said(kept.plan(again, scale, seeds, RUNTIME), again) == said(made, loaded)
+    assert said(plan_cache.plan(again, scale, seeds, RUNTIME)) == said(made)
 
 
 def test_a_changed_suite_and_other_seeds_are_planned_anew_and_the_old_plan_goes(toy):
-    kept.plan(suite.load(str(toy)), "quick", [], RUNTIME)
+    plan_cache.plan(suite.load(str(toy)), "quick", [], RUNTIME)
     (before,) = files(toy)
     toy.write_text(SUITE.replace("rounds: 2", "rounds: 3"))
-    assert {run.config.rounds for run in kept.plan(suite.load(str(toy)), "quick", [], RUNTIME).runs.values()} == {3}
+    assert {run.config.rounds for run in plan_cache.plan(suite.load(str(toy)), "quick", [], RUNTIME).runs.values()} == {
+        3
+    }
     (now,) = files(toy)
     assert before != now
-    assert kept.plan(suite.load(str(toy)), "quick", [5], RUNTIME).seeds == (5,)
+    assert plan_cache.plan(suite.load(str(toy)), "quick", [5], RUNTIME).seeds == (5,)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": [["a", {}, []]], "of_row": {}, "seeds": []}'])
 def test_a_damaged_file_is_made_anew(toy, text):
     loaded = suite.load(str(toy))
-    made = kept.plan(loaded, "quick", [], RUNTIME)
+    made = plan_cache.plan(loaded, "quick", [], RUNTIME)
     (file,) = files(toy)
     whole = json.loads(file.read_text())
     file.write_text(text)
-    assert said(kept.plan(loaded, "quick", [], RUNTIME), loaded) == said(made, loaded)
+    assert said(plan_cache.plan(loaded, "quick", [], RUNTIME)) == said(made)
     assert json.loads(files(toy)[0].read_text()) == whole
+
+
+@pytest.mark.parametrize("package", ["torch", "statsmodels", "pydantic", "numpy"])
+def test_another_version_of_a_dependency_is_another_digest(toy, monkeypatch, package):
+    """All that pyproject.toml names count, and nothing that the user may have beside them."""
+    loaded = suite.load(str(toy))
+    before = plan_cache.digest(loaded, "quick")
+    changed: set[str] = set()
+    monkeypatch.setattr(plan_cache, "version", lambda name: "999" if name in changed else version(name))
+    changed.add("pytest")
+    assert plan_cache.digest(loaded, "quick") == before
+    changed.add(package)
+    assert plan_cache.digest(loaded, "quick") != before
 
 
 def test_plans_with_classes_of_other_packages_are_not_kept(toy, tmp_path, monkeypatch):
@@ -69,10 +84,10 @@ def test_plans_with_classes_of_other_packages_are_not_kept(toy, tmp_path, monkey
     (tmp_path / "theirs.py").write_text("from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     toy.write_text(SUITE.replace("{method: fedavg}", "{method: theirs.Mine}"))
-    assert len(kept.plan(suite.load(str(toy)), "quick", [], RUNTIME).runs) == 4
+    assert len(plan_cache.plan(suite.load(str(toy)), "quick", [], RUNTIME).runs) == 4
     assert not files(toy)
 
 
 def test_a_home_that_cannot_be_written_is_no_error(toy, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert kept.plan(suite.load(str(toy)), "quick", [], replace(RUNTIME, threads=1)).runs
+    assert plan_cache.plan(suite.load(str(toy)), "quick", [], replace(RUNTIME, threads=1)).runs

@@ -1,16 +1,18 @@
-"""The plan of a suite, kept as plain data, so that it can be looked at without importing its classes.
+"""A cache of suites' plans, as plain data that can be read without importing the classes of the runs.
 
-To plan runs is to read the defaults of constructors, which imports PyTorch and takes seconds. A plan follows from files
-alone; it is kept in the user's cache under the digest of all of them, and is found there as long as none has changed.
+Planning reads the defaults of constructors, which imports PyTorch and takes seconds. But a plan depends on files and
+installed packages only, so it is kept in the user's cache under the digest of all of them.
 """
 
 import hashlib
 import json
 import os
+import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +24,43 @@ from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 
 OURS = tuple(kind.package for kind in KINDS.values())
-MAKERS = ("jsonargparse", "numpy", "pandas", "scipy", "matplotlib", "tabulate")  # of values, and of what tables show
 
 
 def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Plan:
-    """``suite.plan``, from the cache where it is there; it is put there otherwise, if all classes are of this package.
+    """``suite.plan``, from the cache if it is there. Otherwise it is stored, if all classes are of this package.
 
     Raises:
         ConfigError: as ``suite.plan``.
     """
     file = _cache() / f"{suite.paper}-{scale}-{digest(suite, scale, seeds)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or none that can be read
-        return _read(json.loads(file.read_text(encoding="utf-8")), suite, scale, runtime)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or unreadable
+        return _read(json.loads(file.read_text(encoding="utf-8")), scale, runtime)
     made = suite.plan(scale, seeds, runtime)
     if is_ours(made):
-        with suppress(OSError):  # a home that cannot be written
+        with suppress(OSError):  # the cache cannot be written
             file.parent.mkdir(parents=True, exist_ok=True)
             for old in file.parent.glob(f"{suite.paper}-{scale}-{'?' * 32}.json"):
                 old.unlink(missing_ok=True)
-            write_atomic(file, json.dumps(_written(made, suite)))
+            write_atomic(file, json.dumps(_written(made)))
     return made
 
 
 def _cache() -> Path:
-    """Where programs keep for the user what they can make again."""
+    """The folder of the cache, below the user's own (XDG)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fssl-bench" / "plans"
 
 
 def is_ours(made: Plan) -> bool:
-    """Whether all classes of a plan are of this package; the code of others may change unseen."""
+    """Whether all classes of a plan are of this package; changes in others' code would go unnoticed."""
     paths = {getattr(run.config, slot).class_path for run in made.runs.values() for slot in KINDS}
     return all(path.partition(".")[0] in OURS for path in paths)
 
 
 def digest(suite: Suite, scale: str, seeds: Sequence[int] = ()) -> str:
-    """Of everything that a plan, and a table made of its records, follows from: our code, the suite's files, and the
-    versions of the packages that convert values and write tables.
+    """Digest of everything that a plan, and a table of its records, follows from: the code of this package, the suite's
+    files, and the versions of Python and of all dependencies.
     """
-    given = [list(seeds), sys.version, [version(name) for name in MAKERS], str(suite.folder.resolve())]
+    given = [list(seeds), sys.version, _dependencies(), str(suite.folder.resolve())]
     total = hashlib.sha256(json.dumps(given).encode())
     own = (file for package in (*OURS, "benchmark") for file in sorted((ROOT / package).rglob("*.py")))
     for file in (*own, *suite.files(scale)):
@@ -69,24 +70,34 @@ def digest(suite: Suite, scale: str, seeds: Sequence[int] = ()) -> str:
     return total.hexdigest()[:32]
 
 
-def _written(made: Plan, suite: Suite) -> dict[str, Any]:
+def _dependencies() -> dict[str, str]:
+    """Versions of the packages that this one depends on, read without importing them."""
+    try:
+        required = requires("fssl-bench") or []
+    except PackageNotFoundError:  # a checkout that is not installed
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        required = project["dependencies"]
+    names = [re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in required if "extra ==" not in one]
+    found = dict.fromkeys(names, "none")
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _written(made: Plan) -> dict[str, Any]:
     """A plan as plain data."""
     return {
         "runs": [[key, identity(run.config), run.cells] for key, run in made.runs.items()],
-        "of_row": {
-            number: list(made.of_row[id(row)].items())
-            for number, row in enumerate(suite.rows)
-            if id(row) in made.of_row
-        },
+        "of_row": {name: list(ids.items()) for name, ids in made.of_row.items()},
         "seeds": made.seeds,
     }
 
 
-def _read(found: Mapping[str, Any], suite: Suite, scale: str, runtime: Runtime) -> Plan:
-    """The plan that ``_written`` has written."""
-    rows = suite.rows
+def _read(found: Mapping[str, Any], scale: str, runtime: Runtime) -> Plan:
+    """The plan that ``_written`` wrote."""
     runs = {key: Run(key, _config(values, runtime), tuple(cells)) for key, values, cells in found["runs"]}
-    of_row = {id(rows[int(number)]): dict(seeds) for number, seeds in found["of_row"].items()}
+    of_row = {name: dict(ids) for name, ids in found["of_row"].items()}
     return Plan(scale, runs, of_row, tuple(found["seeds"]))
 
 

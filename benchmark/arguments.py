@@ -1,0 +1,176 @@
+"""Arguments of a class: which its constructor takes, of which types, and given values converted to these."""
+
+import argparse
+import inspect
+import json
+from collections.abc import Collection, Mapping
+from functools import cache, lru_cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from benchmark.registry import KINDS, ClassSpec, Kind, find_class, one_line, unknown
+from datamodules.common.errors import BenchError, ConfigError
+from datamodules.common.plugins import place
+
+ELSEWHERE = {"model": "--model", "data_dir": "--data_dir", "run_seed": "--seed"}
+"""Arguments that the run supplies, and the option of ``fit`` that sets each of them."""
+
+
+def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
+    """An instance of the spec's class; ``supplied`` are the arguments that the run itself hands over.
+
+    Raises:
+        ConfigError: an argument is missing, unknown or of the wrong type, or the constructor fails.
+    """
+    cls = find_class(spec.class_path, KINDS[slot])
+    skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
+    for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
+        network = slot == "method" and "model" not in inspect.signature(cls).parameters
+        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
+    args = typed_args(cls, spec.init_args, slot, skip, plain=False)
+    try:
+        return cls(**args, **supplied)
+    except BenchError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error} ({place(error)})"
+        raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
+
+
+def parameters(cls: type) -> dict[str, bool]:
+    """Arguments of ``__init__`` (bases included), and whether each has to be given."""
+    known: dict[str, bool] = {}
+    for base in cls.__mro__:
+        init = base.__dict__.get("__init__")
+        if init is None:
+            continue
+        own = list(inspect.signature(init).parameters.values())[1:]
+        for p in own:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                known.setdefault(p.name, p.default is p.empty)
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
+            break
+    return known
+
+
+def without_default(cls: type) -> set[str]:
+    """Arguments of ``__init__`` that have no default: the run supplies them (e.g. the network)."""
+    return {name for name, required in parameters(cls).items() if required}
+
+
+def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:
+    """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
+    return set(kind.supplied | (without_default(cls) - set(given)))
+
+
+def typed_args(
+    cls: type, values: Mapping[str, Any], where: str, skip: Collection[str] = (), *, plain: bool = True
+) -> dict[str, Any]:
+    """All arguments of ``cls.__init__`` (bases included), ``values`` checked and converted to their types.
+
+    Args:
+        cls: class or dataclass.
+        values: given arguments.
+        where: prefix of error messages.
+        skip: arguments that are not configurable.
+        plain: return plain data (tuples as lists, paths as strings) that YAML and JSON can hold.
+
+    Raises:
+        ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
+    """
+    if not plain:
+        return _parsed(cls, values, where, frozenset(skip))
+    key = json.dumps(dict(values), default=str)
+    if json.loads(key) == values:
+        return dict(json.loads(_parsed_json(cls, key, where, frozenset(skip))))
+    return dict(json.loads(json.dumps(_parsed(cls, values, where, frozenset(skip)), default=str)))
+
+
+@lru_cache(maxsize=4096)
+def _parsed_json(cls: type, values: str, where: str, skip: frozenset[str]) -> str:
+    """``_parsed`` from and to JSON, cached: a suite asks for the same arguments in hundreds of rows."""
+    return json.dumps(_parsed(cls, json.loads(values), where, skip), default=str)
+
+
+def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:
+    import jsonargparse
+
+    parser, types = parser_of(cls, skip), types_of(cls, skip)
+    for name in values:
+        if name in skip and name in ELSEWHERE:
+            raise ConfigError(f"unknown {where} argument '{name}': give {ELSEWHERE[name]} instead")
+        if name not in types:
+            raise unknown(f"{where} argument", name, sorted(types), f" ({cls.__name__})")
+    try:
+        args = dict(vars(parser.parse_object(dict(values))))
+    except jsonargparse.ArgumentError as error:
+        wrong = next((name for name in values if not accepts(cls, name, values[name], skip)), None)
+        message = one_line(error) if wrong is None else _mismatch(where, wrong, values[wrong], types[wrong])
+        raise ConfigError(f"{where} ({cls.__name__}): {message}") from None
+    for name in values:
+        if args[name] is None and not _may_be_none(types[name]):  # jsonargparse takes null for any type
+            raise ConfigError(f"{where} ({cls.__name__}): {_mismatch(where, name, None, types[name])}")
+    return args
+
+
+def accepts(cls: type, name: str, value: object, skip: Collection[str] = ()) -> bool:
+    """Whether a class has an argument of this name, other than those to ``skip``, whose type takes the value."""
+    import jsonargparse
+
+    try:
+        parser_of(cls, frozenset(skip)).parse_object({name: value})
+    except jsonargparse.ArgumentError:
+        return False
+    return True
+
+
+def _mismatch(where: str, name: str, value: object, hint: Any) -> str:
+    """What is wrong with a value, by its option on the command line."""
+    option = f"{where}.{name}" if where in (*KINDS, "roster") else name
+    return f"--{option} {'null' if value is None else value}: expected {type_in_words(hint)}"
+
+
+@cache
+def parser_of(cls: type, skip: frozenset[str]) -> Any:
+    """jsonargparse's parser for the arguments of a class, without those to ``skip``."""
+    import jsonargparse
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, skip=set(skip), fail_untyped=False)
+    return parser
+
+
+@cache
+def types_of(cls: type, skip: frozenset[str]) -> dict[str, Any]:
+    """The type of each argument of a class, without those to ``skip``."""
+    return {option.dest: type_of(option) for option in options_of(parser_of(cls, skip)) if option.dest != "help"}
+
+
+def options_of(parser: Any) -> list[argparse.Action]:
+    """The options of a parser, of which argparse has no public list."""
+    return list(parser._actions)
+
+
+def type_of(option: argparse.Action) -> Any:
+    """The type of an option of jsonargparse, as it is annotated."""
+    return getattr(option, "_typehint", None) or option.type or Any
+
+
+def type_in_words(hint: Any) -> str:
+    """A type as the command line has it: ``float``, ``int or null``, ``{a,b}``."""
+    if hint is Any:
+        return "any"
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(type_in_words, get_args(hint)))
+    if get_origin(hint) is Literal:
+        choices = ",".join(map(str, get_args(hint)))
+        return f"{{{choices}}}" if len(get_args(hint)) > 1 else choices
+    if get_origin(hint) is None and isinstance(hint, type):
+        return {NoneType: "null", bool: "{true,false}"}.get(hint, hint.__name__)
+    return str(hint).removeprefix("typing.")
+
+
+def _may_be_none(hint: Any) -> bool:
+    """Whether a type has ``None`` among its values."""
+    return hint in (Any, NoneType) or NoneType in get_args(hint) or None in get_args(hint)

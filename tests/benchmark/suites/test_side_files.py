@@ -1,0 +1,47 @@
+"""What commands write beside a suite: own entries on top of those of the suite that it extends."""
+
+import pytest
+import yaml
+
+from benchmark.suites import side_files
+from datamodules.common.errors import ConfigError
+
+ENTRIES = {
+    side_files.tuned: {"options": {"method.lr": 0.1}},
+    side_files.admitted: {"admitted": False},
+    side_files.verified: {"seed": 1, "equal": True},
+}
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_a_suite_knows_what_the_extended_one_knows_and_writes_its_own_alone(tmp_path, kind):
+    base = kind(tmp_path / "base", "paper", None)
+    mine = kind(tmp_path / "mine", "paper-mine", base)
+    first, second = ENTRIES[kind], ENTRIES[kind] | {"note": "later"}
+    assert mine.own("quick") == mine.entries("quick") == {}
+    base.add("quick", {"1/A/a": first, "1/A/b": first})
+    mine.add("quick", {"1/A/c": second})
+    mine.add("quick", {"1/A/b": second})
+    assert mine.entries("quick") == {"1/A/a": first, "1/A/b": second, "1/A/c": second}
+    assert yaml.safe_load(mine.path("quick").read_text()) == mine.own("quick") == {"1/A/b": second, "1/A/c": second}
+    assert base.entries("quick") == {"1/A/a": first, "1/A/b": first} and mine.entries("paper") == {}
+    assert mine.path("quick") == tmp_path / "mine" / kind.__name__ / "paper-mine-quick.yaml"
+    assert mine.path("quick").read_text().startswith("# Made by `python -m benchmark ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "message"),
+    [
+        (side_files.tuned, "{options: 3}", "there are no `options`; `tune` writes them"),
+        (side_files.tuned, "0.3", "there are no `options`"),
+        (side_files.admitted, "{admitted: perhaps}", "`admitted` is neither true nor false; `admit` writes it"),
+        (side_files.verified, "{seed: 3}", "`seed` and `equal` are missing; `submit --verify` writes them"),
+    ],
+)
+def test_an_entry_that_is_not_complete_is_one_error(tmp_path, kind, entry, message):
+    base = kind(tmp_path, "paper", None)
+    base.path("quick").parent.mkdir()
+    base.path("quick").write_text(f"1/A/a: {entry}\n")
+    for file in (base, kind(tmp_path, "mine", base)):
+        with pytest.raises(ConfigError, match=f"paper-quick.yaml, 1/A/a: {message}"):
+            file.entries("quick")
