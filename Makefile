@@ -11,6 +11,7 @@ METHODS ?=
 SEEDS ?=
 ARGS ?=
 
+COMMA := ,
 BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := benchmark methods datamodules tests
@@ -36,8 +37,8 @@ lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 
-types: $(STAMP) ## check types
-	$(BIN)/mypy
+types: $(STAMP) ## check types (ARGS="--python-version 3.12" passes options to mypy)
+	$(BIN)/mypy $(ARGS)
 
 format: $(STAMP) ## fix style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
@@ -54,12 +55,12 @@ site: $(STAMP) ## build pages from all records in results/runs; open site/index.
 docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
-perf: $(STAMP) ## measure the speed of this machine (needs a quiet machine for 15 minutes), write docs/performance.md
+perf: $(STAMP) ## measure the speed of this machine (needs a quiet machine for 15 minutes), write docs/performance.md (ARGS="--write other.md")
 	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions engines:fedavg visits:fedavg \
-		agreement reads replays augmentation memory start:fedavg profiles:fed_consist:fl2 --write docs/performance.md
+		agreement reads replays augmentation memory start:fedavg profiles:fed_consist:fl2 --write docs/performance.md $(ARGS)
 
-perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, write docs/performance.md (ARGS="--parts agreement"; docs/gpu.md)
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:fedavg --write docs/performance.md \
+perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, write docs/performance.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write docs/performance.md \
 		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
 			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \
 		--goal rscfed 1/CIFAR-100/rscfed 993 300 \

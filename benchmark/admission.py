@@ -19,7 +19,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Suite, scales_with
 from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "admission"
@@ -67,7 +67,10 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     """
     spec = suite.scale(scale).get(FOLDER)
     if spec is None:
-        raise ConfigError(f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to admit")
+        raise ConfigError(
+            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to admit; these have one: "
+            f"{scales_with(FOLDER)}"
+        )
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):

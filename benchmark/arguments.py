@@ -25,7 +25,9 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     cls = find_class(spec.class_path, KINDS[slot])
     skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
     for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
-        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}")
+        network = slot == "method" and "model" not in inspect.signature(cls).parameters
+        hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
+        raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
     args = typed_args(cls, spec.init_args, slot, skip, plain=False)
     try:
         return cls(**args, **supplied)

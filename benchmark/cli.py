@@ -170,7 +170,8 @@ def _explained(error: ArgumentError, command: ArgumentParser) -> str:
     if found is None or found[1] not in expected:
         return message
     given = "null" if found[2] == "None" else found[2]
-    return f"--{found[1]} {given}: expected {expected[found[1]]}"
+    positional = any(not option.option_strings for option in options_of(command) if option.dest == found[1])
+    return f"{'' if positional else '--'}{found[1]} {given}: expected {expected[found[1]]}"
 
 
 def _meant(option: str, arguments: Sequence[str], command: ArgumentParser) -> str:

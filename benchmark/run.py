@@ -13,6 +13,7 @@ from signal import SIGTERM
 
 import torch
 from lightning import Fabric
+from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
@@ -26,7 +27,7 @@ from benchmark.launch.queues import enough_queues
 from benchmark.launch.resume import is_complete
 from benchmark.launch.signals import STOPPED, children, stop, stoppable
 from benchmark.launch.worker import worker_main
-from benchmark.registry import imported, one_line
+from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
 from benchmark.runs.environment import check_processes
 from benchmark.runs.folder import RunFolder
@@ -50,9 +51,24 @@ def fit(run: Run) -> Path:
         Stopped: ``SIGTERM``, ``SIGUSR1`` or ``SIGHUP`` came; the run has saved the end of its last round.
     """
     with stoppable():
+        _check_options(run)
         if os.environ.get("LT_CLI_USED") == "1":
             return _fit_within_fabric_run(run)
         return _fit(run)
+
+
+def _check_options(run: Run) -> None:
+    """Refuse what ``runtime`` names and is not there, also where nothing is left to run."""
+    rt = run.config.runtime
+    loggers.lightning_loggers(rt.logger, run.folder)
+    loggers.callback_classes(rt.callbacks)
+    known = {name: ACCELERATOR_REGISTRY[name]["accelerator"] for name in sorted(ACCELERATOR_REGISTRY)}
+    if rt.accelerator not in (*known, "gpu", "auto"):
+        raise unknown("accelerator", rt.accelerator, [*known, "gpu", "auto"])
+    if rt.accelerator in known and not known[rt.accelerator].is_available():
+        raise ConfigError(
+            f"--accelerator {rt.accelerator}: this machine has none that PyTorch can use; auto takes what is there"
+        )
 
 
 def _fit_within_fabric_run(run: Run) -> Path:

@@ -22,7 +22,7 @@ from benchmark.launch.progress import Display
 from benchmark.runs.records import READING, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Suite, scales_with
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
@@ -108,7 +108,10 @@ def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
 def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
     spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
     if spec is None:
-        raise ConfigError(f"{suite.where}: scale {scale} has no entry `tuning`, so there is nothing to tune")
+        raise ConfigError(
+            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to tune; these have one: "
+            f"{scales_with(FOLDER)}"
+        )
     return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **spec}
 
 
@@ -167,12 +170,12 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
             f"suite {suite.paper} is part of an installed package ({suite.folder}), but choices are written beside "
             f"the suite: write your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
         )
-    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
-    journal.parent.mkdir(parents=True, exist_ok=True)
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
-    studies = _studies(journal, list(involved.values()))
     first = trials(suite, scale, list(involved.values()), runtime)
+    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    studies = _studies(journal, list(involved.values()))
     planned = [trial for trial in first if trial.row in rows]
     _run_missing(planned, studies, runtime, jobs)
     steps = {name: further(suite, scale, _known(first, row, studies), runtime) for name, row in involved.items()}

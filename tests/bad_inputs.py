@@ -57,6 +57,11 @@ COMMANDS = {
     "status --paper nothing": "unknown paper 'nothing'",
     "plot nowhere": "there is no run at nowhere",
     "describe": "--data is missing",
+    "verify runs/none runs/other": "there is no run at runs/none: it has no record.json",
+    "tune --paper rscfed": "scale quick has no entry `tuning`, so there is nothing to tune; these have one: --paper "
+    "common --scale ",
+    "admit --paper rscfed": "has no entry `admission`, so there is nothing to admit; these have one: --paper images ",
+    "list foo": "error: what foo: expected {methods,data,models,suites}",
 }
 OPTIONS = {
     "--method fedavgg": "unknown method 'fedavgg'; did you mean 'fedavg'?",
@@ -116,9 +121,10 @@ OPTIONS = {
     "--slots 0": "slots is 0; it must be at least 1",
     "--checkpoint_every_s .nan": "checkpoint_every_s is nan; give a finite number",
     "--checkpoint_every_s -1": "checkpoint_every_s is -1.0; it must be at least 0",
-    "--accelerator gpux": "invalid accelerator name",
+    "--accelerator gpux": "error: unknown accelerator 'gpux'; did you mean 'gpu'? Known: cpu, cuda, ",
+    "--accelerator tpu": "--accelerator tpu: this machine has none that PyTorch can use",
     "--engine fast": "--engine fast: expected {reference,slots}",
-    "--logger comet": "unknown logger 'comet'",
+    "--logger comet": "error: unknown logger 'comet'",
     "--callbacks nowhere.Mine": "--callbacks nowhere.Mine cannot be imported: No module named 'nowhere'",
     "--callbacks collections.OrderedDict": "this is not a subclass of lightning.pytorch.Callback",
     "--roster.participants 0": "0 participants per round from 3 clients",
@@ -148,6 +154,7 @@ CONFIGS = {
     "rounds: null": "--rounds null: expected int",
     "rounds: true": "--rounds True: expected int",
     "round: 3": "unknown configuration argument 'round'; did you mean 'rounds'?",
+    "methd: fedavg\ndata: digits": "unknown configuration argument 'methd'; did you mean 'method'?",
     "roster: [1]": "roster is [1]; give a mapping of names to values",
     "roster: {participants: .inf}": "--roster.participants is inf; give a finite number",
     "model_args: 3": "model_args is 3; give a mapping of names to values",
@@ -235,6 +242,9 @@ PLUGINS = {
     "bad_methods.Plain": "method 'bad_methods.Plain' is not a subclass of methods.base.FedMethod",
     "bad_methods.Constructor": "the method Constructor cannot be made: KeyError: 'width' (",
     "bad_methods.Required": "method argument 'mu' of Required has no default: give --method.mu",
+    "bad_methods.NoSuper": "NoSuper.__init__ must call super().__init__(model, **base)",
+    "bad_methods.NotNamed": "argument 'net' of NotNamed has no default: give --method.net; if it is the network, call "
+    "it `model`",
     "bad_methods.ScopeValue": "ScopeValue.scopes: 'model' has the scope 'share'; did you mean 'shared'?",
     "bad_methods.ScopePrefix": "no registered tensor is called 'modle', or begins with it; did you mean 'model'?",
     "bad_methods.ScopeUnregistered": "no registered tensor is called 'anchor', or begins with it",
@@ -242,6 +252,9 @@ PLUGINS = {
     "bad_methods.ViewsField": "ViewsField.views: 'labelled' is 'weak'; map batch fields to names of views",
     "bad_methods.ViewsName": "ViewsName needs the view 'wek', and the data's pipeline has only weak, test",
     "bad_methods.HookName": "HookName.agregate is never called: did you mean 'aggregate'?",
+    "bad_methods.KerasName": "KerasName.on_train_begin is never called, for there is no such hook; the nearest is "
+    "'on_train_start'",
+    "bad_methods.UnknownHook": "UnknownHook.on_epoch_end is never called, for there is no such hook; the nearest is ",
 }
 HOOKS = {
     "bad_methods.StepsZero": "a pass of 0 steps trains nothing: give a whole number from 1, or None",
@@ -256,7 +269,8 @@ HOOKS = {
     "bad_methods.SendsShape": "broadcast gives a tensor of shape [1] for 'model.conv1.weight', which has the shape [",
     "bad_methods.WorkNone": "local_work returned a NoneType; return a list with a Pass for every local epoch",
     "bad_methods.StepVector": "training_step returned a tensor of shape [2]",
-    "bad_methods.StepRaises": "StepRaises, client 0 (83 images), round 0: KeyError: 'strong'",
+    "bad_methods.StepRaises": "StepRaises, client 0 (83 images), round 0: KeyError: 'strong' (",
+    "bad_methods.StepDetached": "round 0: training_step returned a loss that does not require grad",
     "bad_methods.UploadDict": "make_upload returned a dict; return an Upload, or None to leave the client out",
     "bad_methods.UploadShape": "make_upload gives a tensor of shape [1] for 'model.conv1.weight', which has the",
     "bad_methods.UploadLacks": "make_upload leaves out 'model.conv1.weight'; upload all shared tensors",
@@ -272,8 +286,8 @@ HOOKS = {
     "bad_methods.PredictsNone": "PredictsNone.predict, round 0: predict returned a NoneType for 90 images",
     "bad_methods.PredictsLogits": "class probabilities run from ",
     "bad_methods.Exits": "the method ended the program (exit code 0); a hook returns, or raises an error",
-    "bad_methods.Cancelled": "Cancelled, client 0 (83 images), round 0: CancelledError: by nobody",
-    "bad_methods.Scopes": "Scopes.optimizer_scopes, round 0: LookupError: no scope",
+    "bad_methods.Cancelled": "Cancelled, client 0 (83 images), round 0: CancelledError: by nobody (",
+    "bad_methods.Scopes": "Scopes.optimizer_scopes, round 0: LookupError: no scope (",
     "bad_methods.BoundAnew": "the registered tensor 'count' is no longer the one registered in __init__ (self.x = ",
     "bad_methods.OthersImages": "the stream 'labelled' has the training image ",
 }
@@ -404,7 +418,7 @@ def cases() -> list[Case]:
     found = [Case("Commands", f"`{given}`", says, given, files) for given, says in COMMANDS.items()]
     found += [Case("Options of `fit`", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in OPTIONS.items()]
     for text, says in CONFIGS.items():
-        command = f"fit --config config.yaml --wandb off {'' if 'method' in text else '--method fedavg'} "
+        command = f"fit --config config.yaml --wandb off {'' if 'meth' in text else '--method fedavg'} "
         command += "" if "data:" in text else "--data digits"
         found.append(Case("Configuration files", f"`{text}`", says, command, {"config.yaml": text}))
     found += [Case("Data", f"`{given}`", says, f"{FIT} {given}", {}) for given, says in DATA.items()]

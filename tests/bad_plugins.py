@@ -36,6 +36,16 @@ class Required(FedAvg):
         super().__init__(model, **base)
 
 
+class NotNamed(FedAvg):
+    def __init__(self, net, **base):
+        super().__init__(net, **base)
+
+
+class NoSuper(FedAvg):
+    def __init__(self, model, **base):
+        pass
+
+
 class ScopeValue(FedAvg):
     scopes = {**FedAvg.scopes, "model": "share"}
 
@@ -66,6 +76,16 @@ class ViewsName(FedAvg):
 
 class HookName(FedAvg):
     def agregate(self, uploads):
+        pass
+
+
+class KerasName(FedAvg):
+    def on_train_begin(self):
+        pass
+
+
+class UnknownHook(FedAvg):
+    def on_epoch_end(self):
         pass
 
 
@@ -158,6 +178,11 @@ class StepVector(FedAvg):
 class StepRaises(FedAvg):
     def training_step(self, batch, batch_idx):
         return batch["labelled"]["strong"]
+
+
+class StepDetached(FedAvg):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx).detach()
 
 
 class Uploads(FedAvg):

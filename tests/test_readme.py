@@ -302,6 +302,20 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("bench-table1 METHODS=a,b SEEDS=1,2 ARGS=--dry-run", ["--methods a,b", "--seeds 1,2", "--dry-run"]),
+        ("perf-gpu METHODS=a,b ARGS=--trial", ["gpu:a:b", "--trial"]),
+        ("perf-gpu", ["gpu:fedavg"]),
+        *((f"{target} ARGS=--asked", ["--asked"]) for target in ("test", "types", "site", "docs", "perf")),
+    ],
+)
+def test_variables_reach_the_targets_of_the_makefile(target: str, words: list[str]) -> None:
+    told = subprocess.run(["make", "-n", *target.split()], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(word in told for word in words)
+
+
 def test_links_and_suites_exist() -> None:
     """Relative links lead somewhere, and the suites of the table can be loaded."""
     for page in PAGES:

@@ -5,13 +5,14 @@ import os
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.argument_help import described
-from benchmark.config import Run, Runtime
-from benchmark.registry import KINDS, find_class, known_names
+from benchmark.config import Run, RunConfig, Runtime
+from benchmark.registry import KINDS, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
 from datamodules.common.errors import ConfigError
 
@@ -119,9 +120,15 @@ def refuse(dotted: Mapping[str, Any], command: str) -> None:
 
 
 def require(slot: str, values: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names no class for a slot; the message lists the known names."""
+    """Refuse a configuration that names no class for a slot; the message has a key that is unknown and may be the
+    slot's, misspelt, or else the known names of classes.
+    """
     spec = values.get(slot)
     if not (spec.get("class_path") if isinstance(spec, Mapping) else spec):
+        known = [field.name for field in fields(RunConfig)]
+        for name in values:
+            if name not in known:
+                raise unknown("configuration argument", name, known)
         raise ConfigError(f"--{slot} is missing; it is one of {', '.join(known_names(KINDS[slot]))}, or a dotted path")
 
 

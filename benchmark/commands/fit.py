@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,7 @@ from benchmark.files import read_yaml
 from benchmark.launch.signals import STOPPED, check_stopped
 from benchmark.registry import KINDS, find_class, imported, one_line
 from benchmark.suites.suite import load
-from datamodules.common.errors import ConfigError, Stopped, message_of
+from datamodules.common.errors import BenchError, ConfigError, Stopped, message_of
 
 ABOUT = f"Run one configuration, or finish it. {DOTTED} Several values, --method.lr 0.01,0.03, are run one by one."
 
@@ -79,6 +79,9 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
     if export and (dry or len(runs) > 1):
         raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(runs))}")
 
+    if export and Path(export).is_dir():
+        raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
+
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     tell = rank_zero_only(print)
@@ -87,8 +90,11 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         from benchmark.commands.dry_run import show
         from benchmark.runs.states import state
 
-        show(runs, {run.id: state(run.folder) for run in runs}, jobs=1)
+        states = {run.id: "missing" if overwrite else state(run.folder) for run in runs}
+        show([_naming(point, run) for point, run in named], states, jobs=1)
         return 0
+    if len(points) > 1:
+        _check_points(made)
     if overwrite:
         discard(runs)
     if len(runs) == 1:
@@ -256,3 +262,28 @@ def _one(run: Run, tell: Any) -> int:
 
 def _scores(reading: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in reading.items() if isinstance(value, float))
+
+
+def _naming(point: Mapping[str, str], run: Run) -> Run:
+    """A run of a grid, called by its values as well."""
+    values = "".join(f", {option} {value}" for option, value in point.items())
+    return replace(run, cells=tuple(f"{cell}{values}" for cell in run.cells))
+
+
+def _check_points(made: Sequence[tuple[Mapping[str, str], Run]]) -> None:
+    """Build what every point of a grid describes, so that a value out of range is refused before the first run.
+
+    Raises:
+        BenchError: a point cannot be built; the message names its values.
+    """
+    from torch import device
+
+    from benchmark.federation.assembly import make
+
+    for point, run in made:
+        try:
+            _, data = make(run, device("cpu"))
+            data.roster(run.config.seed, **run.config.roster)
+        except BenchError as error:
+            values = ", ".join(f"{option} {value}" for option, value in point.items())
+            raise type(error)(f"{values}: {error}") from error

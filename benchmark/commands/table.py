@@ -121,7 +121,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     published = suite.published()  # fails before anything runs if the file is missing
     if options.overwrite and not options.dry_run:
         discard(wanted)
-    missing = [run for run in wanted if plan.found[run.id].state != "complete"]
+    states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
+    missing = [run for run in wanted if states[run.id] != "complete"]
     notes = _of_other_code([(run, record) for run in wanted if (record := plan.found[run.id].record)])
     for note in notes:
         print(note, file=sys.stderr)
@@ -136,7 +137,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
-        show(pool.pinned(wanted, jobs, gpus), {run.id: plan.found[run.id].state for run in wanted}, jobs)
+        show(pool.pinned(wanted, jobs, gpus), states, jobs)
         return 0
     if options.slurm is not None and missing:
         script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir), array)

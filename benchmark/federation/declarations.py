@@ -19,10 +19,13 @@ def check_declarations(method: FedMethod) -> None:
     """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and the names of its functions.
 
     Raises:
-        ConfigError: a scope or stream does not exist, no registered tensor has a prefix of ``scopes``, a view is not a
-            name, or a function of the class is named almost like a hook. The message suggests the nearest name.
+        ConfigError: the base class is not initialised, a scope or stream does not exist, no registered tensor has a
+            prefix of ``scopes``, a view is not a name, or a function of the class is named almost like a hook, or
+            ``on_...`` like no hook. The message suggests the nearest name.
     """
     name = type(method).__name__
+    if not hasattr(method, "_engine"):
+        raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
     _check_scopes(method, name)
     _check_views(method.views, name)
     _check_hooks(type(method), name)
@@ -81,9 +84,12 @@ def _check_views(views: Any, name: str) -> None:
 
 
 def _check_hooks(cls: type, name: str) -> None:
-    """Refuse what the class defines under a name that is almost a hook's: it would never be called."""
+    """Refuse what the class defines under a name that is almost a hook's, or a function ``on_...`` that is no hook: it
+    would never be called.
+    """
     declared = [hook for hook in vars(FedMethod) if not hook.startswith("_")]
     hooks = [*declared, *(hook for hook in dir(L.LightningModule) if hook.startswith(("on_", "configure_")))]
+    training = [hook for hook in hooks if hook.startswith(("on_train_", "on_before_", "on_after_"))]
     own = {one for base in cls.__mro__ if base not in FedMethod.__mro__ for one in vars(base)}
     for one in sorted(own):
         if one.startswith("_") or hasattr(FedMethod, one):
@@ -92,6 +98,12 @@ def _check_hooks(cls: type, name: str) -> None:
             raise ConfigError(
                 f"{name}.{one} is never called: did you mean {close[0]!r}? If it is no hook, give it a name that is "
                 "less like the hook's"
+            )
+        if one.startswith("on_") and callable(getattr(cls, one)):
+            (nearest,) = get_close_matches(one.replace("begin", "start"), training, n=1, cutoff=0.0)  # Keras's word
+            raise ConfigError(
+                f"{name}.{one} is never called, for there is no such hook; the nearest is {nearest!r}. If it is "
+                "meant as something else, give it a name that does not begin with on_"
             )
 
 

@@ -98,6 +98,11 @@ def step_outputs(made: Any) -> dict[str, Any]:
             f"training_step returned {describe(made)}; with automatic optimisation it returns a scalar loss, a "
             "dict with a scalar 'loss', or None"
         )
+    if not loss.requires_grad:  # backward would say so, too, but not whose loss it is
+        raise RunError(
+            "training_step returned a loss that does not require grad: is it detached, or computed under "
+            "torch.no_grad()? Return None for a batch without a loss"
+        )
     return outputs
 
 

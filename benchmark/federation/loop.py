@@ -124,6 +124,7 @@ class Federation:
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
+        self.learnt = False  # whether a step had a loss
 
     @property
     def client_state_bytes(self) -> int:
@@ -140,7 +141,8 @@ class Federation:
 
         ``confusion`` is then that of the last round's model (``metrics.scores``).
         """
-        if self.round == 0:
+        whole = self.round == 0
+        if whole:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
@@ -154,6 +156,13 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
+        idle = whole and self.steps and not self.learnt and self.method.automatic_optimization
+        if idle and self.fabric.is_global_zero:
+            warnings.warn(
+                f"{type(self.method).__name__}.training_step returned None in all {self.steps} steps of the run, so "
+                "nothing was trained: return the loss (or set self.automatic_optimization = False)",
+                stacklevel=2,
+            )
         if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate()
         if self.average_last:
@@ -181,6 +190,7 @@ class Federation:
         visits = self.visits(number)
         uploads, by_client, results = self.run_visits(visits)
         self.steps += sum(result.steps for result in results)
+        self.learnt |= any("loss" in result.sums for result in results)
         self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
         self.become_server()
@@ -350,6 +360,7 @@ class Federation:
             self.become_server()
         state, logged, steps = self.engine.run_server(number, self.server_state, first)
         self.steps += steps
+        self.learnt |= "loss" in logged
         for visit, found in find_nonfinite({Visit(number, SERVER): VisitResult(None, logged, 0, steps)}).items():
             raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()

@@ -18,6 +18,7 @@ from benchmark.federation.scaling import LossScaler
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError, Stopped, safe_str
+from datamodules.common.plugins import users_place
 from datamodules.common.streams import SERVER
 from datamodules.views.batches import Batch, LocalWork, epoch
 from methods.base import FedMethod, Tally, Upload, Visit
@@ -372,7 +373,7 @@ class ReferenceEngine:
                 raise
             except BaseException as error:
                 where = f"{type(self.method).__name__}.{hook}, round {round}"
-                raise RunError(f"{where}: {cause(error)}") from error
+                raise RunError(f"{where}: {cause(error, self.method)}") from error
 
     @contextmanager
     def seeded(self, visit: Visit) -> Iterator[None]:
@@ -390,7 +391,7 @@ class ReferenceEngine:
             raise
         except BaseException as error:
             self.detach()
-            raise RunError(f"{location(self.method, site.visit)}: {cause(error)}") from error
+            raise RunError(f"{location(self.method, site.visit)}: {cause(error, self.method)}") from error
 
     def torch_seed(self, visit: Visit) -> int:
         """Seed of what a visit draws from torch's global generators."""
@@ -425,11 +426,15 @@ def location(method: FedMethod, visit: Visit) -> str:
     return f"{type(method).__name__}, {who}, round {visit.round}"
 
 
-def cause(error: BaseException) -> str:
-    """The message of an error inside a hook, prefixed with its type unless it is a ``RunError``."""
+def cause(error: BaseException, method: FedMethod) -> str:
+    """The message of an error inside a hook; unless it is a ``RunError``, with its type and the line of the user's."""
     if isinstance(error, SystemExit):
         return f"the method ended the program (exit code {error.code!r}); a hook returns, or raises an error"
-    return safe_str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {safe_str(error)}"
+    if isinstance(error, RunError):
+        return safe_str(error)
+    classes = [cls for cls in type(method).__mro__ if issubclass(cls, FedMethod) and cls is not FedMethod]
+    line = users_place(error, {cls.__module__ for cls in classes})
+    return f"{type(error).__name__}: {safe_str(error)}" + (f" ({line})" if line else "")
 
 
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:

@@ -118,8 +118,8 @@ def parts(runs: Iterable[Run], states: Mapping[str, str], measured: Sequence[Mea
 def rounds_left(run: Run, state: str) -> int:
     """Return the remaining rounds of a run, given its state."""
     total, path = run.config.rounds, run.folder
-    if state == "complete":
-        return 0
+    if state in ("complete", "missing"):
+        return 0 if state == "complete" else total
     if state == "running":
         with suppress(RunError):
             return total - int(read_record(path)["rounds"]["done"])

@@ -52,17 +52,27 @@ def lightning_loggers(given: str | None, folder: Path) -> list[Logger]:
     return made
 
 
-def callbacks(given: str | None) -> list[Callback]:
-    """Create the Lightning callbacks given to ``--callbacks`` as dotted paths.
+def callback_classes(given: str | None) -> dict[str, type[Callback]]:
+    """The Lightning callbacks given to ``--callbacks`` as dotted paths.
 
     Raises:
-        ConfigError: one cannot be imported, is not a Lightning callback, or cannot be created without arguments.
+        ConfigError: one cannot be imported, or is not a Lightning callback.
     """
-    made = []
-    for path in names(given):
-        cls = plugin(path, f"--callbacks {path}")
+    found = {path: plugin(path, f"--callbacks {path}") for path in names(given)}
+    for path, cls in found.items():
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(f"--callbacks {path}: this is not a subclass of lightning.pytorch.Callback")
+    return found
+
+
+def callbacks(given: str | None) -> list[Callback]:
+    """Create the Lightning callbacks given to ``--callbacks``.
+
+    Raises:
+        ConfigError: as ``callback_classes`` does, or one cannot be created without arguments.
+    """
+    made = []
+    for path, cls in callback_classes(given).items():
         try:
             made.append(cls())
         except Exception as error:

@@ -159,6 +159,8 @@ def read_record(path: Path) -> Record:
         RunError: missing, not JSON, not a record, or not as the run wrote it.
     """
     file = path / "record.json"
+    if not os.path.lexists(file):
+        raise RunError(f"there is no run at {path}: it has no record.json")
     try:
         record = json.loads(read_text(file), parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:

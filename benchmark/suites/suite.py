@@ -423,6 +423,12 @@ def available() -> list[str]:
     return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
 
 
+def scales_with(entry: str) -> str:
+    """The options that name our suites' scales with an entry, for an error message."""
+    found = ((paper, scale, one) for paper in available() for scale, one in load(paper).spec["scales"].items())
+    return ", ".join(f"--paper {paper} --scale {scale}" for paper, scale, one in found if entry in one)
+
+
 def load(paper: str) -> Suite:
     """A suite by its name, or by the path of its YAML file, together with the suite that it extends, if any.
 

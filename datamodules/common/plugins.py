@@ -1,11 +1,16 @@
 """Import of external code by dotted path, with one error that says where it is broken."""
 
 import importlib
+import sys
 import traceback
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
 from datamodules.common.errors import ConfigError
+
+BELOW = {*sys.stdlib_module_names, "benchmark", "methods", "datamodules", "lightning", "numpy", "torch"}
+"""Packages that other people's code stands on."""
 
 
 def plugin(path: str, what: str) -> Any:
@@ -45,4 +50,18 @@ def place(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "no line"
 
 
-__all__ = ["place", "plugin"]
+def users_place(error: BaseException, modules: Collection[str] = ()) -> str:
+    """File and line of other people's code, the innermost, that an error went through; empty if there is none.
+
+    Args:
+        error: raised by a hook, say, which we have called, and which has called us and libraries.
+        modules: names of ours that count as other people's where nobody else's code took part.
+    """
+    walked = traceback.walk_tb(error.__traceback__)
+    lines = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, line) for frame, line in walked]
+    theirs = [one for one in lines if one[0].partition(".")[0] not in BELOW]
+    found = theirs or [one for one in lines if one[0] in modules]
+    return f"{found[-1][1]}:{found[-1][2]}" if found else ""
+
+
+__all__ = ["place", "plugin", "users_place"]

@@ -1,6 +1,7 @@
 """A user's own images: arrays in one .npz file, or one folder per class."""
 
 import hashlib
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ from datamodules.io.sources import Arrays, Images
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes with at most 8 bits per channel."""
+
+SINGLE = b"\x93NUMPY"
+"""How a .npy file begins."""
 
 Labels = NDArray[np.int64]
 
@@ -72,6 +76,7 @@ def npz(file: Path, test_fraction: float) -> Arrays:
     for part, some, own in zip(parts, images, labels, strict=True):
         if len(some) != len(own):
             raise DataError(f"{file} has {len(some)} {part}_images and {len(own)} {part}_labels; give one label each")
+    _check_different(file, images[0])
     if images[0].shape[1:] != images[-1].shape[1:]:
         raise DataError(
             f"{file}: train_images are {_size(images[0])} and test_images {_size(images[-1])}; give them one size"
@@ -104,7 +109,28 @@ def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Pat
     return test
 
 
+def _check_different(where: Path, images: Images) -> None:
+    """Refuse training images that are all the same; it looks no further than the first other one."""
+    if len(images) > 1 and all(np.array_equal(images[0], image) for image in images[1:]):
+        raise DataError(
+            f"{where}: all {len(images):,} training images are the same, so nothing can be learnt from them; look at "
+            "how they were saved"
+        )
+
+
 def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
+    if file.is_dir():
+        raise DataError(f"{file} is a folder, and --data npz reads one file; --data folder --data.root {file} reads it")
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(len(SINGLE))
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+    how = "numpy.savez('images.npz', train_images=..., train_labels=...) saves images and labels in one file"
+    if head == SINGLE:
+        raise DataError(f"{file} holds one array, as .npy files do; {how}")
+    if not zipfile.is_zipfile(file):
+        raise DataError(f"{file} is no .npz file, or is cut short; {how}")
     try:
         with np.load(file, allow_pickle=False) as data:
             known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
@@ -118,6 +144,8 @@ def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
 
 def _pictures(file: Path, name: str, images: NDArray[Any]) -> Images:
     """Return images with a channel axis."""
+    if images.ndim and not len(images):
+        raise DataError(f"{file}: {name} has no images; is the right array saved under this name?")
     whole = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or whole.ndim != 4 or whole.shape[3] not in (1, 3) or not whole.size:
         raise DataError(
@@ -194,18 +222,25 @@ def _parts(root: Path) -> dict[str, dict[str, list[Path]]]:
     names = [name for name in ("train", "test") if (root / name).is_dir()]
     if names == ["test"]:
         raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
-    found = {name: _classes(root / name) for name in names or [""]}
-    if len(names) == 2 and set(found["train"]) != set(found["test"]):
-        alone = sorted(set(found["train"]) ^ set(found["test"]))[0]
-        here, other = ("train", "test") if alone in found["train"] else ("test", "train")
-        raise DataError(f"{root}: class {alone!r} is in {here} but not in {other}; both need the same classes")
-    return found
+    classes = {name: _classes(root / name) for name in names or [""]}
+    if len(names) == 2 and classes["train"] != classes["test"]:
+        train, test = (set(classes[part]) for part in ("train", "test"))
+        alone = {"train": sorted(train - test), "test": sorted(test - train)}
+        apart = [f"{', '.join(map(repr, some))} only in {part}" for part, some in alone.items() if some]
+        raise DataError(f"{root}: classes differ: {', '.join(apart)}; train and test need the same classes")
+    return {name: _images(root / name, own) for name, own in classes.items()}
 
 
-def _classes(place: Path) -> dict[str, list[Path]]:
-    names = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _classes(place: Path) -> list[str]:
+    """The names of the folders in a folder, sorted."""
+    return sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
+    """The images of each class."""
     if len(names) < 2:
-        raise DataError(f"{place} has {len(names)} class folders; give at least two, one per class")
+        count = "one class folder" if names else "no class folder"
+        raise DataError(f"{place} has {count}; give at least two, one per class")
     found = {}
     for name in names:
         files = (place / name).rglob("*")
@@ -241,6 +276,7 @@ def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | No
                 )
         images.append(np.stack(decoded))
         labels.append(np.repeat(np.arange(len(names)), [len(own) for own in parts[part].values()]))
+    _check_different(root, images[0])
     if len(images) == 2:
         return Arrays(images[0], labels[0], images[1], labels[1], names, {})
     test = held_out(labels[0], names, test_fraction, root)

@@ -67,6 +67,14 @@ def test_a_complete_run_is_left_alone(reference, monkeypatch):
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()} == before
 
 
+@pytest.mark.parametrize("option", [{"logger": "foo"}, {"callbacks": "a.b"}, {"accelerator": "tpu"}])
+def test_options_are_looked_at_where_nothing_is_left_to_run(reference, option):
+    config = configuration(reference.parents[1], **MIXED)
+    (name,) = option
+    with pytest.raises(ConfigError, match=name):
+        fit(config.replace(runtime=replace(config.config.runtime, **option)))
+
+
 def test_a_record_made_under_other_defaults_is_refused(tmp_path):
     config = configuration(tmp_path, **SHORT)
     path = fit(config)
@@ -148,7 +156,7 @@ def test_a_lost_gpu_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
         ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* nothing has started this process on each.* srun"),
         ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
         ({"data__num_clients": 0}, DataError, "over 0 clients: choose at least one"),
-        ({"runtime__accelerator": "gpux"}, ConfigError, "invalid accelerator name"),
+        ({"runtime__accelerator": "gpux"}, ConfigError, "unknown accelerator 'gpux'"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path, options, error, message):

@@ -1,5 +1,7 @@
 """Images of a user: one .npz file, or a folder per class, made of scikit-learn's digits."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +140,8 @@ BAD_ARRAYS = {
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
     "sizes": (changed(test_images=lambda a: noughts(30, 9, 8)), "8 x 8 x 1 and test_images 8 x 9 x 1"),
     "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
+    "no image": (changed(train_images=lambda a: noughts(0, 8, 8)), "train_images has no images"),
+    "black": (changed(train_images=lambda a: noughts(30, 8, 8)), "all 30 training images are the same"),
     "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read as .npz"),
 }  # fmt: skip
 
@@ -155,8 +159,14 @@ def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
     with pytest.raises(DataError, match=r"data\.file=x\.npz does not exist: looked for .*data/x\.npz and .*x\.npz"):
         ready(Npz, file="x.npz")
     (here / "x.npz").write_text("no archive")
-    with pytest.raises(DataError, match=r"^x\.npz cannot be read as \.npz"):
+    with pytest.raises(DataError, match=r"^x\.npz is no \.npz file"):
         ready(Npz, file="x.npz")
+    np.save("x.npy", noughts(3, 8, 8))
+    with pytest.raises(DataError, match=r"^x\.npy holds one array, as \.npy files do; numpy\.savez\("):
+        ready(Npz, file="x.npy")
+    (here / "pictures").mkdir()
+    with pytest.raises(DataError, match=r"^pictures is a folder.*--data folder --data\.root pictures reads it"):
+        ready(Npz, file="pictures")
     for kind, place in ((Npz, {"file": "x.npz"}), (Folder, {"root": "x"})):
         with pytest.raises(ConfigError, match="test_fraction is 1"):
             kind(test_fraction=1.0, **place)
@@ -215,11 +225,30 @@ def deep(root):
 
 
 def empty(root):
-    (root / "train" / "three").mkdir()
+    for part in ("train", "test"):
+        (root / part / "three").mkdir()
 
 
 def other(root):
     (root / "test" / "one").rename(root / "test" / "eins")
+
+
+def disjoint(root):
+    other(root)
+    for name in ("nought", "two"):
+        shutil.rmtree(root / "test" / name)
+
+
+def single(root):
+    for part in ("train", "test"):
+        for folder in sorted((root / part).iterdir())[1:]:
+            shutil.rmtree(folder)
+
+
+def alike(root):
+    first = next(file for file in sorted((root / "train").rglob("*.png")))
+    for file in (root / "train").rglob("*.png"):
+        file.write_bytes(first.read_bytes())
 
 
 def untrained(root):
@@ -236,9 +265,12 @@ BAD_FOLDERS = [
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep, r"deep\.png has .*more than 8 bits"),
     (empty, r"train/three has no images"),
-    (other, r"class 'eins' is in test but not in train"),
+    (other, r"classes differ: 'one' only in train, 'eins' only in test; train and test need the same classes"),
+    (disjoint, r"classes differ: 'nought', 'one', 'two' only in train, 'eins' only in test;"),
+    (single, r"train has one class folder; give at least two, one per class"),
+    (alike, r"all \d+ training images are the same"),
     (untrained, "has test but no train"),
-    (flat, "has 0 class folders"),
+    (flat, "has no class folder;"),
 ]
 
 

@@ -7,6 +7,9 @@ from benchmark.commands import dry_run
 from benchmark.launch import calibration
 from toy_suite import table
 
+FEDAVG = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "1"]
+TABLE = ["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", "--seeds", "1"]
+
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch):
@@ -49,3 +52,21 @@ def test_a_dry_run_of_a_single_run(here, fitted, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "2 runs, 4 rounds; 2 rounds are left about " in out and "1 record fedavg on digits" in out
     assert len(fitted) == 1
+
+
+def test_a_dry_run_of_a_grid_names_its_values(here, fitted, capsys):
+    assert main([*FEDAVG, "--data.num_clients", "10,20", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"fedavg on digits, data.num_clients {clients}" in out for clients in (10, 20)) and not fitted
+
+
+def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
+    for command in (FEDAVG, TABLE):
+        assert main(command) == 0
+        runs = len(fitted)
+        capsys.readouterr()
+        assert main([*command, "--overwrite", "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert f"{runs} runs, {2 * runs} rounds; {2 * runs} rounds are left" in out
+        assert len(fitted) == runs and all((run.folder / "record.json").exists() for run in fitted)
+        fitted.clear()

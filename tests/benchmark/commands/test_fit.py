@@ -184,6 +184,26 @@ def test_a_list_with_a_wrong_value_runs_nothing_and_names_it(here, fitted, capsy
     assert message in capsys.readouterr().err and not fitted
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method.lr 0.01,-1", "method.lr -1: FedAvg: lr=-1.0 is out of range: from 0"),
+        ("--data.num_clients 10,0", "data.num_clients 0: cannot spread 1437 samples over 0 clients"),
+        ("--roster.participants 2,99", "roster.participants 99: roster: 99 participants per round from 10 clients"),
+    ],
+)
+def test_a_grid_with_a_value_out_of_range_runs_nothing(here, fitted, capsys, options, message):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4"]
+    assert main([*fit, *options.split()]) == 2
+    assert f"error: {message}" in capsys.readouterr().err and not fitted
+
+
+def test_a_model_is_not_exported_into_a_folder(here, fitted, capsys):
+    (here / "models").mkdir()
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--export", "models"]) == 2
+    assert "--export models: this is a folder; give the file to write" in capsys.readouterr().err and not fitted
+
+
 def test_participants_make_a_grid_too(here, fitted):
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
     assert main([*fit, "--roster.participants", "2,3", "--method.weight_decay", "0, 1e-4"]) == 0

@@ -555,3 +555,28 @@ def test_a_server_that_trains_alone_needs_labels() -> None:
     for name in ("fedcon", "server_only"):
         with pytest.raises(RunError, match=r"the server has no labels to train on; set data\.scenario=server"):
             make_federation(name, make_data("all_clients")).run()
+
+
+class TeachesNothing(FedMethod):
+    """Returns no loss, as a step may; ``from_round`` is where it begins to."""
+
+    from_round = 99
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+        return loss if self.visit.round >= self.from_round else None
+
+
+class TeachesLate(TeachesNothing):
+    from_round = 1
+
+
+def test_a_run_without_a_loss_in_any_step_says_so_once(recwarn):
+    """One whose steps have a loss at last, or that takes no step, says nothing."""
+    for quiet in (make_federation(TeachesLate, rounds=2), make_federation(TeachesNothing, rounds=1, local_epochs=0)):
+        quiet.run()
+    assert not [one for one in recwarn if "returned None" in str(one.message)]
+    loud = make_federation(TeachesNothing, rounds=2)
+    loud.run()
+    (told,) = [str(one.message) for one in recwarn if "returned None" in str(one.message)]
+    assert told.startswith(f"TeachesNothing.training_step returned None in all {loud.steps} steps of the run")
