@@ -28,8 +28,7 @@ class FL2(LabelsAtServer, StaticNorms, ServerMomentum, PseudoLabels):
     * L_p, the pseudo-label loss of the confident samples, gives the direction of steepest ascent (Eq. 11);
     * eps is a step of length rho in that direction (Eq. 12);
     * L_cs is the KL divergence between the predictions at W and at W* (Eq. 13);
-    * the model descends along ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14), where L_a is the loss of all kept
-    samples.
+    * the model descends along ``w_a grad L_a(W) + w_cs grad L_cs(W*)`` (Eq. 14); L_a is the loss of all kept samples.
 
     LSAA: less confident clients get more weight (Eq. 15). The variants of Fig. 4, and the paper's version where the
     released code differs, are ablations in ``methods.ablations.fl2``.

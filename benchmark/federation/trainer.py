@@ -13,7 +13,7 @@ from benchmark.federation.optimizers import Schedule, has_gradients, parameters_
 from methods.base import FedMethod
 
 
-class _PartOfLightning:
+class PartOfLightning:
     """Says what a visit offers where a method asks for something else."""
 
     path: ClassVar[str]
@@ -26,7 +26,7 @@ class _PartOfLightning:
         )
 
 
-class VisitPrecision(_PartOfLightning):
+class VisitPrecision(PartOfLightning):
     """Unscales and clips gradients, as ``LightningModule.clip_gradients`` asks its trainer to.
 
     Args:
@@ -51,7 +51,7 @@ class VisitPrecision(_PartOfLightning):
             (clip_grad_value_ if algorithm == "value" else clip_grad_norm_)(parameters_of(optimizer), value)
 
 
-class VisitStrategy(_PartOfLightning):
+class VisitStrategy(PartOfLightning):
     """Backward passes and optimiser steps, as ``manual_backward`` and the optimisers' ``step`` ask for them.
 
     It finds its trainer through the method: a reference of its own would keep a visit's optimisers in memory until the
@@ -98,7 +98,7 @@ class VisitStrategy(_PartOfLightning):
         return trainer  # type: ignore[no-any-return]
 
 
-class VisitTrainer(_PartOfLightning):
+class VisitTrainer(PartOfLightning):
     """The trainer of one visit, for the method and for Lightning callbacks.
 
     Args:
@@ -155,6 +155,3 @@ class VisitTrainer(_PartOfLightning):
         for callback in self.callbacks:
             getattr(callback, hook)(self, method, *args)
         return getattr(method, hook)(*args)
-
-
-__all__ = ["VisitPrecision", "VisitStrategy", "VisitTrainer"]

@@ -47,6 +47,8 @@ class Progress:
 def show(plan: Plan, every_run: bool = False, console: Console | None = None) -> None:
     """Print the progress of rows and runs, the counts of states, and the remaining rounds and time.
 
+    Problems with runs are printed below.
+
     Args:
         plan: the runs of a suite.
         every_run: print one line per run, with its state, rounds, accuracy (the reading reported in tables, over the
@@ -54,8 +56,6 @@ def show(plan: Plan, every_run: bool = False, console: Console | None = None) ->
             Otherwise one line per row, with the states of its seeds and the mean accuracy of the complete ones,
             followed by the runs that have started and are not complete.
         console: where to print; default: standard output.
-
-        Problems with runs are printed below.
     """
     console = console or Console()
     if not console.is_terminal:

@@ -79,7 +79,7 @@ def test_checks_find_what_is_wrong() -> None:
     """State that is not registered breaks resuming; a method that selects nothing is told how to be checked."""
     with pytest.raises(AssertionError):
         runs.check_resume_is_exact(Forgetful)
-    with pytest.raises(AssertionError, match="name arguments with which it does in `contract_args`"):
+    with pytest.raises(AssertionError, match="in `contract_args`, name arguments with which it does"):
         runs.check_pseudo_labels_flow(Shy)
     runs.check_pseudo_labels_flow(Told)
     assert data_for(make_method(Told)).hparams.pipeline == "pad_crop_flip"

@@ -283,7 +283,9 @@ def test_a_file_of_an_older_version_is_read(path):
 )
 def test_only_plain_data_is_saved(two, value, kind):
     """What could not be read back is refused when it is written, and said where; the file before stays."""
-    with pytest.raises(RunError, match=rf"state\['clients'\]\[3\]\[0\] is a .*{kind}.*Keep it in a registered tensor"):
+    with pytest.raises(
+        RunError, match=rf"state\['clients'\]\[3\]\[0\] is a .*{kind}.*Keep the value in a registered tensor"
+    ):
         checkpoint.save(two, {"clients": {3: (value,)}})
     assert equal(checkpoint.load(two), 1)
 
@@ -379,7 +381,7 @@ def test_a_head_names_no_file_elsewhere(path, tmp_path):
     buffer = io.BytesIO()
     torch.save(head, buffer)
     path.write_bytes(checkpoint.MAGIC + hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
-    with pytest.raises(RunError, match="no name of a client's file"):
+    with pytest.raises(RunError, match="is not the name of a client's file"):
         checkpoint.load(path)
 
 

@@ -64,8 +64,8 @@ def test_other_data_is_refused_however_often_one_tries(tmp_path, monkeypatch):
             fit(config)
     facts = read_record(config.folder)["partition_hash"]
     with monkeypatch.context() as patch:
-        real = worker.facts
-        patch.setattr(worker, "facts", lambda data: {**real(data), "partition_hash": "another"})
+        real = worker.data_provenance
+        patch.setattr(worker, "data_provenance", lambda data: {**real(data), "partition_hash": "another"})
         for _ in range(3):
             with pytest.raises(RunError, match="cannot resume, partition_hash was"):
                 fit(config)

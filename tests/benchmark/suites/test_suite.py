@@ -430,13 +430,13 @@ def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_rscfed_expands_to_forty_distinct_runs_and_six_controls_per_seed(plans, scale):
+def test_rscfed_expands_to_forty_distinct_runs_and_eight_controls_per_seed(plans, scale):
     plan = plans[scale]
-    assert len(plan.runs) == 46
+    assert len(plan.runs) == 48
     for run in plan.runs.values():
         assert from_yaml(to_yaml(run.config)) == run.config
     labels = Counter(cell.split("/")[1] for run in plan.runs.values() for cell in run.cells[:1])
-    assert labels == {"SVHN": 28, "CIFAR-100": 12, "ISIC2018": 6}
+    assert labels == {"SVHN": 29, "CIFAR-100": 13, "ISIC2018": 6}
 
 
 def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfed):
