@@ -291,8 +291,8 @@ class FSSLDataModule(L.LightningDataModule):
         if h.split == "random80":
             arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
-        for name in STORED:
-            setattr(self, name, torch.from_numpy(getattr(arrays, name)))
+        for field in STORED:
+            setattr(self, field, torch.from_numpy(getattr(arrays, field)))
         labels = arrays.train_labels
         seed = stream_seed(self.partition_seed, h.partition_stream)
         tested = balanced_holdout(h, labels, seed)

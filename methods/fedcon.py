@@ -30,7 +30,8 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
         L = D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2,    D(p, z) = -mean cos(p, z)
 
     for two views of the same kind, without a gradient through f'. h and f' stay at the client. The server keeps the
-    classifier and trains it with the averaged backbone (teacher t) and a student s, without a gradient through s: ::
+    classifier and trains it together with the averaged backbone (teacher t). It compares t with a student s, without a
+    gradient through s: ::
 
         L = (CE(t(x1), y) + CE(t(x2), y)) / 2 + w(r) (KL(s(x2) || t(x1)) + KL(s(x1) || t(x2))) / 2
 
@@ -47,7 +48,7 @@ class FedCon(LabelsAtServer, StaticNorms, ServerMomentum):
     | optimiser of the clients | SGD | LARS without momentum, decay 1.5e-6 | SGD (``ReleasedFedCon``: LARS) |
     | ``lr`` | 0.03 | 0.0117; a warm-up of ten epochs restarts in every round | 0.03, no warm-up |
     | ``batch_size``, ``local_epochs`` | 32, 5 | 50, 1; incomplete batches are dropped | 32, 5; all batches |
-    | ``server_lr``, ``server_sgd_momentum`` | 0.03, 0.9 | 0.01, 0.5, new in every round | 0.03, 0.9, the same |
+    | ``server_lr``, ``server_sgd_momentum`` | 0.03, 0.9 | 0.01, 0.5, new in every round | 0.03, 0.9, new as well |
     | ``server_batch_size``, ``server_epochs`` | 10, 5 | 10, 1 | 10, 5 |
     | ``lr_schedule`` | cosine | constant | ``cosine`` |
     | ``clip_norm`` of gradients | not given | none | 1 |

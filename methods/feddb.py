@@ -91,8 +91,7 @@ class FedDB(StaticNorms, ServerMomentum, PseudoLabels):
         return probabilities
 
     def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Update the APP-U from predictions in training mode, then return the loss of ``PseudoLabels`` (Algorithm
-        3)."""
+        """Update the APP-U from predictions in training mode; return the loss of ``PseudoLabels`` (Algorithm 3)."""
         if "app_u" in batch:
             with torch.no_grad():
                 mean = self.predict(batch["app_u"]["weak"]).mean(dim=0)
@@ -128,8 +127,8 @@ def model_weights(averages: Tensor, as_written: bool = False) -> Tensor:
     """Debiased model aggregation: weights ``[M]`` that sum to 1, found in 100 steps from uniform ones.
 
     Args:
-        averages: APP-Us ``[M, C]`` of the clients, in client order; best on the CPU, since the steps are tiny. A
-            uniform APP-U has no effect.
+        averages: APP-Us ``[M, C]`` of the clients, in client order; best on the CPU, since the steps are tiny. The
+            gradient of a client with a uniform APP-U is 0.
         as_written: Algorithm 2, with the sum over classes of Eq. 16: each step is ``softmax(beta - g)``, where g is the
             gradient of the root of the sum of squares. Otherwise as released: ``softmax(-0.71 beta - 1.9 g)``, where g
             is the gradient of the mean squared error over classes between the mean APP-U and the uniform distribution.

@@ -215,7 +215,7 @@ def is_joint(batch: Batch) -> bool:
 
 @torch.no_grad()
 def slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """Norm of the gradient of the mean cross-entropy at the logits ``[N, C]`` with respect to labels ``[N]``."""
+    """Norm of the gradient, at the logits ``[N, C]``, of the mean cross-entropy against the labels ``[N]``."""
     p = logits.softmax(dim=1)
     norm: Tensor = torch.linalg.vector_norm(p - one_hot(labels, p.shape[1]).to(p.dtype))
     return norm / len(logits)

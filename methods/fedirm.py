@@ -88,7 +88,7 @@ class FedIRM(MeanTeacher):
         self.ramp = h.loss_weight * exponential_ramp(self.visit.round - h.ramp_offset, h.ramp_length)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy, or without labels the ramped consistency plus relation matching."""
+        """Return the cross-entropy on labels plus the ramped consistency and relation losses on other images."""
         loss = torch.zeros((), device=self.device)
         if "labelled" in batch:
             loss = loss + self.labelled_loss(batch["labelled"])

@@ -272,8 +272,7 @@ class FedMatch(LabelsAtServer, StaticNorms, ServerMomentum):
 
     @torch.no_grad()
     def helper_predictions(self, client: Site) -> Tensor | None:
-        """Predict all unlabelled images with the received helpers: probabilities ``[n, H, C]``, ``None`` without
-        any."""
+        """Predict all unlabelled images with the received helpers, ``[n, H, C]``; ``None`` if there are none."""
         count = int(self.helper_count)
         if not count:
             return None

@@ -202,7 +202,7 @@ def gradients(loss: Tensor, at: Tensors, retain_graph: bool = False) -> dict[str
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """Per-sample KL divergence of softmax(target) from softmax(logits), ``[B]``; both ``[B, C]``."""
+    """Per-sample ``KL(softmax(target) || softmax(logits))``, ``[B]``; both arguments ``[B, C]``."""
     log_target, log_prediction = target.log_softmax(dim=1), logits.log_softmax(dim=1)
     return (log_target.exp() * (log_target - log_prediction)).sum(dim=1)
 

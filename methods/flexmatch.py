@@ -22,7 +22,7 @@ class FlexMatch(JointSteps):
         t_i = onehot(argmax p(weak_i)),  m_i = 1[max p(weak_i) >= threshold * beta / (2 - beta)]
 
     beta is that before the step; the step then updates s, and beta after it. A class that was never met has the
-    threshold 0. While all images have the same s, none or one class, beta stays as it was: 0 at first.
+    threshold 0. While s is the same for all images (one class, or none), beta keeps its value, which is 0 at first.
 
     | hyperparameter | paper (ProxyFL) | released code | here |
     |---|---|---|---|
@@ -33,10 +33,11 @@ class FlexMatch(JointSteps):
     | ``lambda_u`` | 1 | not released | 1 |
     | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 (SAGE) | as released |
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 (SAGE) | 5 |
-    | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none (SAGE) | so |
+    | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none (SAGE) | the same |
     | optimiser state | not given | one for all (SAGE) | one per client (``share_momentum``: as released) |
 
-    s and beta of a visit alone are the ablation ``methods.ablations.flexmatch.Forgetful``. The rest is ``JointSteps``'.
+    The ablation ``methods.ablations.flexmatch.Forgetful`` resets s and beta in every visit. Everything else follows
+    ``JointSteps``.
     """
 
     scopes = {**JointSteps.scopes, "status": "personal", "beta": "personal"}
@@ -73,7 +74,7 @@ def learning_status(counts: Tensor, images: Tensor | float, before: Tensor, warm
     Args:
         counts: sigma ``[C]``, images whose last sure prediction is of the class.
         images: number of all images.
-        before: beta so far, which stays where all images are of one class, or all of none.
+        before: beta so far, kept while all images are of one class, or all of none.
         warm_up: the images of no class count like one class.
     """
     most, unmet = counts.max(), images - counts.sum()

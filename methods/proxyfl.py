@@ -39,7 +39,7 @@ class ProxyFL(JointSteps):
     (GPT) then moves the average's classifier rows so that the clients' rows of a class are nearer to its proxy, by a
     margin, than to others; and the prior moves towards the classes that clients counted in their last local epoch.
 
-    The paper's printed formulas are ``AsPrinted`` in ``methods/ablations/proxyfl.py``.
+    The paper's printed formulas are ``AsPrinted`` in ``methods/ablations/proxyfl.py``, next to ``ReleasedWeights``.
 
     | hyperparameter | paper | released code | here |
     |---|---|---|---|
@@ -54,14 +54,14 @@ class ProxyFL(JointSteps):
     | ``icpl_weight`` | 1 | 1 | 1; 0: no ICPL, no heads |
     | prior | mean of the clients' shares, last round | 0.99 old + 0.01 pooled counts | as released |
     | ``gpt_lr``; rows per step | 0.005, not given | 0.005, 4 (options 0.01, 10) | 0.005, 4 |
-    | ``gpt_epochs`` | 100 (CIFAR-100: 10) | 30000 over the rounds: 100 (CIFAR-100: 10) | 100, suite (0: no GPT) |
+    | ``gpt_epochs`` | 100 (CIFAR-100: 10) | the same (total / rounds) | 100, in the suite as released (0: no GPT) |
     | margin | none | largest distance to a nearest proxy, at most 100 | as released |
     | ``threshold``, ``lambda_u`` | 0.95, 1 | 0.95 inclusive, 1 | as released |
     | ``batch_size``, ``unlabelled_bs`` | 128, not given | 128, 256 | as released |
     | ``local_epochs``, of floor(unlabelled images / 128) steps | 5 | 5 | 5 |
     | ``lr``, ``momentum``, ``weight_decay``, ``clip_norm`` | 0.1, not given | 0.1, 0.9, 1e-4, none | as released |
     | optimiser state | not given | one for all clients and rounds | one per client (``share_momentum``: as released) |
-    | aggregation | share of the data | 2000 n_l + n_u, equal at all clients | sizes |
+    | aggregation | share of the data | 2000 n_l + n_l + n_u, all equal | sizes (``ReleasedWeights``: as released) |
 
     Everything else follows ``JointSteps``. Features are the input of the network's last linear layer.
 

@@ -120,7 +120,7 @@ def consensus_weights(
 
     Args:
         states: local models.
-        sizes: numbers of images N_i, also used in the exponent.
+        sizes: numbers of images N_i; the exponent divides by them, without the factor.
         labelled: which clients hold labels.
         beta: scale of the distance term; 0 switches it off.
         multiplier: factor on labelled clients.

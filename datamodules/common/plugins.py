@@ -10,7 +10,7 @@ from typing import Any
 from datamodules.common.errors import ConfigError
 
 BELOW = {*sys.stdlib_module_names, "benchmark", "methods", "datamodules", "lightning", "numpy", "torch"}
-"""Packages that other people's code stands on."""
+"""Packages that users' code builds on."""
 
 
 def plugin(path: str, what: str) -> Any:
@@ -51,11 +51,11 @@ def place(error: BaseException) -> str:
 
 
 def users_place(error: BaseException, modules: Collection[str] = ()) -> str:
-    """File and line of other people's code, the innermost, that an error went through; empty if there is none.
+    """Return file and line of the innermost frame of users' code in an error's traceback; empty if there is none.
 
     Args:
-        error: raised by a hook, say, which we have called, and which has called us and libraries.
-        modules: names of ours that count as other people's where nobody else's code took part.
+        error: for instance raised in a user's hook, or in a library or this package when the hook called it.
+        modules: names of this repository's modules that count as users' code if there is no other.
     """
     walked = traceback.walk_tb(error.__traceback__)
     lines = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, line) for frame, line in walked]

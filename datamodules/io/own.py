@@ -110,7 +110,7 @@ def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Pat
 
 
 def _check_different(where: Path, images: Images) -> None:
-    """Refuse training images that are all the same; it looks no further than the first other one."""
+    """Refuse training images that are all the same; stops at the first that differs."""
     if len(images) > 1 and all(np.array_equal(images[0], image) for image in images[1:]):
         raise DataError(
             f"{where}: all {len(images):,} training images are the same, so nothing can be learnt from them; look at "

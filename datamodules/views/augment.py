@@ -32,8 +32,7 @@ _CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Geometry:
-    """How windows are cut from a set of images; compared and hashed by value, so that it can be a key for prepared
-    images.
+    """How windows are cut from a set of images; compared and hashed by value, as a key for prepared images.
 
     `channels=3` turns one-channel images into three identical channels. `base` is a geometry without
     randomness (`Resize` or `Pad`) whose `prepare` is applied first.

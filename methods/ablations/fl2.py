@@ -40,8 +40,7 @@ class CATWithSAM(CorrectlyLabelled):
 
 
 class CATWithSAMInstead(CATWithSAM):
-    """CAT+SAM in the other reading: samples of L_p(W*) do not count in L_a, which is still divided by the batch
-    size."""
+    """CAT+SAM in the other reading: samples of L_p(W*) do not count in L_a, still over the batch size."""
 
     def adaptive_loss(self, losses: Tensor, high: Tensor) -> Tensor:
         """L_a without the samples of L_p."""

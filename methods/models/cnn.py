@@ -49,8 +49,7 @@ def pool(x: Tensor) -> Tensor:
 
 
 def conv_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Compute ``F.max_pool2d(conv(x), 2)``, on a CPU as one convolution of stride 2 with a window's corners as
-    channels.
+    """Compute ``F.max_pool2d(conv(x), 2)``, on a CPU as one stride-2 convolution with a window's corners as channels.
 
     A few channels leave most of a vector register empty; four times as many fill it, also in the pooling, which sees
     the four corners as rows. ``conv`` must have neither padding nor stride.

@@ -17,7 +17,7 @@ class PseudoLabels(FedMethod):
 
     A client labels weak views of its images with the received model, in blocks of ``eval_batch``, keeps the labels
     whose probability reaches ``threshold``, and learns them on strong views, together with its own labels if it has
-    any. Own labels are repeated as often as the kept images need, or passed once if nothing is kept.
+    any. Own labels are repeated as often as the kept images need, or used once if nothing is kept.
 
     Args:
         model: the network.
