@@ -18,12 +18,10 @@ TUNED = {
     "lambda_u": "weight: of the unlabelled loss",
     "lambda_i": "weight: of FedMatch's agreement of models",
     "lambda_a": "weight: of FedMatch's pseudo-labels",
-    "kappa": "weight: how fast that of SAGE's local label falls",
     "temperature": "temperature: of the teacher's targets",
     "ema_decay": "momentum: of the teacher",
     "target_decay": "momentum: of FedCon's target network",
     "gamma": "momentum: of FedDB's average prediction",
-    "gpt_lr": "rate: of ProxyFL's tuning of global proxies",
     "res_skip": "epochs: between residual connections; five belong to runs as long as the paper's",
 }
 """Arguments of methods that no suite sets, but whoever tunes the method does: of what kind each is, and of what."""
@@ -38,7 +36,7 @@ BY_USERS = {
 }
 """Arguments of data modules that no suite here sets, and why somebody else does."""
 
-KINDS_OF_TUNING = {"rate", "weight", "threshold", "epochs", "momentum", "temperature"}
+KINDS_OF_TUNING = {"weight", "threshold", "epochs", "momentum", "temperature"}
 NOT_IN_A_ROW = {"method": TUNED, "data": BY_USERS}
 CLASSES = [(slot, name) for slot in NOT_IN_A_ROW for name in own_names(KINDS[slot])]
 
