@@ -44,6 +44,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
     from benchmark.report import leaderboard
+    from benchmark.report.settings import settings
 
     runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
     path, label = _written(options, dotted)
@@ -58,7 +59,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     missing = [one for one in wanted if plan.found[one.id].state != "complete"]
     outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
     plan.look_again()
-    for setting in leaderboard.settings(suite, plan):
+    for setting in settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
     print(f"\nthe row is described by {path}, what was tried by {suite.tuned.path(options.scale)}")

@@ -195,8 +195,9 @@ def _mirror(
 ) -> None:
     """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
-    from benchmark.report.differences import draw_differences
+    from benchmark.report.differences import draw_differences, panels
     from benchmark.report.layout import numeric
+    from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 
     if choose_mode(runtime.wandb, scale) == "off":
@@ -209,9 +210,9 @@ def _mirror(
         for dataset in page.layout.touched_data():
             if drawn := excerpt.learning_curves(page, dataset, plan):
                 figures[f"curves {page.number} {dataset}"] = drawn[0]
-    if suite.ranked and (found := leaderboard.settings(suite, plan)):
+    if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-        figures["leaderboard"] = draw_differences(leaderboard.panels(suite, found))
+        figures["leaderboard"] = draw_differences(panels(suite, found))
     mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 
