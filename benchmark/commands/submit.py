@@ -54,7 +54,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 
 def _packed(options: Namespace, results: Path) -> Path:
-    from benchmark.submission import pack
+    from benchmark.submission.packing import pack
 
     suite = load(options.paper)
     out = Path(options.out or Path("submissions") / Path(options.paper).stem)
@@ -63,7 +63,7 @@ def _packed(options: Namespace, results: Path) -> Path:
 
 
 def _check(place: Path, results: Path, contract: bool) -> int:
-    from benchmark.submission import check
+    from benchmark.submission.checking import check
 
     points = check(place, results, _tell if contract else None)
     for point in points:
@@ -76,7 +76,7 @@ def _check(place: Path, results: Path, contract: bool) -> int:
 
 
 def _verify(place: Path, seed: int, runtime: Runtime) -> int:
-    from benchmark.submission import verify
+    from benchmark.submission.verification import verify
 
     found = verify(place, seed, runtime)
     for line in found.lines:
