@@ -54,7 +54,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 
 def _packed(options: Namespace, results: Path) -> Path:
-    from benchmark.submission.packing import pack
+    from benchmark.submission.folder import pack
 
     suite = load(options.paper)
     out = Path(options.out or Path("submissions") / Path(options.paper).stem)

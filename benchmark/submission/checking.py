@@ -10,17 +10,15 @@ from benchmark import tuning
 from benchmark.config import RunConfig, Runtime, identity, spelled
 from benchmark.contract import checks
 from benchmark.files import read_yaml
-from benchmark.registry import one_line
 from benchmark.report.compare import code
 from benchmark.runs.code_identity import method_source
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import Record, code_versions
 from benchmark.runs.states import look
-from benchmark.submission.folder import SUITE, Submission, importable, is_public, opened
-from datamodules.common.errors import NOT_FINITE, BenchError, message_of
+from benchmark.submission.folder import PASSED, SUITE, Submission, importable, is_public, keeps_contract, opened
+from datamodules.common.errors import NOT_FINITE, BenchError
 
 MOST_CONFIGURATIONS = 20  # maximum per row (RULES.md)
-PASSED = "passed"
 
 
 @dataclass(frozen=True)
@@ -65,22 +63,6 @@ def check(place: Path, results: Path, tell: Callable[[str], None] | None = None)
         ]
 
 
-def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
-    """Run the contract tests; return ``passed`` or a one-line error for each. ``tell`` gets progress messages."""
-    found = {}
-    tell(checks.announced([method]))
-    for number, check in enumerate(checks.CHECKS, start=1):
-        name = checks.title(check)
-        tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
-        try:
-            check(method)
-        except Exception as error:  # from external code
-            found[name] = one_line(message_of(error))
-        else:
-            found[name] = PASSED
-    return found
-
-
 def _row_alone(one: Submission) -> Point:
     """Check that the suite adds a row which only sets options of its method."""
     spec, extended, problems = read_yaml(one.folder / SUITE), one.suite.extended, []
@@ -103,8 +85,6 @@ def _row_alone(one: Submission) -> Point:
     problems += [
         f"it sets {name}, which belongs to the setting; remove it from {SUITE}" for name in dict.fromkeys(given)
     ]
-    if not one.table.reference:
-        problems.append(f"table {one.row.table} has no reference to compare with; enter another table")
     told = ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
     return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {told}", tuple(problems))
 
@@ -147,39 +127,35 @@ def _apart(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
     return [f"{name} is {recorded[name]}, but {asked[name]} in the suite; run it with that value" for name in apart]
 
 
-def _of_reference(one: Submission, results: Path) -> dict[int, Record | None]:
-    """Return the reference's records in the row's seeds; ``None`` where it has no complete run."""
+def _beside_reference(one: Submission, results: Path) -> list[tuple[int, Record, Record | None]]:
+    """Return seeds with their records, and those of the reference; ``None`` where it has no complete run."""
     if one.reference is None:
-        return {}
+        return []
     runs = one.suite.runs(one.reference, one.scale, runtime=Runtime(results_dir=str(results)))
-    return {seed: look(run.folder).record for seed, run in runs.items() if seed in one.records}
+    return [(seed, one.records[seed], look(run.folder).record) for seed, run in runs.items() if seed in one.records]
 
 
 def _partitions(one: Submission, results: Path) -> Point:
     """Check that every seed has the reference's partition, by its hash."""
-    row = one.reference
-    if row is None:
-        return Point("partitions", "", ("the table has no reference to compare with",))
-    problems, missing, other_data = [], [], []
-    for seed, known in _of_reference(one, results).items():
-        record = one.records[seed]
-        if known is None:
-            missing.append(seed)
-            continue
-        if record["partition_hash"] not in (known["partition_hash"], None):
-            problems.append(
-                f"seed {seed} has the partition {str(record['partition_hash'])[:12]}, but {row.name} "
-                f"{known['partition_hash'][:12]}; run it with the data and the code of this repository"
-            )
-        if record["data_sha256"] not in (known["data_sha256"], None):
-            other_data.append(seed)
-    if missing:
-        problems.append(
-            f"{results}/runs has no {row.name} with seed {_listed(missing)} to compare with; `table --paper {SUITE} "
-            f"--scale {one.scale} --only '{row.name}'` creates it"
+    if one.reference is None:
+        return Point(
+            "partitions", "", (f"table {one.row.table} has no reference to compare with; enter another table",)
         )
-    more = f"; data files differ in seed {_listed(other_data)}, which is normal for features" if other_data else ""
-    return Point("partitions", f"those of {row.method}{more}", tuple(problems))
+    name, beside = one.reference.name, _beside_reference(one, results)
+    problems = [
+        f"seed {seed} has the partition {str(own['partition_hash'])[:12]}, but {name} {known['partition_hash'][:12]}; "
+        "run it with the data and the code of this repository"
+        for seed, own, known in beside
+        if known and own["partition_hash"] not in (known["partition_hash"], None)
+    ]
+    if missing := [seed for seed, _, known in beside if known is None]:
+        problems.append(
+            f"{results}/runs has no {name} with seed {_listed(missing)} to compare with; `table --paper {SUITE} "
+            f"--scale {one.scale} --only '{name}'` creates it"
+        )
+    other = [seed for seed, own, known in beside if known and own["data_sha256"] not in (known["data_sha256"], None)]
+    more = f"; data files differ in seed {_listed(other)}, which is normal for features" if other else ""
+    return Point("partitions", f"those of {one.reference.method}{more}", tuple(problems))
 
 
 def _tuned(one: Submission) -> Point:
@@ -220,31 +196,26 @@ def _code(one: Submission, results: Path) -> Point:
 
     Older rows keep the versions they were run with: if the reference has another one, this is reported.
     """
-    problems = []
-    for version, where in _by(one.all_records, code).items():
-        if "-dirty" in version or "unknown" in version:
-            problems.append(f"{_listed(where)}: the code is {version}; commit the changes and run it again")
-    by_seed: dict[int, list[Record]] = {}
-    for record in one.all_records.values():
-        by_seed.setdefault(record["config"]["seed"], []).append(record)
-    for seed, records in by_seed.items():
-        several = dict.fromkeys(version for record in records for version in code_versions(record))
-        kinds = dict.fromkeys(map(_machine, records))
+    records = one.all_records
+    problems = [
+        f"{_listed(where)}: the code is {version}; commit the changes and run it again"
+        for version, where in _by(records, code).items()
+        if "-dirty" in version or "unknown" in version
+    ]
+    for seed, names in _by(records, lambda record: record["config"]["seed"]).items():
+        several = dict.fromkeys(version for name in names for version in code_versions(records[name]))
+        kinds = dict.fromkeys(_machine(records[name]) for name in names)
         for what, found in (("versions of the code", several), ("kinds of machines", kinds)):
             if len(found) > 1:
                 problems.append(f"seed {seed} has several {what}: {_listed(found)}; delete it and run it with one")
-    if not by_seed:
+    if not records:
         problems.append("no record has a code version")
-    known = _of_reference(one, results)
-    other = [seed for seed, record in known.items() if record and _made_by(record) != _made_by(one.records[seed])]
     told = [_in_seeds(one, code), _in_seeds(one, _machine)]
+    beside = [(seed, own, known) for seed, own, known in _beside_reference(one, results) if known]
+    other = [seed for seed, own, known in beside if (code(own), _machine(own)) != (code(known), _machine(known))]
     if one.reference and other:
         told.append(f"{one.reference.method} has other code or another machine in seed {_listed(other)}")
     return Point("code", "; ".join(told), tuple(problems))
-
-
-def _made_by(record: Record) -> tuple[str, str]:
-    return code(record), _machine(record)
 
 
 def _machine(record: Record) -> str:

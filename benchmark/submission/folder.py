@@ -1,22 +1,30 @@
-"""Reading the folder of a submission."""
+"""The folder of a submission: how it is packed and read."""
 
+import inspect
+import os
+import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark import ROOT
+from benchmark import ROOT, tuning
 from benchmark.config import Run, Runtime
-from benchmark.files import read_yaml
+from benchmark.contract import checks
+from benchmark.files import dump_yaml, read_yaml, write_atomic
+from benchmark.registry import KINDS, imported, one_line
+from benchmark.runs.archive import FILES
+from benchmark.runs.code_identity import method_source
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Row, Table
 from benchmark.suites.suite import Suite, load
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import ConfigError, RunError, message_of
 
 SUITE, ABOUT = "suite.yaml", "submission.yaml"
+PASSED = "passed"
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,60 @@ class Submission:
         """The reference row of the setting, if it has one."""
         rows = [row for row in self.table.rows if row.dataset == self.row.dataset]
         return next((row for row in rows if row.method == self.table.reference), None)
+
+
+def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str], None]) -> None:
+    """Create the folder of a submission from the files of ``enter``. Missing runs are left out.
+
+    Args:
+        suite: suite written by ``enter``.
+        scale: scale of the leaderboard.
+        results: folder that holds ``runs`` and ``tuning``.
+        out: the folder to create.
+        tell: called with progress messages of the contract tests.
+
+    Raises:
+        ConfigError: see ``own_row``; or ``out`` exists, or the row was not tuned.
+    """
+    row = own_row(suite)
+    if out.exists():
+        raise ConfigError(f"{out} exists already; delete it, or name another folder with --out")
+    tuned, journal = suite.tuned.path(scale), tuning.journal_of(suite, scale, results)
+    for file in (tuned, journal):
+        if not file.exists():
+            raise ConfigError(f"{file}: there is no such file; `enter` tunes the row and creates it")
+    runs = list(suite.runs(row, scale, runtime=Runtime(results_dir=str(results))).values())
+    checked = {
+        "method_source": method_source(runs[0]),
+        "checks": keeps_contract(runs[0].config.method.class_path, tell),
+    }
+    spec = read_yaml(suite.file)
+    if str(spec["extends"]).endswith(".yaml"):
+        spec["extends"] = os.path.relpath(suite.folder / spec["extends"], out)
+    files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
+    files |= {f"runs/{run.folder.name}/{name}": run.folder / name for run in runs for name in FILES}
+    for name, file in (files | _sources(runs[0])).items():
+        if file.exists():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, out / name)
+    write_atomic(out / SUITE, dump_yaml(spec))
+    write_atomic(out / ABOUT, dump_yaml({"scale": scale, "contract": checked}))
+
+
+def keeps_contract(method: str, tell: Callable[[str], None]) -> dict[str, str]:
+    """Run the contract tests; return ``passed`` or a one-line error for each. ``tell`` gets progress messages."""
+    found = {}
+    tell(checks.announced([method]))
+    for number, check in enumerate(checks.CHECKS, start=1):
+        name = checks.title(check)
+        tell(f"[{number:>2}/{len(checks.CHECKS)}] {name}")
+        try:
+            check(method)
+        except Exception as error:  # from external code
+            found[name] = one_line(message_of(error))
+        else:
+            found[name] = PASSED
+    return found
 
 
 def opened(place: Path) -> Submission:
@@ -135,3 +197,16 @@ def is_public(file: Path) -> bool:
     """Whether a file is public: part of this repository or of an installed package."""
     homes = ROOT / "methods", Path(sysconfig.get_path("purelib"))
     return any(file.is_relative_to(home.resolve()) for home in homes)
+
+
+def _sources(run: Run) -> dict[str, Path]:
+    """Return the source files of a method to submit, by their path relative to their import folder."""
+    base, found = imported(KINDS["method"].base), {}
+    for cls in run.class_of("method").__mro__:
+        if not issubclass(cls, base) or is_public(file := Path(inspect.getfile(cls)).resolve()):
+            continue
+        parts = cls.__module__.split(".")
+        found["/".join(parts) + ".py"] = file
+        for depth in range(1, len(parts)):
+            found["/".join([*parts[:depth], "__init__.py"])] = file.parents[len(parts) - 1 - depth] / "__init__.py"
+    return found
