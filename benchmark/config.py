@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unicodedata import category
 
-from benchmark.arguments import handed_over, typed_args
+from benchmark.arguments import handed_over, resolved, typed_args
 from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, imported, path_of, unknown
 from datamodules.common.errors import ConfigError
@@ -261,7 +261,7 @@ def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 @cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
-    return typed_args(cls, {}, slot, handed_over(cls, KINDS[slot]))
+    return typed_args(cls, {}, slot, handed_over(cls, slot))
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,10 +275,8 @@ def resolve(config: RunConfig) -> RunConfig:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
     specs: dict[str, Any] = {}
-    for slot, kind in KINDS.items():
-        spec: ClassSpec = getattr(config, slot)
-        cls = find_class(spec.class_path, kind)
-        args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
+    for slot in KINDS:
+        cls, args = resolved(getattr(config, slot), slot)
         _refuse_unbounded(args, f"--{slot}")
         specs[slot] = ClassSpec(path_of(cls), args)
     roster: dict[str, Any] = {}
