@@ -79,7 +79,7 @@ def without_default(cls: type) -> set[str]:
 
 def handed_over(cls: type, slot: str, given: Collection[str] = ()) -> set[str]:
     """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
-    return KINDS[slot].supplied | (without_default(cls) - set(given))
+    return set(KINDS[slot].supplied) | (without_default(cls) - set(given))
 
 
 def typed_args(

@@ -324,16 +324,19 @@ class Suite:
             for seed, key in plan.of_row[row.full_name].items():
                 if seed in seeds and (not only or row.full_name in meant or key.startswith(ids)):
                     chosen[key] = plan.runs[key]
-        without = self.left_out(plan.scale)
-        absent = [f"{name} ({without[name]})" for name in methods if name in without]
-        if not chosen and absent:
-            raise ConfigError(f"{self.where}: not at scale {plan.scale}: {', '.join(absent)}")
-        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
-        if not chosen and waiting:
-            raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
-            raise ConfigError(f"{self.where}: no run passes the filters; {self._what_there_is()}")
+            raise ConfigError(f"{self.where}: {self._why_nothing_is_left(plan.scale, methods)}")
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
+
+    def _why_nothing_is_left(self, scale: str, methods: Collection[str]) -> str:
+        """Why no run passes the filters, if one of the methods is the reason."""
+        without = self.left_out(scale)
+        if absent := [f"{name} ({without[name]})" for name in methods if name in without]:
+            return f"not at scale {scale}: {', '.join(absent)}"
+        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
+        if waiting:
+            return f"pending: {', '.join(waiting)}"
+        return f"no run passes the filters; {self._what_there_is()}"
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
@@ -342,7 +345,7 @@ class Suite:
             ConfigError: no such row.
         """
         without = self.left_out(scale)
-        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        own = [row for row in self._own_rows() if row.method not in without]
         if not patterns:
             return own
         known, meant = {row.full_name for row in own}, set()
