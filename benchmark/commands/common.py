@@ -34,7 +34,8 @@ def add_suite_arguments(parser: ArgumentParser) -> None:
 
 def add_seeds_argument(parser: ArgumentParser) -> None:
     """Add the option of commands on the runs of a suite."""
-    parser.add_argument("--seeds", type=str | None, help="instead of those of the suite, e.g. 1,2,3")
+    text = str | None
+    parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
 
 
 def add_jobs_arguments(parser: ArgumentParser) -> None:

@@ -116,8 +116,7 @@ def waiting(things: Sequence[Thing], what: str) -> Iterable[Thing]:
 
 def _may_have_run(suite: Suite, scale: str, found: Mapping[str, Found]) -> bool:
     """Whether any record has the scale and a method of the suite: a quick check before planning its runs."""
-    labels = [label or {} for label in suite.spec["labels"].values()]
-    methods = {str(label.get("method")).rpartition(".")[2] for label in labels}
+    methods = {str(label.get("method")).rpartition(".")[2] for label in suite.spec["labels"].values()}
     named = {
         name
         for run in found.values()
