@@ -297,9 +297,8 @@ class Rendered:
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
             for (dataset, metric), line in zip(layout.columns, cells, strict=True):
                 if line is not None and line.note:
-                    cells_of.setdefault(line.note, []).append(
-                        f"{label} {dataset}{f' {metric}' if layout.several else ''}"
-                    )
+                    cell = f"{label} {dataset} {metric}" if layout.several else f"{label} {dataset}"
+                    cells_of.setdefault(line.note, []).append(cell)
         told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
         return f"No verdict: {'; '.join(told)}." if told else ""
 
