@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isnan, nan
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,8 @@ def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
 def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
     """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
     rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for _, curve in done]
-    return float(pd.Series(rises, dtype="float64").mean())
+    told = [rise for rise in rises if not isnan(rise)]
+    return fmean(told) if told else nan
 
 
 def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> dict[str, Any]:
