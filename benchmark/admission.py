@@ -19,7 +19,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
-from benchmark.suites.suite import Suite, scales_with
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 
 FOLDER = "admission"
@@ -65,12 +65,7 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     Raises:
         ConfigError: the scale has no such entry, or a table with a reference has no bound.
     """
-    spec = suite.scale(scale).get(FOLDER)
-    if spec is None:
-        raise ConfigError(
-            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to admit; these have one: "
-            f"{scales_with(FOLDER)}"
-        )
+    spec = suite.entry(scale, FOLDER, "admit")
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):
@@ -115,11 +110,7 @@ def admit(suite: Suite, scale: str, runtime: Runtime, jobs: int) -> dict[str, An
         ConfigError: the suite is part of an installed package; or see ``candidates``.
         RunError: a run failed or did not end; nothing is written.
     """
-    if suite.is_installed:
-        raise ConfigError(
-            f"suite {suite.paper} is part of an installed package ({suite.folder}), but verdicts are written beside "
-            f"the suite: write your own with `extends: {suite.paper}` and admit that (docs/leaderboard.md)"
-        )
+    suite.check_writable("verdicts", "admit")
     asked = candidates(suite, scale, runtime)
     every = {run.id: run for one in asked for runs in one.runs.values() for run in runs}
     missing = [run for run in every.values() if state(run.folder) != "complete"]

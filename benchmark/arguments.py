@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from benchmark.registry import KINDS, ClassSpec, Kind, find_class, one_line, unknown
+from benchmark.registry import KINDS, ClassSpec, find_class, one_line, unknown
 from datamodules.common.errors import BenchError, ConfigError
 from datamodules.common.plugins import place
 
@@ -22,13 +22,11 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     Raises:
         ConfigError: an argument is missing, unknown or of the wrong type, or the constructor fails.
     """
-    cls = find_class(spec.class_path, KINDS[slot])
-    skip = handed_over(cls, KINDS[slot], spec.init_args) | set(supplied)
-    for name in sorted(without_default(cls) - set(spec.init_args) - set(supplied)):
+    cls, args = resolved(spec, slot, supplied, plain=False)
+    for name in sorted(without_default(cls) - set(args) - set(supplied)):
         network = slot == "method" and "model" not in inspect.signature(cls).parameters
         hint = "; if it is the network, call it `model`: a run hands it over under this name" if network else ""
         raise ConfigError(f"{slot} argument '{name}' of {cls.__name__} has no default: give --{slot}.{name}{hint}")
-    args = typed_args(cls, spec.init_args, slot, skip, plain=False)
     try:
         return cls(**args, **supplied)
     except BenchError:
@@ -36,6 +34,26 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {error} ({place(error)})"
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
+
+
+def resolved(
+    spec: ClassSpec, slot: str, supplied: Collection[str] = (), *, plain: bool = True
+) -> tuple[type, dict[str, Any]]:
+    """The class of a spec, and all its arguments but those that a run hands over.
+
+    Args:
+        spec: the class, and the arguments that are given.
+        slot: ``method`` or ``data``.
+        supplied: further arguments that are handed over.
+        plain: as in ``typed_args``.
+
+    Raises:
+        ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
+    """
+    cls = find_class(spec.class_path, KINDS[slot])
+    return cls, typed_args(
+        cls, spec.init_args, slot, handed_over(cls, slot, spec.init_args) | set(supplied), plain=plain
+    )
 
 
 def parameters(cls: type) -> dict[str, bool]:
@@ -59,9 +77,9 @@ def without_default(cls: type) -> set[str]:
     return {name for name, required in parameters(cls).items() if required}
 
 
-def handed_over(cls: type, kind: Kind, given: Collection[str] = ()) -> set[str]:
+def handed_over(cls: type, slot: str, given: Collection[str] = ()) -> set[str]:
     """Arguments of ``cls`` that are the run's to supply: the kind's own, and those without default or given value."""
-    return set(kind.supplied | (without_default(cls) - set(given)))
+    return set(KINDS[slot].supplied) | (without_default(cls) - set(given))
 
 
 def typed_args(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unicodedata import category
 
-from benchmark.arguments import handed_over, typed_args
+from benchmark.arguments import handed_over, resolved, typed_args
 from benchmark.files import dump_yaml, load_yaml
 from benchmark.registry import KINDS, ClassSpec, find_class, imported, path_of, unknown
 from datamodules.common.errors import ConfigError
@@ -82,9 +82,9 @@ class Runtime:
     wandb_tags: str | None = None
 
     def __post_init__(self) -> None:
-        _refuse_unbounded(self.checkpoint_every_s, "--checkpoint_every_s")
+        _refuse_not_finite(self.checkpoint_every_s, "--checkpoint_every_s")
         if self.client_memory != "auto":
-            _refuse_unbounded(self.client_memory, "--client_memory")
+            _refuse_not_finite(self.client_memory, "--client_memory")
         least = {"devices": 1, "num_nodes": 1, "threads": 1, "slots": 1, "client_memory": 0, "checkpoint_every_s": 0}
         for name, n in least.items():
             if getattr(self, name) != "auto" and getattr(self, name) < n:
@@ -152,7 +152,7 @@ class RunConfig:
         if not self.model:
             raise ConfigError("model is empty; give the name of a network, or its dotted path")
         for name in ("model_args", "roster"):
-            _refuse_unbounded(getattr(self, name), f"--{name}")
+            _refuse_not_finite(getattr(self, name), f"--{name}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to 2^32 - 1")
         check_precision(self.precision)
@@ -261,7 +261,7 @@ def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 @cache
 def _defaults(cls: type, slot: str) -> dict[str, Any]:
-    return typed_args(cls, {}, slot, handed_over(cls, KINDS[slot]))
+    return typed_args(cls, {}, slot, handed_over(cls, slot))
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,11 +275,9 @@ def resolve(config: RunConfig) -> RunConfig:
         ConfigError: unknown class or argument (with the closest known one), or a value of the wrong type.
     """
     specs: dict[str, Any] = {}
-    for slot, kind in KINDS.items():
-        spec: ClassSpec = getattr(config, slot)
-        cls = find_class(spec.class_path, kind)
-        args = typed_args(cls, spec.init_args, slot, handed_over(cls, kind, spec.init_args))
-        _refuse_unbounded(args, f"--{slot}")
+    for slot in KINDS:
+        cls, args = resolved(getattr(config, slot), slot)
+        _refuse_not_finite(args, f"--{slot}")
         specs[slot] = ClassSpec(path_of(cls), args)
     roster: dict[str, Any] = {}
     if config.roster:
@@ -398,7 +396,7 @@ def check_folder(path: str, option: str) -> None:
         raise ConfigError(f"{option} {path!r}: a control character, such as a line break; give another folder")
 
 
-def _refuse_unbounded(value: Any, name: str) -> None:
+def _refuse_not_finite(value: Any, name: str) -> None:
     """Refuse numbers that are not finite, at any depth.
 
     Raises:
@@ -406,9 +404,9 @@ def _refuse_unbounded(value: Any, name: str) -> None:
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _refuse_unbounded(item, f"{name}.{key}")
+            _refuse_not_finite(item, f"{name}.{key}")
     elif isinstance(value, list | tuple):
         for item in value:
-            _refuse_unbounded(item, name)
+            _refuse_not_finite(item, name)
     elif isinstance(value, float) and not isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")

@@ -22,7 +22,7 @@ from benchmark.launch.progress import Display
 from benchmark.runs.records import READING, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
-from benchmark.suites.suite import Suite, scales_with
+from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
@@ -106,13 +106,7 @@ def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
 
 
 def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] | None = suite.scale(scale).get(FOLDER)
-    if spec is None:
-        raise ConfigError(
-            f"{suite.where}: scale {scale} has no entry `{FOLDER}`, so there is nothing to tune; these have one: "
-            f"{scales_with(FOLDER)}"
-        )
-    return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **spec}
+    return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **suite.entry(scale, FOLDER, "tune")}
 
 
 def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) -> Trial:
@@ -153,9 +147,9 @@ def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
     """Run the rows' missing trials, choose, and write the choices beside the suite.
 
-    All trials are kept in Optuna's journal ``<results_dir>/tuning/<suite>-<scale>.journal``; trials in it are not run
-    again. A bound also runs the existing ``further`` trials of its method's rows: it would not be a bound if one of
-    them had a rate that it has not tried.
+    All trials are kept in Optuna's journal (``journal_of``); trials in it are not run again. A bound also runs the
+    existing ``further`` trials of its method's rows: it would not be a bound if one of them had a rate that it has not
+    tried.
 
     Returns:
         What was written, by row: the chosen ``options``, and everything ``tried`` with its score.
@@ -165,15 +159,11 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
             Or the journal is damaged.
     """
-    if suite.is_installed:
-        raise ConfigError(
-            f"suite {suite.paper} is part of an installed package ({suite.folder}), but choices are written beside "
-            f"the suite: write your own with `extends: {suite.paper}` and tune that (docs/leaderboard.md)"
-        )
+    suite.check_writable("choices", "tune")
     of_method = {row.full_name: bounded(suite, scale, row) for row in rows}
     involved = {row.full_name: row for row in [*rows, *(other for others in of_method.values() for other in others)]}
     first = trials(suite, scale, list(involved.values()), runtime)
-    journal = Path(runtime.results_dir) / FOLDER / f"{suite.paper}-{scale}.journal"
+    journal = journal_of(suite, scale, Path(runtime.results_dir))
     journal.parent.mkdir(parents=True, exist_ok=True)
     studies = _studies(journal, list(involved.values()))
     planned = [trial for trial in first if trial.row in rows]
@@ -194,6 +184,11 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
         raise RunError(f"no score of {named}: nothing is chosen for these rows. Fix what failed and run tune again")
     return made
+
+
+def journal_of(suite: Suite, scale: str, results: Path) -> Path:
+    """Return the file of a suite's journal below a folder of results, whether or not it exists."""
+    return results / FOLDER / f"{suite.paper}-{scale}.journal"
 
 
 def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[str, Any] | None, list[str], int]:

@@ -325,6 +325,7 @@ SUITES: dict[str, dict[str, object]] = {
     "toy.yaml, 1/A/low: rounds is 0; it must be at least 1": {"base": {"set": {"rounds": 0, "data": "digits"}}},
     "unknown method 'fedavgg'; did you mean 'fedavg'?": {"labels": {"low": {"method": "fedavgg"}}},
     "toy.yaml: labels.low needs a method, or minus, or pending": {"labels": {"low": {"data.beta": 1.0}}},
+    "labels.low needs a method, or minus": {"labels": {"low": None}},
     "unknown method label 'lo'; did you mean 'low'?": {
         "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low", "lo"]}}
     },

@@ -137,4 +137,4 @@ def test_the_command_line_lies_on_top() -> None:
     """What leads from the command line to one run, and the rooms behind it."""
     files = {file.stem for file in (ROOT / "benchmark").glob("*.py")}
     known = {"__init__", "__main__", "api", "cli", "console", "run", "config", "registry", "files"}
-    assert files <= known | {"arguments", "argument_help", "admission", "submission", "tuning"}
+    assert files <= known | {"arguments", "argument_help", "admission", "tuning"}

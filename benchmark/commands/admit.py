@@ -1,13 +1,11 @@
 """``admit``: test whether a leaderboard's settings can be ranked."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jobs_and_gpus, refuse
-from benchmark.config import Runtime
+from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, refuse, runtime_of
 from benchmark.suites.suite import load
 
 ABOUT = "Test by their bounds whether the settings of a leaderboard can be ranked."
@@ -16,8 +14,7 @@ ABOUT = "Test by their bounds whether the settings of a leaderboard can be ranke
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add_suite_arguments(parser)
-    add_jobs_argument(parser)
-    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+    add_jobs_arguments(parser)
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -25,7 +22,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "admit")
     from benchmark import admission
 
-    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    runtime = runtime_of(options)
     suite = load(options.paper)
     jobs, _ = jobs_and_gpus(options, runtime)
     for name, made in admission.admit(suite, options.scale, runtime, jobs).items():

@@ -38,8 +38,8 @@ def add_seeds_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
 
 
-def add_jobs_argument(parser: ArgumentParser) -> None:
-    """Add the option of commands that make many runs."""
+def add_jobs_arguments(parser: ArgumentParser) -> None:
+    """Add the options of commands that make many runs: how many at once, and where and how to run them."""
     parser.add_argument(
         "--jobs",
         type=int | Literal["auto"],
@@ -47,6 +47,12 @@ def add_jobs_argument(parser: ArgumentParser) -> None:
         help="runs at once; auto: one per GPU, or core. On the CPU they share the cores' threads, and other numbers of "
         "threads round differently",
     )
+    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+
+
+def runtime_of(options: Namespace) -> Runtime:
+    """Where and how to run, as the options say."""
+    return Runtime(**{field.name: options[field.name] for field in fields(Runtime) if field.name in options})
 
 
 def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:

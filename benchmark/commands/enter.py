@@ -1,21 +1,20 @@
 """``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import (
-    add_jobs_argument,
+    add_jobs_arguments,
     add_seeds_argument,
     add_suite_arguments,
     jobs_and_gpus,
     numbers,
     refuse,
+    runtime_of,
 )
-from benchmark.config import Runtime
 from benchmark.files import dump_yaml, read_yaml, write_atomic
 from benchmark.registry import KINDS, find_class
 from benchmark.suites.suite import Suite, load
@@ -31,10 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add_suite_arguments(parser)
     add_seeds_argument(parser)
-    add_jobs_argument(parser)
     parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
     parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
-    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+    add_jobs_arguments(parser)
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -44,8 +42,9 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
     from benchmark.report import leaderboard
+    from benchmark.report.settings import settings
 
-    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    runtime = runtime_of(options)
     path, label = _written(options, dotted)
     suite = load(str(path))
     jobs, gpus = jobs_and_gpus(options, runtime)
@@ -58,7 +57,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     missing = [one for one in wanted if plan.found[one.id].state != "complete"]
     outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
     plan.look_again()
-    for setting in leaderboard.settings(suite, plan):
+    for setting in settings(suite, plan):
         if setting.table.number == options.table:
             print(f"\n{leaderboard.standing(setting, label)}\n\n{leaderboard.comparison(setting)}")
     print(f"\nthe row is described by {path}, what was tried by {suite.tuned.path(options.scale)}")

@@ -76,11 +76,8 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         for seed in dict.fromkeys(seeds or [first.config.seed])
     ]
     runs = [run for _, run in named]
-    if export and (dry or len(runs) > 1):
-        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {_what(dry, len(runs))}")
-
-    if export and Path(export).is_dir():
-        raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
+    if export:
+        _check_export(export, dry, len(runs))
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -144,7 +141,7 @@ def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:
     if head in KINDS:
         spec = class_spec(head, values[head])
         cls = find_class(spec.class_path, KINDS[head])
-        return accepts(cls, name, text, handed_over(cls, KINDS[head], spec.init_args))
+        return accepts(cls, name, text, handed_over(cls, head, spec.init_args))
     return head != "roster" or accepts(imported(ROSTER), name, text, ROSTER_SUPPLIED)
 
 
@@ -207,8 +204,13 @@ def _row(suite: str | None, row: str | None, path: str | None, scale: str | None
     return suites.run(suites.row(row, scale), scale)
 
 
-def _what(dry: bool, runs: int) -> str:
-    return "a dry run" if dry else f"a command for {runs} runs"
+def _check_export(export: str, dry: bool, runs: int) -> None:
+    """Refuse to export what is not the model of one run, or to a folder."""
+    if dry or runs > 1:
+        what = "a dry run" if dry else f"a command for {runs} runs"
+        raise ConfigError(f"--export {export}: a file holds the model of one run; this is {what}")
+    if Path(export).is_dir():
+        raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
 
 
 def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -20,21 +20,19 @@ from benchmark.registry import KINDS, Kind
 from benchmark.suites.suite import SUFFIX, SUITES, available
 
 ABOUT = "List the methods, the data sets, the networks and the suites, each with the first line of its documentation."
-WHAT = ("methods", "data", "models", "suites")
+What = Literal["methods", "data", "models", "suites"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "what", type=Literal["methods", "data", "models", "suites"], nargs="?", help="what to list; default: all"
-    )
+    parser.add_argument("what", type=What, nargs="?", help="what to list; default: all")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "list")
     sections = []
-    for what in [options.what] if options.what else WHAT:
+    for what in [options.what] if options.what else get_args(What):
         found = _found(what)
         inner, width = "" if options.what else "  ", max(map(len, found))
         lines = [

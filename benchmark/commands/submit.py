@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import refuse
+from benchmark.commands.common import refuse, runtime_of
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
@@ -44,7 +43,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
         raise ConfigError(f"submit needs one of {', '.join(f'--{way}' for way in WAYS)}")
     if (options.seed is None) == (options.verify is not None):
         raise ConfigError("--verify and --seed go together, as in --verify FOLDER --seed 3")
-    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    runtime = runtime_of(options)
     if options.verify is not None:
         return _verify(Path(options.verify), options.seed, runtime)
     results = Path(runtime.results_dir)
@@ -54,7 +53,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
 
 
 def _packed(options: Namespace, results: Path) -> Path:
-    from benchmark.submission import pack
+    from benchmark.submission.folder import pack
 
     suite = load(options.paper)
     out = Path(options.out or Path("submissions") / Path(options.paper).stem)
@@ -63,7 +62,7 @@ def _packed(options: Namespace, results: Path) -> Path:
 
 
 def _check(place: Path, results: Path, contract: bool) -> int:
-    from benchmark.submission import check
+    from benchmark.submission.checking import check
 
     points = check(place, results, _tell if contract else None)
     for point in points:
@@ -76,7 +75,7 @@ def _check(place: Path, results: Path, contract: bool) -> int:
 
 
 def _verify(place: Path, seed: int, runtime: Runtime) -> int:
-    from benchmark.submission import verify
+    from benchmark.submission.verification import verify
 
     found = verify(place, seed, runtime)
     for line in found.lines:

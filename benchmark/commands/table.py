@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import (
-    add_jobs_argument,
+    add_jobs_arguments,
     add_seeds_argument,
     add_suite_arguments,
     discard,
@@ -17,6 +16,7 @@ from benchmark.commands.common import (
     listed,
     numbers,
     refuse,
+    runtime_of,
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
@@ -40,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = str | None
     add_suite_arguments(parser)
     add_seeds_argument(parser)
-    add_jobs_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
     parser.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
     parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
@@ -70,13 +69,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
     )
-    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+    add_jobs_arguments(parser)
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     """Run the command; returns its exit code."""
     refuse(dotted, "table")
-    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    runtime = runtime_of(options)
     results = Path(runtime.results_dir)
     named = options.readme or ("README.md" if runtime.results_dir == Runtime.results_dir else None)
     readme = Path(named) if named and Path(named).exists() else None
@@ -110,7 +109,6 @@ def _name(options: Namespace) -> str:
 def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", readme: Path | None) -> int:
     from benchmark.launch import pool
     from benchmark.launch.progress import Display, continuation
-    from benchmark.report import excerpt, leaderboard, tables
 
     own, asked = suite.scale(options.scale)["seeds"], numbers(options.seeds, "--seeds")
     plan = suite.plan(options.scale, [*own, *asked], runtime, options.precision)
@@ -118,7 +116,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
-    published = suite.published()  # fails before anything runs if the file is missing
+    suite.published()  # fails before anything runs if the file is missing
     if options.overwrite and not options.dry_run:
         discard(wanted)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
@@ -127,23 +125,12 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     for note in notes:
         print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
-    if options.slurm is not None:
-        from benchmark.launch import slurm
-
-        array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
-        if options.dry_run:
-            print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
-            return 0
+    if options.slurm is not None and (missing or options.dry_run):
+        return _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
         show(pool.pinned(wanted, jobs, gpus), states, jobs)
-        return 0
-    if options.slurm is not None and missing:
-        script = slurm.write(missing, f"{suite.paper}-{_name(options)}", Path(runtime.results_dir), array)
-        number = slurm.submit(script, options.slurm)
-        print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
-        print("when they have ended, the same command without --slurm writes the tables")
         return 0
     for precision in dict.fromkeys(run.config.precision for run in missing):
         warn_of_slow_precision(precision, runtime.accelerator)
@@ -160,9 +147,41 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             return code
 
     plan.look_again()
-    pages = tables.render(suite, plan, published)
-    results, scale = Path(runtime.results_dir), _name(options)
-    name = f"{suite.paper}-{scale}"
+    pages, files = _write(suite, plan, _name(options), runtime, readme, mirror=bool(outcomes))
+    page = Path(runtime.results_dir) / "tables" / f"{suite.paper}-{_name(options)}.md"
+    _show(pages, wished, page)
+    if not missing:
+        print(f"nothing was missing: all {len(wanted)} runs are complete")
+    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
+    _complain(bad)
+    if not bad:
+        stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
+    return 1 if bad else 0
+
+
+def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runtime) -> int:
+    """Hand the missing runs to SLURM, or say what would be handed over."""
+    from benchmark.launch import slurm
+
+    array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
+    if options.dry_run:
+        print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
+        return 0
+    script = slurm.write(missing, name, Path(runtime.results_dir), array)
+    number = slurm.submit(script, options.slurm)
+    print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
+    print("when they have ended, the same command without --slurm writes the tables")
+    return 0
+
+
+def _write(
+    suite: Suite, plan: "Plan", scale: str, runtime: Runtime, readme: Path | None, mirror: bool
+) -> "tuple[list[Rendered], list[Path]]":
+    """Write what is made of the runs; returns the tables and all files that hold them."""
+    from benchmark.report import excerpt, leaderboard, tables
+
+    results, name = Path(runtime.results_dir), f"{suite.paper}-{scale}"
+    pages = tables.render(suite, plan, suite.published())
     written = tables.write(suite, scale, pages, results, readme)
     if suite.ranked:
         written += leaderboard.write(suite, plan, results, name, readme)
@@ -170,20 +189,12 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         written += excerpt.update(readme, name, pages, plan, results)
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
-    if outcomes or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
+    if mirror or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
         _mirror(suite, runtime, scale, plan, pages)
-    page = results / "tables" / f"{name}.md"
-    _show(pages, wished, page)
-    if not missing:
-        print(f"nothing was missing: all {len(wanted)} runs are complete")
-    bad = [outcome for outcome in outcomes if outcome.status != "complete"]
-    _complain(bad)
-    if not bad:
-        files = sorted(page.parent.glob(f"{name}.*"))
-        files += leaderboard.files(results, name) if suite.ranked else []
-        files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
-        stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
-    return 1 if bad else 0
+    files = sorted((results / "tables").glob(f"{name}.*"))
+    files += leaderboard.files(results, name) if suite.ranked else []
+    files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
+    return pages, files
 
 
 def _mirror(
@@ -195,8 +206,9 @@ def _mirror(
 ) -> None:
     """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
-    from benchmark.report.differences import draw_differences
+    from benchmark.report.differences import draw_differences, panels
     from benchmark.report.layout import numeric
+    from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 
     if choose_mode(runtime.wandb, scale) == "off":
@@ -209,9 +221,9 @@ def _mirror(
         for dataset in page.layout.touched_data():
             if drawn := excerpt.learning_curves(page, dataset, plan):
                 figures[f"curves {page.number} {dataset}"] = drawn[0]
-    if suite.ranked and (found := leaderboard.settings(suite, plan)):
+    if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
-        figures["leaderboard"] = draw_differences(leaderboard.panels(suite, found))
+        figures["leaderboard"] = draw_differences(panels(suite, found))
     mirror_tables(runtime, suite.paper, scale, frames, figures)
 
 

@@ -1,13 +1,11 @@
 """``tune``: choose the learning rates of a suite's rows."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jobs_and_gpus, listed, refuse
-from benchmark.config import Runtime
+from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, listed, refuse, runtime_of
 from benchmark.suites.suite import load
 
 ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out training images."
@@ -16,11 +14,10 @@ ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     add_suite_arguments(parser)
-    add_jobs_argument(parser)
     parser.add_argument(
         "--row", type=str | None, help="tune only patterns of table/dataset/method, separated by commas"
     )
-    parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
+    add_jobs_arguments(parser)
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
@@ -28,7 +25,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     refuse(dotted, "tune")
     from benchmark import tuning
 
-    runtime = Runtime(**{f.name: options[f.name] for f in fields(Runtime) if f.name in options})
+    runtime = runtime_of(options)
     suite = load(options.paper)
     rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
     jobs, _ = jobs_and_gpus(options, runtime)

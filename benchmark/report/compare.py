@@ -7,11 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmark.config import Run, from_dict, spelled
-from benchmark.report.verdicts import prediction
+from benchmark.report.verdicts import LEAST, prediction
 from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, without_clock
 from benchmark.runs.states import state
-
-SEEDS = 3  # that an interval needs, as a verdict does
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[st
     for reading in shared:
         one, other = first[reading]["acc"], second[reading]["acc"]
         values = [record[reading]["acc"] for record in row]
-        half = prediction(values, of=len(shared)) if len(values) >= SEEDS else None
+        half = prediction(values, of=len(shared)) if len(values) >= LEAST else None
         where = ""
         if half is not None:
             mean = fmean(values)

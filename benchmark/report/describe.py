@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def describe(
         data.export(export)
         print(f"saved {export}")
     if plot:
-        draw(names, labelled, unlabelled, list(data.class_names), title, Path(plot))
+        heat_map(names, labelled, unlabelled, list(data.class_names), title).savefig(plot, dpi=160)
         print(f"drew {plot}")
 
 
@@ -87,18 +86,6 @@ def summary(names: Sequence[str], labelled: Counts, unlabelled: Counts) -> str:
     counts = total.tolist() if few else [int(total.min()), int(np.median(total)), int(total.max())]
     lines.append(["all", int(total.sum()), int(labelled.sum()), int((total > 0).sum()), *counts])
     return str(tabulate(lines, head, tablefmt="simple", stralign="right", numalign="right"))
-
-
-def draw(
-    names: Sequence[str],
-    labelled: Counts,
-    unlabelled: Counts,
-    classes: Sequence[str],
-    title: str,
-    path: Path,
-) -> None:
-    """Write the figure of a partition (``heat_map``)."""
-    heat_map(names, labelled, unlabelled, classes, title).savefig(path, dpi=160)
 
 
 def heat_map(

@@ -11,16 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from benchmark.report.settings import Setting, told_apart
+from benchmark.suites.suite import Suite
+
 INK, GRID = "#2b2d33", "#d9d9d6"
 SPREAD = 0.22  # distance between the data sets of a row, in rows
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The rows of a setting.
+    """The rows of a table, on all its data sets.
 
     Args:
-        title: title of the setting.
+        title: title of the table.
         reference: label of the reference row.
         lines: one line per row and data set: ``dataset``, ``method``, ``difference`` and ``half_width`` of its interval
             (points), ``bound``, ``clear`` (whether the row may be called better or worse than the reference), and
@@ -32,8 +35,26 @@ class Panel:
     lines: pd.DataFrame
 
 
+def panels(suite: Suite, found: Sequence[Setting]) -> list[Panel]:
+    """A panel per table of the suite that has a setting among ``found``."""
+    made = []
+    for table in suite.tables:
+        own = [one for one in found if one.table is table]
+        if own:
+            lines = pd.concat([_drawn(one) for one in own]).rename_axis("method").reset_index()
+            made.append(Panel(table.title, own[0].reference, lines))
+    return made
+
+
+def _drawn(one: Setting) -> pd.DataFrame:
+    """Lines with what decides, the simultaneous interval; a row that is not tested keeps that of its difference."""
+    half = one.lines["simultaneous_ci95"].fillna(one.lines["difference_ci95"])
+    clear = [told_apart(one, method) for method in one.lines.index]
+    return one.lines.assign(dataset=one.dataset, half_width=half, clear=clear)
+
+
 def draw_differences(panels: Sequence[Panel]) -> Figure:
-    """Draw a panel per setting, a line per row, and a point with its interval per data set.
+    """Draw one panel below the other, a line per row, and a point with its interval per data set.
 
     Filled points are told apart from the reference, hollow ones are not, and grey ones are bounds, which are not
     tested. Rows are sorted by their mean difference over the data sets; those with failed runs come last.
@@ -56,7 +77,7 @@ def draw_differences(panels: Sequence[Panel]) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, datasets: Sequence[str]) -> None:
-    """Draw one setting; a data set has the same colour in all settings."""
+    """Draw one panel; a data set has the same colour in all panels."""
     lines = panel.lines[panel.lines["method"] != panel.reference]
     rows = lines.groupby("method").agg({"failed": "sum", "difference": "mean"})
     order = rows.sort_values(["failed", "difference"], ascending=[False, True]).index

@@ -168,6 +168,11 @@ class Layout:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[tuple[str, ...], tuple[Line | None, ...]], ...]
 
+    @property
+    def several(self) -> bool:
+        """Whether the cells are of several metrics."""
+        return len({metric for _, metric in self.columns}) > 1
+
     def touched_data(self) -> set[str]:
         """Data sets with any run."""
         return {
@@ -253,13 +258,10 @@ class Rendered:
         Per data set and metric: ours, ``±`` (half-width of the 95 % interval) and, if any are printed, the published
         value.
         """
-        shown = self.layout.only_run()
-        several = len({metric for _, metric in shown.columns}) > 1
-        body = []
+        shown, body = self.layout.only_run(), []
         for keys, cells in shown.rows:
             line: dict[str, Any] = dict(zip(shown.heads, keys, strict=True))
-            for (dataset, metric), cell in zip(shown.columns, cells, strict=True):
-                name = f"{self.data_label(dataset)} {metric}" if several else self.data_label(dataset)
+            for name, cell in zip(self._titles(shown), cells, strict=True):
                 line |= {name: cell and cell.ours, f"{name} ±": cell and cell.ci95}
                 if self.printed:
                     line[f"{name} published"] = cell and cell.published
@@ -292,11 +294,11 @@ class Rendered:
     def unjudged(self) -> str:
         """Return a sentence on the cells without a verdict, by reason; empty if there are none."""
         layout, cells_of = self.layout, dict[str, list[str]]()
-        several = len({metric for _, metric in layout.columns}) > 1
         for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
             for (dataset, metric), line in zip(layout.columns, cells, strict=True):
                 if line is not None and line.note:
-                    cells_of.setdefault(line.note, []).append(f"{label} {dataset}{f' {metric}' if several else ''}")
+                    cell = f"{label} {dataset} {metric}" if layout.several else f"{label} {dataset}"
+                    cells_of.setdefault(line.note, []).append(cell)
         told = [f"{note} ({', '.join(cells)})" for note, cells in cells_of.items()]
         return f"No verdict: {'; '.join(told)}." if told else ""
 
@@ -309,10 +311,8 @@ class Rendered:
         if shown.rows:
             stands_in = self.of_paper and not self.compare
             parts += [f"**Scale {self.scale}: not the paper's protocol.**"] if stands_in else []
-            several = len({metric for _, metric in shown.columns}) > 1
-            names = [f"{self.data_label(d)}{f' {metric}' if several else ''}" for d, metric in shown.columns]
             body = [[*keys, *(self._markdown_cell(line) for line in cells)] for keys, cells in shown.rows]
-            parts += [pipe_table([*shown.heads, *names], body), whole.untouched(), self.unjudged]
+            parts += [pipe_table([*shown.heads, *self._titles(shown)], body), whole.untouched(), self.unjudged]
         else:
             parts += ["Nothing of this table has been run."]
             if self.printed and not any(line.published for line in self.lines):
@@ -355,10 +355,9 @@ class Rendered:
         facts = [_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
         if not shown.rows:
             return "\n".join([_comment(f"Table {self.number}: {self.title}: nothing has been run."), *facts]) + "\n"
-        several = len({metric for _, metric in shown.columns}) > 1
-        names: list[tuple[str, ...]] = [("", *[""] * several, head) for head in shown.heads]
+        names: list[tuple[str, ...]] = [("", *[""] * shown.several, head) for head in shown.heads]
         for dataset, metric in shown.columns:
-            above = (self.data_label(dataset), metric) if several else (self.data_label(dataset),)
+            above = (self.data_label(dataset), metric) if shown.several else (self.data_label(dataset),)
             names += [(*above, name) for name in self._latex_parts()]
         body = [[*keys, *(text for line in cells for text in self._latex_cell(line))] for keys, cells in shown.rows]
         frame = pd.DataFrame(body, columns=pd.MultiIndex.from_tuples(names))
@@ -369,6 +368,11 @@ class Rendered:
             about = f"{self.title}: {section.title}. {section.note}"
             made.append(latex_table(texts(section.frame), about, f"{self.name}-{n}", align))
         return "\n".join([*facts, *made])
+
+    def _titles(self, layout: Layout) -> list[str]:
+        """Name the columns of cells by data set and, if there are several, metric."""
+        labels = [(self.data_label(dataset), metric) for dataset, metric in layout.columns]
+        return [f"{label} {metric}" if layout.several else label for label, metric in labels]
 
     def _markdown_cell(self, line: Line | None) -> str:
         if line is None:

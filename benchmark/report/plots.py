@@ -83,9 +83,8 @@ def read_suite_rows(
 
 
 def _complete_runs(suite: Suite, row: TableRow, scale: str, results_dir: str) -> list[Path]:
-    first, runtime = suite.run(row, scale), Runtime(results_dir=results_dir)
-    runs = [first.replace(seed=seed, runtime=runtime) for seed in suite.scale(scale)["seeds"]]
-    return [run.folder for run in runs if state_of(run).state == "complete"]
+    runs = suite.runs(row, scale, runtime=Runtime(results_dir=results_dir))
+    return [run.folder for run in runs.values() if state_of(run).state == "complete"]
 
 
 def row_labels(rows: Sequence[TableRow]) -> list[str]:

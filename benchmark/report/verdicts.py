@@ -4,9 +4,10 @@ Two questions are kept apart. The *level* compares one number with another, and 
 leaves out. The *effect* is what a paper claims: a method above its control, under the same seeds.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
 
 from scipy.stats import t as student_t
 
@@ -67,9 +68,7 @@ def prediction(values: Sequence[float], runs: int = 1, of: int = 1) -> float | N
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(values) / n
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return float(student_t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1)) * spread * math.sqrt(1 / n + 1 / runs)
+    return float(student_t.ppf(1 - (1 - LEVEL) / (2 * of), n - 1)) * stdev(values) * sqrt(1 / n + 1 / runs)
 
 
 def difference(ours: float, printed: str) -> float:
@@ -88,8 +87,7 @@ def level(values: Sequence[float], printed: str, runs: int = 1) -> Level | None:
     half = prediction(values, runs)
     if half is None:
         return None
-    mean = math.fsum(values) / len(values)
-    return Level(half, abs(difference(mean, printed)) <= half + ROUNDING)
+    return Level(half, abs(difference(fmean(values), printed)) <= half + ROUNDING)
 
 
 def effect(
@@ -109,7 +107,7 @@ def effect(
         return None
     digits = max(places(printed_method), places(printed_control))
     claimed = round(float(printed_method) - float(printed_control), digits)
-    return Effect(math.fsum(differences) / len(differences), half, len(differences), claimed, digits)
+    return Effect(fmean(differences), half, len(differences), claimed, digits)
 
 
 def judge(seeds: int, of_level: Level | None, of_effect: Effect | None, has_control: bool) -> tuple[str, str]:

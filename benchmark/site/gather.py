@@ -10,9 +10,10 @@ from rich.progress import track
 
 from benchmark.config import SCALES, Runtime
 from benchmark.console import Console
-from benchmark.report import leaderboard, tables
+from benchmark.report import tables
 from benchmark.report.curves import Curve, read_curve
 from benchmark.report.layout import Rendered
+from benchmark.report.settings import Setting, settings
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite, available, load
@@ -63,9 +64,9 @@ class View:
         return str(self.suite.scale(self.scale).get("note", ""))
 
     @cached_property
-    def settings(self) -> list[leaderboard.Setting]:
+    def settings(self) -> list[Setting]:
         """The compared settings of a ranked suite."""
-        return leaderboard.settings(self.suite, self.plan) if self.suite.ranked else []
+        return settings(self.suite, self.plan) if self.suite.ranked else []
 
     @property
     def complete(self) -> int:
@@ -115,8 +116,7 @@ def waiting(things: Sequence[Thing], what: str) -> Iterable[Thing]:
 
 def _may_have_run(suite: Suite, scale: str, found: Mapping[str, Found]) -> bool:
     """Whether any record has the scale and a method of the suite: a quick check before planning its runs."""
-    labels = [label or {} for label in suite.spec["labels"].values()]
-    methods = {str(label.get("method")).rpartition(".")[2] for label in labels}
+    methods = {str(label.get("method")).rpartition(".")[2] for label in suite.spec["labels"].values()}
     named = {
         name
         for run in found.values()

@@ -14,6 +14,7 @@ from benchmark.files import dump_yaml
 from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.layout import Line, Rendered, cell_text, touched
+from benchmark.report.settings import Setting, not_compared, told_apart
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import AVERAGED, READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
@@ -188,7 +189,7 @@ def _board(view: View, charts: Charts) -> Page:
                 "spent": _columns_of(whole, SPENT),
             }
         )
-    absent = {table: names for table in view.suite.tables if (names := leaderboard.not_compared(view.plan, table))}
+    absent = {table: names for table in view.suite.tables if (names := not_compared(view.plan, table))}
     return {
         "view": view,
         "accuracy": leaderboard.ACCURACY[view.suite.report],
@@ -204,23 +205,23 @@ def _marked(method: str, line: pd.Series) -> str:
     return f"{method} ({', '.join(marks)})" if marks else method
 
 
-def _points(one: leaderboard.Setting) -> list[tuple[str, float, float | None, str]]:
+def _points(one: Setting) -> list[tuple[str, float, float | None, str]]:
     """Return name, difference, half-width of the decisive interval, and state per row, in the page's order."""
     points = []
     for method, line in one.lines.loc[list(one.order)].iterrows():
         if method != one.reference and not pd.isna(line["difference"]):
             half = _given(line["simultaneous_ci95"]) or _given(line["difference_ci95"])
-            state = "told apart" if leaderboard.told_apart(one, str(method)) else "not told apart"
+            state = "told apart" if told_apart(one, str(method)) else "not told apart"
             points.append((str(method), line["difference"], half, "bound" if line["bound"] else state))
     return points
 
 
-def _in_brief(one: leaderboard.Setting) -> list[Page]:
+def _in_brief(one: Setting) -> list[Page]:
     """Summarise every row, in the page's order; Δ is marked as on the board's page."""
     return [
         {
             "method": _marked(str(method), line),
-            "apart": leaderboard.told_apart(one, str(method)),
+            "apart": told_apart(one, str(method)),
             "reference": method == one.reference,
             **{name: _given(line[name]) for name in BRIEF},
         }

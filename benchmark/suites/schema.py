@@ -144,6 +144,7 @@ def check(spec: Mapping[str, Any], where: str) -> None:
 
 def _check_names(suite: _Suite, where: str) -> None:
     """Check that names of methods, labels, data sets, tables, metrics and scales exist, and that rows are unique."""
+    numbers = [str(number) for number in suite.tables]
     named = {label.method for label in suite.labels.values() if label and label.method}
     methods = {name for method in named for name in with_its_method(method)}
     _known("scale", suite.scales, SCALES, where)
@@ -160,12 +161,13 @@ def _check_names(suite: _Suite, where: str) -> None:
             parts[place] = central
             layers |= {f"{place}.tables.{key}": layer for key, layer in central.tables.items()}
             _known("method label", central.labels, suite.labels, f"{where}, {place}.labels")
-            _known("table", map(str, central.tables), [str(one) for one in suite.tables], f"{where}, {place}")
+            _known("table", map(str, central.tables), numbers, f"{where}, {place}")
         for place, part in parts.items():
             layers[place] = part
             layers |= {f"{place}.datasets.{data}": layer for data, layer in part.datasets.items()}
             _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
-        _known("table", map(str, scale.tables), [str(one) for one in suite.tables], f"{where}, scale {name}")
+        _known("table", map(str, scale.tables), numbers, f"{where}, scale {name}")
+        _known("method label", scale.without, suite.labels, f"{where}, scale {name}, without")
         tuned = (scale.tuning and scale.tuning.seeds) or []
         for key, seeds in ((f"scales.{name}.seeds", scale.seeds), (f"scales.{name}.tuning.seeds", tuned)):
             if len(set(seeds)) < len(seeds):
@@ -176,17 +178,20 @@ def _check_names(suite: _Suite, where: str) -> None:
     for name, label in suite.labels.items():
         if label and label.minus:
             _known("method label", label.minus, suite.labels, f"{where}, labels.{name}.minus")
-        elif label and not label.method and not label.pending:
+        elif not (label and (label.method or label.pending)):
             raise ConfigError(f"{where}: labels.{name} needs a method, or minus, or pending")
     for number, table in suite.tables.items():
+        place, labels = f"{where}, table {number}", [row.method for row in table.rows]
+        _known("method label", labels, suite.labels, place)
+        _known("data set label", table.datasets, suite.datasets, place)
+        compared = [*table.bounds, *filter(None, [table.reference, table.control])]
+        _known("row that others are compared with", compared, labels, place)
         judges = [str(row.judged_by) for row in table.rows if row.judged_by != ""]
-        _known("table", judges, [str(one) for one in suite.tables], f"{where}, table {number}, judged_by")
-        plain = [metric for metric in table.metrics if "/" not in metric]
-        _known("metric", plain, METRICS, f"{where}, table {number}")
-        _once("data set", table.datasets, f"{where}, table {number}")
+        _known("table", judges, numbers, f"{place}, judged_by")
+        _known("metric", [metric for metric in table.metrics if "/" not in metric], METRICS, place)
+        _once("data set", table.datasets, place)
         rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in table.rows]
-        labels = [row.method for row in table.rows]  # all that a leaderboard tells rows apart by
-        _once("row", labels if table.reference else map("/".join, rows), f"{where}, table {number}")
+        _once("row", labels if table.reference else map("/".join, rows), place)  # a board's rows differ by label alone
     _known("report", [suite.report], READINGS, where)
     _known("method label", suite.reported, suite.labels, f"{where}, reported")
 
@@ -241,6 +246,3 @@ def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
             return _Central if place[3:] == ("central",) else _Admission
         return _PerDataset if place[2] == "tables" and len(place) == 4 else _Layer
     return parts.get(str(place[0]), _Suite)
-
-
-__all__ = ["check"]

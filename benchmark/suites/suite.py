@@ -4,7 +4,7 @@ A run that several tables share has one ``run_id`` and is run once.
 """
 
 import sysconfig
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -111,17 +111,25 @@ class Suite:
         """Whether the scale is the paper's protocol: only then are results compared with published values."""
         return bool(self.scale(scale).get("compare", False))
 
-    def left_out(self, scale: str) -> Mapping[str, str]:
-        """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces.
+    def left_out(self, scale: str) -> dict[str, str]:
+        """Labels that a scale leaves out, and why: for instance variants of something that the scale replaces."""
+        return dict(self.scale(scale).get("without", {}))
+
+    def entry(self, scale: str, name: str, command: str) -> Mapping[str, Any]:
+        """The entry of a scale that a command follows.
 
         Raises:
-            ConfigError: a label that the suite does not have.
+            ConfigError: the scale has none.
         """
-        without = dict(self.scale(scale).get("without", {}))
-        for label in without:
-            if label not in self.spec["labels"]:
-                raise unknown("method label", label, self.spec["labels"], f" ({self.where}, scale {scale}, without)")
-        return without
+        found: Mapping[str, Any] | None = self.scale(scale).get(name)
+        if found is None:
+            ours = ((paper, key, one) for paper in available() for key, one in load(paper).spec["scales"].items())
+            have = ", ".join(f"--paper {paper} --scale {key}" for paper, key, one in ours if name in one)
+            raise ConfigError(
+                f"{self.where}: scale {scale} has no entry `{name}`, so there is nothing to {command}; these have one: "
+                f"{have}"
+            )
+        return found
 
     def row(self, name: str, scale: str) -> Row:
         """The row that ``name`` means: ``table/dataset/method``, with ``/column=value`` where that is several runs.
@@ -158,14 +166,42 @@ class Suite:
                 raise ConfigError(f"{self.where}, {row.name}: {error}") from None
         return self._runs[key]
 
+    def runs(self, row: Row, scale: str, seeds: Iterable[int] = (), **changes: Any) -> dict[int, Run]:
+        """The runs of a row by seed.
+
+        Args:
+            row: of this suite.
+            scale: one of its scales.
+            seeds: instead of those of the scale.
+            changes: as in ``Run.replace``.
+        """
+        first = self.run(row, scale)
+        return {seed: first.replace(seed=seed, **changes) for seed in seeds or self.scale(scale)["seeds"]}
+
+    def check_writable(self, what: str, command: str) -> None:
+        """Refuse to write beside a suite that is part of an installed package: an update would replace it.
+
+        Args:
+            what: what the command writes, in the plural.
+            command: its name.
+
+        Raises:
+            ConfigError: the suite is part of one.
+        """
+        if self.folder.resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve()):
+            raise ConfigError(
+                f"suite {self.paper} is part of an installed package ({self.folder}), but {what} are written beside "
+                f"the suite: write your own with `extends: {self.paper}` and {command} that (docs/leaderboard.md)"
+            )
+
     @property
-    def is_installed(self) -> bool:
-        """Whether the file is part of an installed package, where an update would replace what is written beside it."""
-        return self.folder.resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve())
+    def file(self) -> Path:
+        """The suite's own file."""
+        return self.folder / Path(self.where).name
 
     def files(self, scale: str) -> list[Path]:
         """All files that decide what is run and shown at a scale, whether or not they exist."""
-        own = [self.folder / Path(self.where).name]
+        own = [self.file]
         own += [side.path(scale) for side in (self.tuned, self.admitted, self.verified)]
         own += [self.published_path] if self.published_path else []
         own += [OTHERS] if self.reported else []
@@ -235,8 +271,7 @@ class Suite:
         given = {name: value for name, value in changes.items() if value is not None}
         plan = Plan(scale, {}, {}, seeds)
         for row in self.matching([], scale):
-            first = self.run(row, scale)
-            made = {seed: first.replace(seed=seed, **given) for seed in seeds}
+            made = self.runs(row, scale, seeds, **given)
             plan.of_row[row.full_name] = {seed: run.id for seed, run in made.items()}
             for run in made.values():
                 known = plan.runs.get(run.id)
@@ -289,16 +324,19 @@ class Suite:
             for seed, key in plan.of_row[row.full_name].items():
                 if seed in seeds and (not only or row.full_name in meant or key.startswith(ids)):
                     chosen[key] = plan.runs[key]
-        without = self.left_out(plan.scale)
-        absent = [f"{name} ({without[name]})" for name in methods if name in without]
-        if not chosen and absent:
-            raise ConfigError(f"{self.where}: not at scale {plan.scale}: {', '.join(absent)}")
-        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
-        if not chosen and waiting:
-            raise ConfigError(f"{self.where}: pending: {', '.join(waiting)}")
         if not chosen:
-            raise ConfigError(f"{self.where}: no run passes the filters; {self._what_there_is()}")
+            raise ConfigError(f"{self.where}: {self._why_nothing_is_left(plan.scale, methods)}")
         return sorted(chosen.values(), key=lambda run: seeds.index(run.config.seed))
+
+    def _why_nothing_is_left(self, scale: str, methods: Collection[str]) -> str:
+        """Why no run passes the filters, if one of the methods is the reason."""
+        without = self.left_out(scale)
+        if absent := [f"{name} ({without[name]})" for name in methods if name in without]:
+            return f"not at scale {scale}: {', '.join(absent)}"
+        waiting = {f"{row.name} ({row.pending})": None for row in self.rows if row.pending and row.method in methods}
+        if waiting:
+            return f"pending: {', '.join(waiting)}"
+        return f"no run passes the filters; {self._what_there_is()}"
 
     def matching(self, patterns: Collection[str], scale: str) -> list[Row]:
         """The rows that are run at a scale and match one of the patterns; all of them without a pattern.
@@ -307,7 +345,7 @@ class Suite:
             ConfigError: no such row.
         """
         without = self.left_out(scale)
-        own = [row for row in self.rows if not (row.minus or row.pending or row.method in without)]
+        own = [row for row in self._own_rows() if row.method not in without]
         if not patterns:
             return own
         known, meant = {row.full_name for row in own}, set()
@@ -380,36 +418,18 @@ class Suite:
         return found[0]
 
     def _table(self, number: str, spec: Mapping[str, Any]) -> Table:
-        if missing := [key for key in ("title", "datasets", "metrics", "rows") if key not in spec]:
-            raise ConfigError(f"{self.where}, table {number}: {', '.join(missing)} is missing")
-        rows = [self._row(number, d, spec, dict(r)) for d in spec["datasets"] for r in spec["rows"]]
-        made = Table(
-            number,
-            str(spec["title"]),
-            tuple(spec["metrics"]),
-            tuple(rows),
-            str(spec.get("unpublished", "none")),
-            str(spec.get("reference", "")),
-            tuple(spec.get("bounds", ())),
-            str(spec.get("control", "")),
-            int(spec.get("published_runs", 1)),
+        texts = ("title", "unpublished", "reference", "control")
+        return Table(
+            number=number,
+            metrics=tuple(spec["metrics"]),
+            rows=tuple(self._row(number, name, spec, dict(row)) for name in spec["datasets"] for row in spec["rows"]),
+            bounds=tuple(spec.get("bounds", ())),
+            **{name: spec[name] for name in (*texts, "published_runs") if name in spec},
         )
-        labels = [row.method for row in rows]
-        for label in (*made.bounds, *filter(None, [made.reference, made.control])):
-            if label not in labels:
-                raise unknown("row that others are compared with", label, labels, f" ({self.where}, table {number})")
-        return made
 
     def _row(self, number: str, dataset: str, table: Mapping[str, Any], spec: dict[str, Any]) -> Row:
-        method = str(spec.pop("method"))
+        method, judged_by = spec.pop("method"), str(spec.pop("judged_by", ""))
         options = {**table.get("set", {}), **spec.pop("set", {})}
-        judged_by = str(spec.pop("judged_by", ""))
-        for what, name, known in (
-            ("method label", method, self.spec["labels"]),
-            ("data set label", dataset, self.spec["datasets"]),
-        ):
-            if name not in known:
-                raise unknown(what, name, known, f" ({self.where}, table {number})")
         label = self.spec["labels"][method]
         minus = tuple(label["minus"]) if "minus" in label else None
         columns = {name: str(value) for name, value in spec.items()}
@@ -421,12 +441,6 @@ class Suite:
 def available() -> list[str]:
     """Names of the suites in this package."""
     return sorted(file.stem for file in SUITES.glob(f"*{SUFFIX}"))
-
-
-def scales_with(entry: str) -> str:
-    """The options that name our suites' scales with an entry, for an error message."""
-    found = ((paper, scale, one) for paper in available() for scale, one in load(paper).spec["scales"].items())
-    return ", ".join(f"--paper {paper} --scale {scale}" for paper, scale, one in found if entry in one)
 
 
 def load(paper: str) -> Suite:

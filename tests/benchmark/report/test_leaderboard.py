@@ -77,7 +77,7 @@ def made(monkeypatch, tmp_path):
         def rows(self):
             return curves[self.key]
 
-    monkeypatch.setattr(leaderboard, "RunFolder", Folder)
+    monkeypatch.setattr("benchmark.report.settings.RunFolder", Folder)
     plan.found = runs
     return suite, plan, leaderboard.settings(suite, plan)
 
@@ -173,7 +173,7 @@ def rising(made, monkeypatch):
         def rows(self):
             return [{"round": number, "acc": 40 + self.gain * number / 25} for number in range(4, 100, 5)]
 
-    monkeypatch.setattr(leaderboard, "RunFolder", Folder)
+    monkeypatch.setattr("benchmark.report.settings.RunFolder", Folder)
     return suite, plan, gains
 
 

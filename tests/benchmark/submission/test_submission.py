@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark import submission
 from benchmark.cli import main
 from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report import leaderboard
 from benchmark.runs import records
 from benchmark.runs.records import digest, read_rows
+from benchmark.submission.checking import check
+from benchmark.submission.folder import importable
 from benchmark.suites.suite import load
 
 BOARD = """
@@ -116,7 +117,7 @@ def edited(file, edit):
 
 def failing():
     """The points that fail, by name, with what is wrong."""
-    points = submission.check(Path("mine"), Path("results"))
+    points = check(Path("mine"), Path("results"))
     return {point.name: " ".join(point.problems) for point in points if point.problems}
 
 
@@ -227,7 +228,7 @@ def test_seeds_may_be_of_other_code_and_machines_and_it_is_said_where_the_refere
     """As the board's are: the rules ask for one version and machine within a seed."""
     environment(2, code_versions=["def456"], cpu="Another")
     assert not failing()
-    code = next(point for point in submission.check(Path("mine"), Path("results")) if point.name == "code")
+    code = next(point for point in check(Path("mine"), Path("results")) if point.name == "code")
     assert "abc123 (seed 0, 1), def456 (seed 2)" in code.found and "Another" in code.found
     assert "low has other code or another machine in seed 2" in code.found
 
@@ -268,7 +269,7 @@ def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
     suite = load("mine/suite.yaml")
     found = suite.verified.entries("quick")["one/A/Mine"]
     assert (found["seed"], found["equal"]) == (1, True) and found["submitted"] == found["again"]
-    with submission.importable(Path("mine")):
+    with importable(Path("mine")):
         suite = load("mine/suite.yaml")
         plan = suite.plan("quick")
         (setting,) = leaderboard.settings(suite, plan)

@@ -1,0 +1,195 @@
+"""The settings of a ranked suite: how far rows are apart there, how finely it resolves, and what rows cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan, nan
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmark.report.statistics import FAILED, SPENT, compare, cost, interval, late_rise
+from benchmark.report.tables import last_rounds
+from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import READING, Record
+from benchmark.runs.records import Row as Evaluated
+from benchmark.suites.plan import Plan, Row, Table
+from benchmark.suites.suite import Suite
+
+ENOUGH = 3  # seeds that a row needs (RULES.md)
+METRIC = "acc"
+RISING = 1.0  # points over the last quarter of the rounds; a row that rises by more has not converged
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A table of a ranked suite on one of its data sets.
+
+    Args:
+        table: the table.
+        dataset: label of the data set.
+        rows: its lines on this data set that are run at all.
+        scores: accuracy in percent as the suite reads it, one line per seed, one column per method label; a missing run
+            is NaN, a failed one ``FAILED``.
+        reference: the label that the others are compared with.
+        bounds: labels that know more than a method may; they are neither tested nor ranked.
+        lines: by method label: what ``compare`` gives, ``last_k_mean`` with ``last_k_ci95`` (the reading that averages
+            the last rounds), ``rank`` (mean over the seeds that all methods have; it describes, and nothing is tested
+            by it), ``rise`` (mean over the seeds of ``late_rise``), ``converged`` (not if ``rise`` is above 1 point),
+            the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, the tuned options, and
+            which seed was ``verified``.
+        averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
+        admission: what the test of admission has found (``benchmark.admission.judged``); empty if it was not made.
+    """
+
+    table: Table
+    dataset: str
+    rows: Sequence[Row]
+    scores: pd.DataFrame
+    reference: str
+    bounds: tuple[str, ...]
+    lines: pd.DataFrame
+    averaged: str
+    admission: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the setting is admitted; one that is not is shown, and no row is called better or worse there."""
+        return bool(self.admission.get("admitted", False))
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Labels from the greatest mean to the least, and behind all others those with failed runs, the fewest first.
+
+        Their means are those of the runs that did not fail, and place them among each other alone.
+        """
+        return tuple(self.lines.sort_values(["failed", "mean"], ascending=[True, False]).index)
+
+    @property
+    def resolution(self) -> float:
+        """Median half-width of the simultaneous intervals, in points: what the setting resolves; NaN if it has none."""
+        return float(self.lines["resolution"].iloc[0])
+
+
+def settings(suite: Suite, plan: Plan) -> list[Setting]:
+    """All settings of a suite's tables with a reference of which some row was run, in the order of the tables.
+
+    Those whose reference has no run at this scale are not among them (``not_compared``).
+    """
+    found = []
+    for table in filter(lambda table: table.reference, suite.tables):
+        for dataset in dict.fromkeys(row.dataset for row in table.rows):
+            if dataset in not_compared(plan, table):
+                continue
+            rows = [row for row in table.rows if row.dataset == dataset and row.full_name in plan.of_row]
+            scores = pd.DataFrame({row.method: _scores(plan, row, suite.report) for row in rows}, index=plan.seeds)
+            if scores.notna().any(axis=None):
+                found.append(_setting(suite, plan, table, dataset, rows, scores))
+    return found
+
+
+def not_compared(plan: Plan, table: Table) -> list[str]:
+    """Data sets of a table whose reference has no run there at this scale, left out or pending, though others have."""
+    planned = [row for row in table.rows if row.full_name in plan.of_row]
+    known = {row.dataset for row in planned if row.method == table.reference}
+    return [name for name in dict.fromkeys(row.dataset for row in planned) if table.reference and name not in known]
+
+
+def told_apart(one: Setting, method: str) -> bool:
+    """Whether a row may be called better or worse than its reference (see ``leaderboard.READ``).
+
+    The setting is admitted, the row's simultaneous interval leaves out zero, it has seeds enough, no run has failed,
+    and the lower of the two has converged. Never for bounds, which are not tested.
+    """
+    line, failed = one.lines.loc[method], one.lines.loc[[method, one.reference], "failed"]
+    apart = abs(line["difference"]) > line["simultaneous_ci95"]
+    lower = method if line["difference"] < 0 else one.reference
+    sound = line["pairs"] >= ENOUGH and not failed.any() and one.lines.loc[lower, "converged"]
+    return bool(one.ranked and apart and sound)
+
+
+def values(plan: Plan, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
+    """A metric in a reading of a row's complete runs, by seed; a run whose record lacks it is left out."""
+    scores = _scores(plan, row, reading, metric)
+    return scores[np.isfinite(scores)]
+
+
+def _scores(plan: Plan, row: Row, reading: str, metric: str = METRIC) -> pd.Series:
+    """By seed, with ``FAILED`` for a run that has failed and NaN for a record that lacks the metric."""
+    scores = {}
+    for seed, key in plan.of_row[row.full_name].items():
+        record = plan.found[key].record
+        if record is not None:
+            scores[seed] = record[READING[reading]].get(metric, nan)
+        elif plan.found[key].state == "failed":
+            scores[seed] = FAILED
+    return pd.Series(scores, dtype="float64")
+
+
+def _setting(
+    suite: Suite, plan: Plan, table: Table, dataset: str, rows: Sequence[Row], scores: pd.DataFrame
+) -> Setting:
+    reference, bounds = table.reference, tuple(b for b in table.bounds if b in scores)
+    lines = compare(scores, reference, bounds)
+    smooth = {row.method: values(plan, row, "last_k_mean") for row in rows}
+    goal = smooth[reference].mean() if suite.report == "averaged" else lines.loc[reference, "mean"]
+    more = {}
+    for row in rows:
+        done = _done(plan, row)
+        more[row.method] = {
+            "bound": row.method in bounds,
+            "goal": goal,
+            "last_k_mean": smooth[row.method].mean(),
+            "last_k_ci95": interval(smooth[row.method]),
+            "rise": _rise(done),
+            **_spent(done, goal),
+            "tuned": _tuned(suite, plan, row),
+            "verified": _verified(suite, plan, row),
+        }
+    admission = suite.admitted.entries(plan.scale).get(f"{table.number}/{dataset}", {})
+    whole = scores.drop(columns=list(bounds)).dropna()
+    lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
+    lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
+    lines["converged"] = ~(lines["rise"] > RISING)
+    lines["resolution"] = lines["simultaneous_ci95"].median()
+    keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
+    averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
+    return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission)
+
+
+def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
+    """Record and evaluated rounds of a row's complete runs."""
+    return [
+        (record, RunFolder(plan.runs[key].folder).rows())
+        for key in plan.of_row[row.full_name].values()
+        if (record := plan.found[key].record) is not None
+    ]
+
+
+def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
+    """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
+    rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for _, curve in done]
+    told = [rise for rise in rises if not isnan(rise)]
+    return fmean(told) if told else nan
+
+
+def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> dict[str, Any]:
+    """How many of a row's runs reach an accuracy, what these spend until then on average, and what clients keep."""
+    costs = [found for record, curve in done if (found := cost(record, curve, goal)) is not None]
+    spent = pd.DataFrame(costs, columns=["rounds", *SPENT, "seconds"])
+    typical = {**spent.mean(), "seconds": spent["seconds"].median()}  # a machine that was busy once counts once
+    kept = max((record["client_state_bytes"] for record, _ in done if "client_state_bytes" in record), default=nan)
+    return {"reached": len(costs), **typical, "client_state_bytes": kept}
+
+
+def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
+    """The options that tuning has chosen for a row, such as ``lr 0.03``."""
+    chosen = suite.tuned.entries(plan.scale).get(row.full_name, {}).get("options", {})
+    return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
+
+
+def _verified(suite: Suite, plan: Plan, row: Row) -> str:
+    """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was."""
+    found = suite.verified.entries(plan.scale).get(row.full_name)
+    return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}" if found else ""
