@@ -10,9 +10,10 @@ from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
-from benchmark.launch.recorder import CHECKPOINT, Bystander, Recorder
+from benchmark.launch.recorder import Bystander, Recorder
 from benchmark.runs.code_identity import code_version, method_source
 from benchmark.runs.folder import RunFolder
+from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 
