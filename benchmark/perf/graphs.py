@@ -61,7 +61,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[Any]:
     """Measure a line of the table: eager steps, one step per recording, and ``MANY``."""
     place = torch.device(device)
-    stream = torch.cuda.Stream() if device == "cuda" else None  # recordings need one beside the usual
+    stream: Any = torch.get_device_module(place).Stream() if device == "cuda" else None  # recording needs its own
     with arithmetic(precision) as known, torch.cuda.stream(stream):
         step = step_of(network, batch, known, place)
 

@@ -29,9 +29,9 @@ def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tens
 
 def bare_batches(zoomed: Tensor, mean: Tensor, std: Tensor, views: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield the batches of an epoch: positions of images, and that many views of them, cut for 16 batches at a time."""
-    for block in torch.randperm(len(zoomed)).split(16 * BATCH):
+    for block in torch.split(torch.randperm(len(zoomed)), 16 * BATCH):
         cut = [bare_views(zoomed, block, mean, std) for _ in range(views)]
-        yield from zip(*(part.split(BATCH) for part in (block, *cut)), strict=True)
+        yield from zip(*(torch.split(part, BATCH) for part in (block, *cut)), strict=True)
 
 
 def bare_epoch(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tensor, std: Tensor, lead: float) -> None:

@@ -40,7 +40,7 @@ def meet(folder: str):
     return torch.get_num_threads()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_processes_run_at_the_same_time(tmp_path):
     """One after the other, they would wait for ever."""
     with process() as one, process(threads=2) as other:
