@@ -1,4 +1,4 @@
-"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg --write FILE``.
+"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist layouts:fedavg --write FILE``.
 
 With a GPU, ``python -m benchmark.perf gpu:fedavg --goal ... --write FILE`` checks it, times it and profiles it
 (``make perf-gpu``).

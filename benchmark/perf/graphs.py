@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 from benchmark.federation.recording import record
-from benchmark.perf.federations import arithmetic
+from benchmark.perf.federations import arithmetic, synchronize
+from benchmark.perf.measure import interleaved
 from methods import models
 
-MANY, SECONDS = 16, 0.5
+MANY, REPEATS, REPLAYS = 16, 5, 5
 WORTH = 1.5
 HEADERS = [
     "network",
@@ -25,10 +25,10 @@ HEADERS = [
     "in a graph",
 ]
 NOTE = (
-    "Milliseconds per step, until the device has done it: without a recording, by replays of one recorded step, and by "
-    f"those of a recording of {MANY}; the median over {SECONDS} s. A step: forward pass, cross-entropy, backward pass, "
-    "clipped gradients, SGD with momentum; the batch stays where it is, so nothing is copied. Recording many steps is "
-    f"worth its code from {WORTH} on (docs/decisions.md)."
+    f"Milliseconds per step, until the device has done it: {REPLAYS * MANY} steps without a recording, by replays of "
+    f"one recorded step, and by {REPLAYS} replays of a recording of {MANY}; the median of {REPEATS}. A step: forward "
+    "pass, cross-entropy, backward pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing "
+    f"is copied. Recording many steps is worth its code from {WORTH} on (docs/decisions.md)."
 )
 
 
@@ -52,10 +52,15 @@ def step_of(network: str, batch: int, precision: str, device: torch.device) -> C
     return step
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Time of one call until the device has finished, the median of calls for ``SECONDS``, after a warm-up."""
-    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-    return 1000 * float(timer.blocked_autorange(min_run_time=SECONDS).median)
+def repeated(work: Callable[[], object], times: int, device: str) -> Callable[[], None]:
+    """Return a function that does work so many times and waits for the device."""
+
+    def unit() -> None:
+        for _ in range(times):
+            work()
+        synchronize(device)
+
+    return unit
 
 
 def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[Any]:
@@ -70,8 +75,12 @@ def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[
                 step()
 
         many()  # an optimiser's first step creates its state
-        eager = milliseconds(step)
-        single = milliseconds(record(step, place, stream=stream).replay)
-        chunk = milliseconds(record(many, place, stream=stream).replay) / MANY
+        steps = REPLAYS * MANY
+        units = {
+            "eager": repeated(step, steps, device),
+            "one": repeated(record(step, place, stream=stream).replay, steps, device),
+            "many": repeated(record(many, place, stream=stream).replay, REPLAYS, device),
+        }
+        eager, single, chunk = (1000 * taken / steps for taken in interleaved(units, REPEATS).values())
     verdict = "worth it" if single / chunk >= WORTH else "not worth it"
     return [network, batch, precision, eager, single, chunk, single / chunk, verdict]

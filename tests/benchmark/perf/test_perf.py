@@ -209,7 +209,7 @@ def test_one_recording_of_many_steps_takes_the_steps_of_many(precision):
 
 
 def test_what_many_steps_in_one_recording_gain_is_a_ratio(monkeypatch):
-    monkeypatch.setattr(graphs, "SECONDS", 0.01)
+    monkeypatch.setattr(graphs, "REPLAYS", 1)
     row = graphs.row("small_cnn", 4, "32-true", "cpu")
     assert row[:3] == ["small_cnn", 4, "32-true"] and all(value > 0 for value in row[3:6])
     assert row[6] == row[4] / row[5] and row[7] == ("worth it" if row[6] >= graphs.WORTH else "not worth it")
@@ -314,7 +314,7 @@ def test_without_a_gpu_the_command_says_so(capsys):
 def small_plan(few_images, monkeypatch):
     """The plan of a GPU at trial size, with something that fails in every part."""
     monkeypatch.setattr(measure, "probe", lambda: 1.0)
-    monkeypatch.setattr(graphs, "SECONDS", 0.01)
+    monkeypatch.setattr(graphs, "REPLAYS", 1)
     monkeypatch.setattr(goals, "STEADY", 1)
     bad = goals.Goal("rscfed", "nowhere", 1, 1.0, {})
     plan = gpu.trial(gpu.Plan(["fedavg", "nobody"], [goals.parsed(GOAL), bad], seconds=1000))
