@@ -141,16 +141,17 @@ def alike(one: Any, other: Any) -> bool:
         return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
-    if isinstance(one, torch.Generator):
-        return torch.equal(one.get_state(), other.get_state())
-    if isinstance(one, np.random.Generator):
-        return bool(one.bit_generator.state == other.bit_generator.state)
-    if isinstance(one, np.random.RandomState):
-        return repr(one.get_state()) == repr(other.get_state())
-    if isinstance(one, random.Random):
-        return bool(one.getstate() == other.getstate())
+    if isinstance(one, GENERATORS):
+        return alike(_state(one), _state(other))
     if isinstance(one, Mapping):
         return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(alike, one, other))
     return bool(one == other)
+
+
+def _state(generator: Any) -> Any:
+    """What a generator draws next depends on this alone."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()

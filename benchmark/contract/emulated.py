@@ -255,7 +255,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def host_waits(self, name: str) -> None:
-        """Count a read; observers see those of operations by themselves."""
+        """Count a read."""
         self.reads[name, here()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -300,7 +300,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for observer in self.observers:
             observer.before(operation)
         if waits and not uploads:
-            self.reads[known.name, here()] += 1
+            self.host_waits(known.name)
         if uploads:
             self.uploads[known.name, here()] += 1
         near = func(*near_args, **near_kwargs)

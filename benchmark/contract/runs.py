@@ -29,6 +29,7 @@ from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import Batch, FedMethod, Visit
+from methods.parts.aggregation import num_bytes
 
 PSEUDO = ("pseudo/selected", "pseudo/certain")
 """Columns that count the pseudo-labels a method uses."""
@@ -370,7 +371,7 @@ def _require_near(method: Method, server: dict[str, Tensor], precision: str, bou
 def check_bytes_are_counted(method: Method) -> None:
     """Every visit sends at least the shared tensors (unless the method counts by itself), and both directions count."""
     module = make_method(method, **brief(method))
-    shared = sum(v.numel() * v.element_size() for v in module.tensors("shared").values())
+    shared = num_bytes(module.tensors("shared"))
     row, name = reference(method).rows[0], class_of(method).__name__
     counts_itself = class_of(method).sent_bytes is not FedMethod.sent_bytes
     least = row["visits"] * (1 if counts_itself else shared)

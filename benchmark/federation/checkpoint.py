@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from benchmark.federation.collectives import split_tensors
+from benchmark.federation.optimizers import OptimizerStates
 from benchmark.files import problem, read_bytes, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
@@ -41,10 +42,8 @@ FIRST_RATE = 1e8  # bytes per second, assumed until a save has been timed
 Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
 """The tensors of a client when they were saved, and how often each had been changed in place."""
 
-
 Count = Annotated[int, Field(ge=0)]
 Tensors = dict[str, Tensor]
-OptimizerStates = list[list[dict[str, Any]]]
 
 
 class OnDisk:
@@ -180,7 +179,7 @@ class Checkpoint:
     def changed_bytes(self, state: Mapping[str, Any]) -> int:
         """Bytes of the tensors that a save would write."""
         own = [value for key, value in _entries(state) if not self._is_saved(key, _marks(value))]
-        return sum(t.numel() * t.element_size() for part in (_rest(state), own) for t in split_tensors(part)[1])
+        return _num_bytes(_rest(state)) + _num_bytes(own)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write what has changed since the last save; the previous checkpoint is kept as the predecessor.
@@ -314,7 +313,7 @@ def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
     room = 0
     for (part, client), value in _entries(state):
-        size = sum(t.numel() * t.element_size() for t in split_tensors(value)[1])
+        size = _num_bytes(value)
         if size > room or len(parts) == 1:
             parts.append({})
             room = most
@@ -414,6 +413,11 @@ def _entries(state: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
 
 def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in PER_CLIENT}
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes of the tensors of a value."""
+    return sum(tensor.nbytes for tensor in split_tensors(value)[1])
 
 
 def _marks(value: Any) -> list[tuple[Tensor, int]]:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import lightning as L
 from torch import nn
 
+from benchmark.federation.hooks import describe
 from datamodules.common.errors import ConfigError
 from methods.base import FedMethod, Scope
 
@@ -50,7 +51,7 @@ def uploads_needed(cls: type) -> str:
 def _check_scopes(method: FedMethod, name: str) -> None:
     known, registered = get_args(Scope), list(method.registered())
     if not isinstance(method.scopes, Mapping):
-        raise ConfigError(f"{name}.scopes is {_kind(method.scopes)}; map prefixes of tensor names to scopes")
+        raise ConfigError(f"{name}.scopes is {describe(method.scopes)}; map prefixes of tensor names to scopes")
     for prefix, scope in method.scopes.items():
         if scope not in known:
             raise ConfigError(f"{name}.scopes: {prefix!r} has the scope {scope!r}{_nearest(scope, known)}")
@@ -75,7 +76,7 @@ def _is_empty(method: FedMethod, prefix: str) -> bool:
 
 def _check_views(views: Any, name: str) -> None:
     if not isinstance(views, Mapping):
-        raise ConfigError(f"{name}.views is {_kind(views)}; map streams to fields to views")
+        raise ConfigError(f"{name}.views is {describe(views)}; map streams to fields to views")
     for stream, fields in views.items():
         if stream not in STREAMS:
             raise ConfigError(f"{name}.views has a stream {stream!r}{_nearest(stream, STREAMS)}")
@@ -112,7 +113,3 @@ def _nearest(given: Any, known: Iterable[str]) -> str:
     close = get_close_matches(str(given), known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} There are {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}"
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import frexp, fsum, isfinite
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from lightning import Fabric
 from torch import Tensor
 
+from benchmark.federation.collectives import all_gather
 from datamodules.common.errors import RunError
 from methods.base import Upload
 from methods.parts.aggregation import Summand, checked_weights
@@ -121,8 +122,8 @@ class JointMean:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that this process holds for the mean."""
-        kept = [value for tensors in self.own.values() for value in tensors.values()]
-        return sum(s.num_bytes for s in self.sums.values()) + sum(t.numel() * t.element_size() for t in kept)
+        kept = sum(value.nbytes for tensors in self.own.values() for value in tensors.values())
+        return kept + sum(one.num_bytes for one in self.sums.values())
 
     def take(self, upload: Upload, weight: float) -> Upload:
         """Take over the tensors of an upload of this process; what is left of it goes to all processes.
@@ -181,10 +182,7 @@ class JointMean:
     def _exchange_places(self, given: Mapping[tuple[int, int], float]) -> dict[str, list[int]]:
         """The places that any process has, by tensor; where uploads were added up, the weights are compared, too."""
         mine = {name: sorted(one.places) for name, one in self.sums.items()}, self.weights
-        everyone: list[Any] = [mine]
-        if self.fabric.world_size > 1:
-            everyone = [None] * self.fabric.world_size
-            dist.all_gather_object(everyone, mine)
+        everyone = all_gather(self.fabric, mine)
         taken = {key: weight for _, weights in everyone for key, weight in weights.items()}
         if self.at_once and taken != given:
             raise RunError(

@@ -1,9 +1,8 @@
 """A visit as a fit: the steps of a client, or of the server, in the order of Lightning's ``Trainer.fit``."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lightning.pytorch import Callback
 from torch import Tensor
 
 from benchmark.federation import hooks
@@ -20,27 +19,14 @@ class Fit:
     ``steps`` counts calls of ``training_step``; ``trainer.global_step`` counts optimiser steps, as Lightning does.
 
     Args:
-        method: trained in place; ``trainer`` is its ``self.trainer`` from now on.
+        method: trained in place.
         states: state that the optimisers start from (``OptimizerStates``); empty: they start afresh.
-        callbacks: Lightning callbacks.
-        loggers: what ``self.logger`` and ``self.loggers`` give.
-        rank: rank of this process.
-        ranks: number of processes.
-        epochs: number of local epochs, ``max_epochs``.
+        trainer: the method's ``self.trainer`` from now on; default: one of a single process.
     """
 
-    def __init__(
-        self,
-        method: FedMethod,
-        states: OptimizerStates,
-        callbacks: Sequence[Callback] = (),
-        loggers: Sequence[Any] = (),
-        rank: int = 0,
-        ranks: int = 1,
-        epochs: int = 0,
-    ) -> None:
+    def __init__(self, method: FedMethod, states: OptimizerStates, trainer: VisitTrainer | None = None) -> None:
         self.method, self.scaler = method, method._engine.loss_scaler
-        self.trainer = VisitTrainer(method, callbacks, loggers, rank, ranks, epochs)
+        self.trainer = trainer or VisitTrainer(method)
         method.trainer = self.trainer  # type: ignore[assignment]
         self.optimizers, self.schedules = configured(method)
         load_states(self.optimizers, states)

@@ -82,7 +82,12 @@ def load_states(optimizers: Sequence[Optimizer], states: OptimizerStates) -> Non
     for optimizer, stored in zip(optimizers, states, strict=bool(states)):
         for parameter, state in zip(parameters_of(optimizer), stored, strict=True):
             if state:
-                optimizer.state[parameter] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                optimizer.state[parameter] = cloned(state)
+
+
+def cloned(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter's state, with tensors of its own."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def kept_states(method: FedMethod, optimizers: Sequence[Optimizer]) -> OptimizerStates:
@@ -135,6 +140,7 @@ def has_gradients(optimizer: Optimizer) -> bool:
 __all__ = [
     "OptimizerStates",
     "Schedule",
+    "cloned",
     "configured",
     "has_gradients",
     "kept_states",

@@ -15,6 +15,7 @@ from benchmark.federation.fit import Fit
 from benchmark.federation.holdings import Holdings
 from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.scaling import LossScaler
+from benchmark.federation.trainer import VisitTrainer
 from datamodules.base import FSSLDataModule, SiteData
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import RunError, Stopped, safe_str
@@ -148,8 +149,11 @@ class LocalSite:
 
     def prepare_fit(self, epochs: int = 0) -> Fit:
         """A fit of ``epochs`` epochs whose optimisers start from the state that the site has kept."""
-        context, states = self._context, self.optimizer_states
-        return Fit(self._method, states, context.callbacks, context.loggers, context.rank, context.ranks, epochs)
+        context = self._context
+        trainer = VisitTrainer(
+            self._method, context.callbacks, context.loggers, context.rank, context.ranks, max_epochs=epochs
+        )
+        return Fit(self._method, self.optimizer_states, trainer)
 
     def keep(self, fit: Fit) -> None:
         """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""
@@ -224,7 +228,7 @@ class ReferenceEngine:
         with self.hook_context("optimizer_scopes", 0):
             states = kept_states(self.method, optimizers)
         kept: list[Tensor] = [value for own in states for state in own for value in state.values()]
-        return num_bytes(self.method.tensors("personal")) + sum(t.numel() * t.element_size() for t in kept)
+        return num_bytes(self.method.tensors("personal")) + sum(tensor.nbytes for tensor in kept)
 
     def run_visits(
         self,
@@ -233,7 +237,7 @@ class ReferenceEngine:
         kept: MutableMapping[int, ClientState],
         on_visit_end: OnVisitEnd = lambda visit, result: result,
     ) -> dict[tuple[int, int], VisitResult]:
-        """Run visits, one after another.
+        """Run visits, in the reference engine one after another.
 
         Args:
             visits: those of this process; a client may have several.
@@ -248,12 +252,20 @@ class ReferenceEngine:
             RunError: whatever the method raises, with the method, client and round.
         """
         results: dict[tuple[int, int], VisitResult] = {}
-        sent = [self.send(visit, server) for visit in visits]  # while the module is still the server
-        for visit, tensors in zip(visits, sent, strict=True):
-            result, kept[visit.client] = self.run_visit(visit, tensors, kept.get(visit.client))
+        sent = {visit: self.send(visit, server) for visit in visits}  # while the module is still the server
+        for visit, result in self.ended_visits(sent, kept):
             results[visit.client, visit.repeat] = on_visit_end(visit, result)
-            del result
+            del result  # its tensors may be given up before the next visit
         return results
+
+    def ended_visits(
+        self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
+    ) -> Iterator[tuple[Visit, VisitResult]]:
+        """Run visits to which this was sent, in order; yields each with its result as soon as it has ended."""
+        for visit, tensors in sent.items():
+            result, kept[visit.client] = self.run_visit(visit, tensors, kept.get(visit.client))
+            yield visit, result
+            del result
 
     def run_visit(self, visit: Visit, sent: Sent, state: ClientState | None) -> tuple[VisitResult, ClientState]:
         """Run one visit; returns its result and what the client keeps."""

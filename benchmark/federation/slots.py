@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmark.federation.fit import Fit
-from benchmark.federation.optimizers import parameters_of
+from benchmark.federation.optimizers import cloned, parameters_of
 from benchmark.federation.recording import Recording, record
 from benchmark.federation.reference import (
     ClientState,
     LocalSite,
-    OnVisitEnd,
     ReferenceEngine,
     RunContext,
     Sent,
@@ -84,35 +83,26 @@ class SlotsEngine(ReferenceEngine):
             engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
             self.slots.append(Slot(engine, self.replay))
 
-    def run_visits(
-        self,
-        visits: Sequence[Visit],
-        server: Mapping[str, Tensor],
-        kept: MutableMapping[int, ClientState],
-        on_visit_end: OnVisitEnd = lambda visit, result: result,
-    ) -> dict[tuple[int, int], VisitResult]:
-        """As in the reference engine; a client's second visit begins after its first has ended.
+    def ended_visits(
+        self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
+    ) -> Iterator[tuple[Visit, VisitResult]]:
+        """As in the reference engine, but in groups; a client's second visit begins after its first has ended.
 
         If clients share an optimiser's state, there is one visit at a time.
         """
-        results: dict[tuple[int, int], VisitResult] = {}
-        sent = {
-            (visit.client, visit.repeat): self.send(visit, server) for visit in visits
-        }  # while the module is still the server
-        for together in [[visit] for visit in visits] if self.sequential else self.groups(visits):
+        for together in [[visit] for visit in sent] if self.sequential else self.groups(list(sent)):
             taken = self.assign_slots(together)
             for slot, visit in taken.items():
                 with slot.on_stream():  # what comes from the host waits for no other slot
                     state = kept.get(visit.client)
-                slot.begin_visit(visit, sent[visit.client, visit.repeat], state)
+                slot.begin_visit(visit, sent[visit], state)
             walks = [slot.train() for slot in taken]
             while walks:
                 walks = [walk for walk in walks if next(walk, "done") != "done"]
             for slot, visit in taken.items():
                 result, kept[visit.client] = slot.end_visit()
-                results[visit.client, visit.repeat] = on_visit_end(visit, result)
+                yield visit, result
                 del result
-        return results
 
     def groups(self, visits: Sequence[Visit]) -> Iterator[list[Visit]]:
         """Groups of visits that run together. With ``auto``, the first visit shows how many slots fit."""
@@ -203,7 +193,7 @@ class Slot:
             yield
         with self.on_stream(), self.engine.error_context(site):
             site.keep(fit)
-            site.optimizer_states = copied(site.optimizer_states)
+            site.optimizer_states = [[cloned(state) for state in own] for own in site.optimizer_states]
 
     def end_visit(self) -> tuple[VisitResult, ClientState]:
         """The client uploads; returns the result of the visit and what the client keeps."""
@@ -278,7 +268,6 @@ class Slot:
         A step that changes a setting which its recording would freeze is never recorded. ``on_train_batch_end`` is part
         of the recorded step, so schedules move after it; elsewhere they move before it.
         """
-
         groups = [group for optimizer in fit.optimizers for group in optimizer.param_groups]
         look, restless = self.settings(fit), changes_between_steps(fit)
         settled, epoch = 0, -1
@@ -426,13 +415,6 @@ def settings(optimizer: Optimizer) -> tuple[Any, ...]:
         for k, v in group.items()
         if k not in SKIPPED
     )
-
-
-def copied(states: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Copies of optimiser states."""
-    return [
-        [{k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()} for state in own] for own in states
-    ]
 
 
 def _rate(device: torch.device) -> Tensor:

@@ -73,7 +73,7 @@ class Store(MutableMapping[int, ClientState]):
         if client in self:
             del self[client]
         held, devices = _moved(state)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in split_tensors(held)[1])
+        size = sum(tensor.nbytes for tensor in split_tensors(held)[1])
         self._here[client] = _Held(held, devices, size)
         self.bytes += size
         while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:

@@ -107,7 +107,7 @@ class VisitTrainer(PartOfLightning):
         loggers: what ``self.logger`` and ``self.loggers`` give.
         rank: rank of this process.
         ranks: number of processes.
-        epochs: number of local epochs.
+        max_epochs: number of local epochs.
     """
 
     path = "self.trainer"
@@ -119,17 +119,17 @@ class VisitTrainer(PartOfLightning):
     def __init__(
         self,
         method: FedMethod,
-        callbacks: Sequence[Callback],
-        loggers: Sequence[Any],
-        rank: int,
-        ranks: int,
-        epochs: int,
+        callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Any] = (),
+        rank: int = 0,
+        ranks: int = 1,
+        max_epochs: int = 0,
     ) -> None:
         self.lightning_module = method
         self.callbacks, self.loggers = list(callbacks), list(loggers)
         self.global_rank, self.world_size = rank, ranks
         self.current_epoch = self.global_step = 0
-        self.max_epochs = epochs
+        self.max_epochs = max_epochs
         self.strategy = VisitStrategy(method, method._engine.loss_scaler)
         self.precision_plugin = VisitPrecision(method._engine.loss_scaler)
 

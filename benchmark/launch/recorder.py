@@ -9,13 +9,13 @@ from lightning import Fabric
 
 from benchmark.config import Run
 from benchmark.federation import checkpoint
+from benchmark.federation.exported import WEIGHTS
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.signals import check_stopped
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.loggers import Mirror, mirror_run
+from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import BenchError, ConfigError, DataError, Stopped
-
-CHECKPOINT = "checkpoint.pt"
 
 
 class Bystander:
@@ -93,7 +93,7 @@ class Recorder(Bystander):
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
         weights = {name: value.cpu() for name, value in federation.server.items()}
-        checkpoint.save_plain(self.files.path / "weights.pt", weights)
+        checkpoint.save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(record)
@@ -120,4 +120,4 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]
             raise
 
 
-__all__ = ["CHECKPOINT", "Bystander", "Recorder", "recording"]
+__all__ = ["Bystander", "Recorder", "recording"]

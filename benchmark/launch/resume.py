@@ -10,9 +10,10 @@ from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
-from benchmark.launch.recorder import CHECKPOINT, Bystander, Recorder
+from benchmark.launch.recorder import Bystander, Recorder
 from benchmark.runs.code_identity import code_version, method_source
 from benchmark.runs.folder import RunFolder
+from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 
@@ -61,28 +62,20 @@ def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: B
     Raises:
         RunError: the checkpoint is not this run's, or rows that were written before it are missing or changed.
     """
-
-    def load() -> dict[str, Any] | None:
-        assert isinstance(recorder, Recorder)
-        return _load(recorder, federation)
-
-    def take_up() -> None:
-        assert isinstance(recorder, Recorder)
-        _take_up(recorder, federation, saved)
-
-    saved = _broadcast(fabric, on_first(fabric, load))
+    saved = _broadcast(fabric, on_first(fabric, lambda: _load(recorder, federation)))
     if saved is not None:
         federation.load_state_dict(saved)
     wait_for_all(fabric)
-    on_first(fabric, take_up)
+    on_first(fabric, lambda: _take_up(recorder, federation, saved))
 
 
-def _load(recorder: Recorder, federation: Federation) -> dict[str, Any] | None:
+def _load(recorder: Bystander, federation: Federation) -> dict[str, Any] | None:
     """The checkpoint that the run continues from. One that does not say where it comes from (an old one) is trusted.
 
     Raises:
         RunError: it is of another run or partition, or lacks something of the run.
     """
+    assert isinstance(recorder, Recorder)
     saved, path = recorder.checkpoint.load(), recorder.checkpoint.path
     if saved is None:
         return None
@@ -98,8 +91,9 @@ def _load(recorder: Recorder, federation: Federation) -> dict[str, Any] | None:
     return saved
 
 
-def _take_up(recorder: Recorder, federation: Federation, saved: Mapping[str, Any] | None) -> None:
+def _take_up(recorder: Bystander, federation: Federation, saved: Mapping[str, Any] | None) -> None:
     """Bring what the first process writes back to the round that the run continues with."""
+    assert isinstance(recorder, Recorder)
     files, rows = recorder.files, None if saved is None else saved.get("rows")
     if saved is not None:
         recorder.checkpoint.taken_up(federation.state_dict())

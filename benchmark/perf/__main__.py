@@ -1,4 +1,4 @@
-"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist rounds:fedavg --write FILE``.
+"""Measure the speed of this machine: ``python -m benchmark.perf epochs:fed_consist layouts:fedavg --write FILE``.
 
 With a GPU, ``python -m benchmark.perf gpu:fedavg --goal ... --write FILE`` checks it, times it and profiles it
 (``make perf-gpu``).
@@ -25,15 +25,9 @@ SECTIONS: dict[str, tuple[str, int]] = {
     "layouts": ("rounds.layouts", 1),
     "growth": ("growth.section", 1),
     "partitions": ("rounds.partitions", 0),
-    "engines": ("engines.section", 1),
-    "visits": ("visits.section", 1),
-    "agreement": ("agreement.section", 0),
-    "reads": ("reads.section", 0),
-    "replays": ("replays.section", 0),
     "augmentation": ("augmentation.section", 0),
     "memory": ("memory.section", 0),
     "start": ("start.section", 1),
-    "profiles": ("profiles.section", 2),
 }
 """Sections by name: measuring function, of a module that is imported only when needed, and number of methods.
 
@@ -61,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help=f"{GPU}: PAPER ROW ROUNDS SECONDS [OPTION=VALUE ...]: a row of a suite, and how long it may take",
     )
     parser.add_argument("--parts", nargs="+", choices=gpu.PARTS, default=list(gpu.PARTS), help=f"{GPU}: only these")
-    parser.add_argument("--minutes", type=float, default=9.0, help=f"{GPU}: for all its parts together")
+    parser.add_argument("--minutes", type=float, default=9.0, help=f"{GPU}: for each part")
     parser.add_argument("--trial", action="store_true", help=f"{GPU}: the same code on the CPU with tiny sizes")
     arguments = parser.parse_args(words)
     if arguments.trial and arguments.write:

@@ -1,4 +1,4 @@
-"""Agreement of other engines and devices with the reference engine, by method."""
+"""Agreement of engines and devices with the reference engine, by method."""
 
 from functools import partial
 from typing import Any
@@ -8,11 +8,10 @@ from torch import Tensor
 
 from benchmark.arguments import typed_args, without_default
 from benchmark.config import Run, RunConfig
-from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
-from benchmark.perf.federations import Noise, arithmetic, launched, tensor_cores
-from benchmark.perf.measure import Section, attempt, probe
-from benchmark.registry import KINDS, ClassSpec, find_class, known_names
+from benchmark.perf.federations import Noise, federation_of, tensor_cores
+from benchmark.perf.measure import attempt
+from benchmark.registry import KINDS, ClassSpec, find_class
 from methods.base import FedMethod
 
 ROUNDS, CLIENTS, SLOTS, BATCH, IMAGES = 2, 6, 3, 16, 250
@@ -22,6 +21,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "slots": {"slots": SLOTS, "replay": False},
     "slots, replay": {"slots": SLOTS, "replay": True},
 }
+OTHERS = [name for name in ENGINES if name != "reference"]
 HOLDERS: dict[str, dict[str, Any]] = {
     "partial_clients": {"labelled_clients": 2},
     "server": {"num_labels": 40, "pipeline": "randaugment_uniform"},
@@ -38,14 +38,11 @@ FLOWING = {
     "lambda_l2": 1.0,
     "projector_width": 64,
 }
-RUNS = (
+NOTE = (
     f"Global models after {ROUNDS} rounds on {IMAGES} random images: {CLIENTS} clients, batches of {BATCH} and ragged "
     f"ones, small CNN, {SLOTS} slots, thresholds that untrained networks reach, so that pseudo-labels flow; mix-up is "
-    "on. `equal`: the same bits; a number: the distance from the reference over the distance that training has covered."
-)
-HOST_NOTE = f"{RUNS} Views and draws are those of a run."
-DEVICE_NOTE = (
-    f"{RUNS} Against the reference on the CPU every image has the same view everywhere, since random ones differ "
+    "on. `equal`: the same bits; a number: the distance from the reference over the distance that training has "
+    "covered. Against the reference on the CPU every image has the same view everywhere, since random ones differ "
     "between devices; what a method itself draws on the device still differs, so hold such a row against the last "
     "columns alone. Against the reference on the GPU, views and draws are those of a run. TF32 is off here, in "
     "convolutions too. Kernels on a GPU may add in another order from run to run: rounding grows with every step in "
@@ -53,7 +50,7 @@ DEVICE_NOTE = (
 )
 
 
-def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) -> Run:
+def configured(method: str, precision: str = "32-true") -> Run:
     """Configure a short run of a method in its scenario: one warm-up round, one epoch, with pseudo-labels."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
     known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
@@ -67,28 +64,13 @@ def configured(method: str, precision: str = "32-true", rounds: int = ROUNDS) ->
         **HOLDERS[cls.scenario],
     }
     data = ClassSpec(f"{Noise.__module__}.{Noise.__qualname__}", held)
-    return Run.of(RunConfig(ClassSpec(method, short), data, rounds=rounds, precision=precision))
+    return Run.of(RunConfig(ClassSpec(method, short), data, rounds=ROUNDS, eval_every=ROUNDS, precision=precision))
 
 
-def federation(
-    run: Run, device: str = "cpu", same_views: bool = False, slots: int | None = None, replay: bool = True
-) -> Federation:
-    """Create the federation of a run; ``same_views``: every image always has the same view."""
-    config = run.config
-    fabric = launched(device, config.precision)
-    made, data = make(run, fabric.device)
-    if same_views:
-        data.views = dict.fromkeys(data.views, data.views["test"])
-    roster = data.roster(config.seed)
-    return Federation(
-        made, data, roster, fabric, config.rounds, config.seed, eval_every=config.rounds, slots=slots, replay=replay
-    )
-
-
-def ends(method: str, precision: str, **options: Any) -> tuple[Tensor, Tensor]:
-    """Return the global model before and after a run as float64 vectors; for the options see ``federation``."""
-    with arithmetic(precision), tensor_cores(products=False, convolutions=False):
-        made = federation(configured(method, precision), **options)
+def ends(method: str, precision: str, device: str = "cpu", **options: Any) -> tuple[Tensor, Tensor]:
+    """Return the global model before and after a run as float64 vectors; for the options see ``federation_of``."""
+    with tensor_cores(False):
+        made = federation_of(configured(method, precision), device, **options)
         before = numbers(made)
         made.run()
         return before, numbers(made)
@@ -112,39 +94,20 @@ def compared(method: str, precision: str, engines: list[str], reference: dict[st
     return [attempt(partial(cell, name)) for name in engines]
 
 
-def row(method: str) -> list[Any]:
-    """Row of a method's engines on the CPU."""
-    engines = [name for name in ENGINES if name != "reference"]
-    return [method, *(cell for p in PRECISIONS for cell in compared(method, p, engines, {}))]
-
-
-def headers() -> list[str]:
-    """Column names of ``row``."""
-    return ["method", *(f"{name}, {p}" for p in PRECISIONS for name in ENGINES if name != "reference")]
-
-
-def device_row(method: str, device: str) -> list[Any]:
+def row(method: str, device: str) -> list[Any]:
     """Row of a method's engines on a device: against the reference on the CPU, then on the device."""
     cells: list[Any] = [method]
     for p in PRECISIONS:
         cells += compared(method, p, list(ENGINES), {"same_views": True}, device=device, same_views=True)
-    engines = [name for name in ENGINES if name != "reference"]
-    return [*cells, *compared(method, PRECISIONS[0], engines, {"device": device}, device=device)]
+    return [*cells, *compared(method, PRECISIONS[0], OTHERS, {"device": device}, device=device)]
 
 
-def device_headers() -> list[str]:
-    """Column names of ``device_row``."""
-    other = [f"{name} - CPU, {p}" for p in PRECISIONS for name in ENGINES]
-    own = [f"{name} - GPU, {PRECISIONS[0]}" for name in ENGINES if name != "reference"]
-    return ["method", *other, *own]
-
-
-def section() -> list[Section]:
-    """Measure every method's engines on the CPU."""
-    speed = probe()
-    rows = [row(method) for method in known_names(KINDS["method"])]
-    title = "Agreement with the reference engine on the CPU"
-    return [Section(title, headers(), rows, HOST_NOTE, (speed, probe()))]
+HEADERS = [
+    "method",
+    *(f"{name} - CPU, {p}" for p in PRECISIONS for name in ENGINES),
+    *(f"{name} - GPU, {PRECISIONS[0]}" for name in OTHERS),
+]
+"""Column names of ``row``."""
 
 
 def numbers(made: Federation) -> Tensor:

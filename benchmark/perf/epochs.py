@@ -1,15 +1,15 @@
 """One local epoch of a mean-teacher method on the small CNN: the engine, a bare loop, released-style code."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, Unit, interleaved, probe, threads
-from benchmark.perf.worker import Processes
+from benchmark.perf.measure import Section, Unit, interleaved, threads
+from benchmark.perf.worker import process, together
 from benchmark.runs.environment import cores
 from methods import models
 
@@ -22,12 +22,18 @@ NOTE = (
 )
 
 
-def visit(number: int, method: str, labelled: bool = False) -> Callable[[], Any]:
-    """One visit of the engine to a client with or without labels."""
+@cache
+def visit(method: str, labelled: bool) -> Callable[[], Any]:
+    """One visit of the engine to a client with or without labels, made once per process."""
     data = Noise(2 * IMAGES, CLASSES, num_clients=2, partition="iid")
     made = federation(method, data, warmup_rounds=0)
     chosen = next(v for v in made.visits(0) if v.labelled == labelled)
     return lambda: made.engine.run_visit(chosen, made.engine.send(chosen, made.server), None)[0].bytes_down
+
+
+def visited(method: str, labelled: bool) -> None:
+    """Make the visit."""
+    visit(method, labelled)()
 
 
 def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
@@ -48,32 +54,31 @@ def bare(labelled: bool) -> tuple[Unit, Callable[..., Any]]:
     return loop, partial(loops.released_epoch, model, teacher, images.numpy(), mean, std)
 
 
-def section(method: str) -> list[Section]:
+def section(method: str) -> Iterator[Section]:
     """Measure unlabelled and labelled epochs with one thread and with all cores."""
-    sections = []
     for count in sorted({1, cores()}):
         with threads(count):
-            before, rows = probe(), []
+            title = f"Local epoch of `{method}` on the small CNN, {count} thread{'s' * (count > 1)}"
+            headers = ["client", "loop", "seconds", "images/s", "x bare loop", "released way / this"]
+            table = Section(title, headers, NOTE)
             for labelled in (False, True):
                 loop, released = bare(labelled)
-                units: dict[str, Unit] = {"engine": visit(0, method, labelled), "bare loop": loop}
+                units: dict[str, Unit] = {"engine": partial(visited, method, labelled), "bare loop": loop}
                 if not labelled:
                     units["released way"] = released
                     if count > 1:
                         units["released way, 8 workers"] = partial(released, workers=8)
-                several = Processes(visit, cores(), method, labelled) if count > 1 else None
+                several = [process() for _ in range(cores())] if count > 1 else []
                 if several:
-                    units[f"engine, {cores()} processes"] = several
+                    units[f"engine, {cores()} processes"] = partial(together, several, visited, method, labelled)
                 taken = interleaved(units)
+                for one in several:
+                    one.shutdown()
                 if several:
-                    several.close()
                     taken[f"engine, {cores()} processes"] /= cores()
                 kind = "labelled" if labelled else "unlabelled"
                 slowest = taken.get("released way")
                 for name, value in taken.items():
                     ratio = slowest / value if slowest else "-"
-                    rows.append([kind, name, value, IMAGES / value, value / taken["bare loop"], ratio])
-            title = f"Local epoch of `{method}` on the small CNN, {count} thread{'s' * (count > 1)}"
-            headers = ["client", "loop", "seconds", "images/s", "x bare loop", "released way / this"]
-            sections.append(Section(title, headers, rows, NOTE, (before, probe())))
-    return sections
+                    table.add([[kind, name, value, IMAGES / value, value / taken["bare loop"], ratio]])
+        yield table

@@ -1,16 +1,18 @@
 """Federations over random images, since speed does not depend on content."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from lightning import Fabric
 
+from benchmark.config import Run
+from benchmark.federation.assembly import assemble, make
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
-from benchmark.federation.store import Store
 from benchmark.launch.queues import enough_queues
 from benchmark.registry import KINDS, find_class
 from datamodules.base import FSSLDataModule
@@ -49,13 +51,9 @@ def federation(
     method: str,
     data: FSSLDataModule,
     model: str = "small_cnn",
-    precision: Any = "32-true",
-    participants: int | None = None,
     fabric: Fabric | None = None,
-    slots: int | None = None,
-    replay: bool = True,
-    sums: Literal["ordered", "exact"] = "ordered",
-    store: Store | None = None,
+    participants: int | None = None,
+    engine: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Federation:
     """Create a federation of many rounds that is evaluated only after the last, with its data set up.
@@ -64,34 +62,38 @@ def federation(
         method: name of the method.
         data: the data.
         model: name of the network.
-        precision: as in Fabric.
-        participants: clients per round; default: all.
         fabric: a launched Fabric; default: one process on the CPU.
-        slots: number of interleaved clients; default: the reference engine.
-        replay: whether slots record and replay their steps.
-        sums: how uploads are averaged.
-        store: store of the clients' states; default: in memory.
+        participants: clients per round; default: all.
+        engine: further arguments of ``Federation``; default: the reference engine.
         options: arguments of the method.
     """
-    fabric = fabric or launched("cpu", precision)
+    fabric = fabric or launched()
     data.place(fabric.device, torch.float32)
     data.setup()
     network = models.build(model, data.num_classes, image_size=data.image_size)
     made = find_class(method, KINDS["method"])(network, **options)
     roster = data.roster(0, participants)
-    return Federation(
-        made,
-        data,
-        roster,
-        fabric,
-        rounds=10_000,
-        seed=0,
-        eval_every=10_000,
-        slots=slots,
-        replay=replay,
-        sums=sums,
-        store=store,
-    )
+    return Federation(made, data, roster, fabric, rounds=10_000, seed=0, eval_every=10_000, **(engine or {}))
+
+
+def federation_of(
+    run: Run, device: str, slots: int | None = None, replay: bool = True, same_views: bool = False
+) -> Federation:
+    """Create the federation of a run.
+
+    Args:
+        run: the run.
+        device: ``cpu`` or ``cuda``.
+        slots: number of interleaved clients; default: the reference engine.
+        replay: whether slots record and replay their steps.
+        same_views: give every image the same view at all times.
+    """
+    runtime = replace(run.config.runtime, engine="slots" if slots else "reference", slots=slots or 1, replay=replay)
+    run, fabric = run.replace(runtime=runtime), launched(device, run.config.precision)
+    made, data = make(run, fabric.device)
+    if same_views:
+        data.views = dict.fromkeys(data.views, data.views["test"])
+    return assemble(run, made, data, fabric)
 
 
 def launched(device: str = "cpu", precision: Any = "32-true") -> Fabric:
@@ -112,16 +114,16 @@ def arithmetic(name: str) -> Iterator[Any]:
     if name != "tf32":
         yield name
         return
-    with tensor_cores(products=True, convolutions=True):
+    with tensor_cores(True):
         yield "32-true"
 
 
 @contextmanager
-def tensor_cores(products: bool, convolutions: bool) -> Iterator[None]:
-    """Switch TF32 in matrix products and in convolutions on or off while the context is open."""
+def tensor_cores(on: bool) -> Iterator[None]:
+    """Switch TF32 in matrix products and convolutions on or off while the context is open."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if products else "highest")
-    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
     try:
         yield
     finally:

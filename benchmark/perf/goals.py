@@ -1,7 +1,7 @@
 """Rows of the papers' tables at full size, with random images, against limits in seconds."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -11,10 +11,9 @@ import torch
 
 from benchmark.arguments import typed_args
 from benchmark.config import Run, RunConfig, apply, from_dict
-from benchmark.federation.assembly import make
 from benchmark.federation.loop import Federation
 from benchmark.files import read_value
-from benchmark.perf.federations import Noise, arithmetic, launched, synchronize
+from benchmark.perf.federations import Noise, arithmetic, federation_of, synchronize
 from benchmark.perf.measure import seconds
 from benchmark.registry import KINDS, ClassSpec, find_class
 from benchmark.suites import suite
@@ -111,29 +110,25 @@ def parsed(words: Sequence[str]) -> Goal:
 def federation(goal: Goal, precision: Any, slots: int, device: str) -> Federation:
     """Create the federation of a goal, with at most as many slots as participants."""
     config = goal.config()
-    fabric = launched(device, precision)
-    made, data = make(Run.of(replace(config, precision=precision)), fabric.device)
-    roster = data.roster(config.seed, **config.roster)
-    slots = min(slots, roster.participants or roster.num_clients)
-    return Federation(
-        made, data, roster, fabric, config.rounds, config.seed, config.eval_every, slots=slots, replay=True
-    )
+    active = config.roster.get("participants") or config.data.init_args["num_clients"]
+    return federation_of(Run.of(replace(config, precision=precision)), device, slots=min(slots, active))
 
 
-def rounds_of(made: Federation, device: str) -> Callable[[], float]:
-    """Return a function that runs the next round (from the first after warm-up) and returns its seconds."""
-    made.round = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
+def first_round(made: Federation) -> int:
+    """The first round that is no warm-up."""
+    return next((number for number in range(made.rounds) if not made.method.is_warmup(number)), 0)
 
-    def unit() -> float:
-        def work() -> None:
-            made.run_round(made.round)
-            synchronize(device)
 
-        taken = seconds(work)
-        made.round += 1
-        return taken
+def next_round(made: Federation, device: str) -> float:
+    """Run the next round and return its seconds."""
 
-    return unit
+    def work() -> None:
+        made.run_round(made.round)
+        synchronize(device)
+
+    taken = seconds(work)
+    made.round += 1
+    return taken
 
 
 def recordings(made: Federation) -> int:
@@ -156,11 +151,11 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
         deadline = time.monotonic() + allowed
         began = seconds(partial(made.server_phase, 0, first=True))
         synchronize(device)
-        unit = rounds_of(made, device)
-        taken, recorded = [unit()], [True]
+        made.round = first_round(made)
+        taken, recorded = [next_round(made, device)], [True]
         while len(taken) < COLD + STEADY and (len(taken) < COLD or time.monotonic() < deadline):
             before = recordings(made)
-            taken.append(unit())
+            taken.append(next_round(made, device))
             recorded.append(recordings(made) != before)
     first, further = taken[:COLD], steady(taken[COLD:], recorded[COLD:]) or taken[-1]
     left = max(goal.rounds - COLD, 0)

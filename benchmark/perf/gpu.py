@@ -5,17 +5,17 @@ Every measurement is a separate task: one that fails becomes a line with the rea
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 
-from benchmark.perf import agreement, engines, goals, graphs, profiles, reads, visits
+from benchmark.perf import agreement, engines, goals, graphs, profiles
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import Goal
-from benchmark.perf.measure import FAILED, Section, attempt, probe
+from benchmark.perf.measure import FAILED, Section, attempt
 from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
@@ -23,8 +23,6 @@ Do = Callable[..., Any]
 """Function that runs a task, given allowed seconds, a function and its arguments; raises ``TaskFailed``."""
 
 GRACE_S = 20.0
-SPEEDUP = 10.0
-UNITS = ("reference", "slots", "slots, replay")
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Plan:
         plain: methods with plain supervised steps, whose visits are timed.
         goals: rows of the papers' tables with their limits.
         device: ``cuda``; ``cpu`` for a trial of this code.
-        seconds: seconds for all parts together.
-        checked: methods whose agreement and host reads are checked; default: all.
+        seconds: seconds for each part.
+        checked: methods whose agreement is checked; default: all.
         precisions: see ``arithmetic``.
         cases: networks and images per step.
         clients: clients per round in timed visits.
@@ -44,15 +42,13 @@ class Plan:
         slots: numbers of slots.
         goal_slots: numbers of slots for the goals.
         profile_slots: number of slots (and visits) for the profiles.
-        times: visits per timing of the overhead.
-        replays: replays per timing of a recording.
     """
 
     plain: Sequence[str]
     goals: Sequence[Goal]
     device: str = "cuda"
     seconds: float = 540.0
-    checked: Sequence[str] | None = None
+    checked: Sequence[str] = field(default_factory=lambda: known_names(KINDS["method"]))
     precisions: Sequence[str] = ("32-true", "tf32", "bf16-mixed")
     cases: Sequence[tuple[str, int]] = (
         ("small_cnn", 10),
@@ -66,13 +62,6 @@ class Plan:
     slots: Sequence[int] = (1, 2, 4, 8, 16)
     goal_slots: Sequence[int] = (16, 4)
     profile_slots: int = 4
-    times: int = 20
-    replays: int = graphs.REPLAYS
-
-    @property
-    def methods(self) -> Sequence[str]:
-        """The methods to check."""
-        return known_names(KINDS["method"]) if self.checked is None else self.checked
 
 
 def trial(plan: Plan) -> Plan:
@@ -88,8 +77,6 @@ def trial(plan: Plan) -> Plan:
         slots=(1, 2),
         goal_slots=(2,),
         profile_slots=2,
-        times=1,
-        replays=1,
     )
 
 
@@ -99,21 +86,20 @@ class Part:
     Args:
         plan: the plan.
         do: runs a task.
-        seconds: seconds for the part.
     """
 
-    def __init__(self, plan: Plan, do: Do, seconds: float) -> None:
-        self.plan, self.do, self.deadline = plan, do, time.monotonic() + seconds
+    def __init__(self, plan: Plan, do: Do) -> None:
+        self.plan, self.do, self.deadline = plan, do, time.monotonic() + plan.seconds
 
     @property
     def left(self) -> float:
         """Remaining seconds."""
         return self.deadline - time.monotonic()
 
-    def table(self, title: str, headers: Sequence[str], note: str) -> "Table":
+    def table(self, title: str, headers: Sequence[str], note: str) -> Section:
         """Create a table of the part; its title names the device."""
         name = torch.cuda.get_device_name() if self.plan.device == "cuda" else "trial on the CPU"
-        return Table(f"{title} ({name})", headers, note)
+        return Section(f"{title} ({name})", headers, note)
 
     def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
         """Run a task and return its line or lines, or a line with its label and the error."""
@@ -126,43 +112,11 @@ class Part:
         return found if isinstance(found[0], list) else [found]
 
 
-class Table:
-    """A section that grows."""
-
-    def __init__(self, title: str, headers: Sequence[str], note: str) -> None:
-        self.title, self.headers, self.note = title, headers, note
-        self.probe, self.rows, self.errors = probe(), list[list[Any]](), list[str]()
-
-    def numbered(self, cell: Any) -> Any:
-        """Return a cell, or the number of its error."""
-        if not (isinstance(cell, str) and cell.startswith(FAILED)):
-            return cell
-        error = cell.removeprefix(FAILED)
-        if error not in self.errors:
-            self.errors.append(error)
-        return f"failed [{1 + self.errors.index(error)}]"
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> Section:
-        """Append lines, padded if needed, with errors below the table; return the section."""
-        for row in rows:
-            cells = [self.numbered(cell) for cell in row]
-            self.rows.append([*cells, *[""] * (len(self.headers) - len(cells))])
-        note = " ".join([self.note, *(f"[{number}] {error}." for number, error in enumerate(self.errors, start=1))])
-        return Section(self.title, self.headers, self.rows, note, (self.probe, probe()))
-
-
 def check_agreement(part: Part) -> Iterator[Section]:
     """Check engines and devices, method by method."""
-    table = part.table("Agreement of engines and devices", agreement.device_headers(), agreement.DEVICE_NOTE)
-    for method in part.plan.methods:
-        yield table.add(part.rows([method], agreement.device_row, method, part.plan.device))
-
-
-def check_reads(part: Part) -> Iterator[Section]:
-    """Count host reads, method by method."""
-    table = part.table("Host reads", reads.HEADERS, reads.NOTE)
-    for method in part.plan.methods:
-        yield table.add(part.rows([method], reads.row, method, part.plan.device))
+    table = part.table("Agreement of engines and devices", agreement.HEADERS, agreement.NOTE)
+    for method in part.plan.checked:
+        yield table.add(part.rows([method], agreement.row, method, part.plan.device))
 
 
 def time_engines(part: Part) -> Iterator[Section]:
@@ -173,7 +127,7 @@ def time_engines(part: Part) -> Iterator[Section]:
         "warm-up in which steps are recorded. 32-true is what runs use: PyTorch's settings, with TF32 in convolutions "
         "only. tf32: in matrix products, too."
     )
-    names = [f"{engines.engine_name(n)}, ms" for n in plan.slots]
+    names = [f"K = {slots}, ms" for slots in plan.slots]
     headers = ["network", "batch", "precision", "replay", "reference, ms", *names, "reference / best"]
     for method in plan.plain:
         table = part.table(f"Engines, visits of `{method}`", headers, note)
@@ -185,28 +139,13 @@ def time_engines(part: Part) -> Iterator[Section]:
 def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
     """Measure a line; if one engine fails, the others keep their numbers."""
     network, batch, precision, _ = label
+    sizes = {"device": plan.device, "clients": plan.clients, "batches": plan.batches}
     chosen: list[dict[str, Any]] = [{}, *({"slots": n, "replay": replay} for n in plan.slots)]
-    taken = [
-        attempt(partial(engines.alone, precision, 1, method, network, batch, **sizes(plan), **own)) for own in chosen
-    ]
+    taken = [attempt(partial(engines.alone, precision, method, network, batch, **sizes, **own)) for own in chosen]
     shown = [cell if isinstance(cell, str) else 1000 * cell for cell in taken]
     if isinstance(taken[0], str) or not (fine := [cell for cell in taken[1:] if not isinstance(cell, str)]):
         return [*label, *shown, "-"]
     return [*label, *shown, taken[0] / min(fine)]
-
-
-def sizes(plan: Plan) -> dict[str, Any]:
-    """Device, number and length of timed visits."""
-    return {"device": plan.device, "clients": plan.clients, "batches": plan.batches}
-
-
-def time_visits(part: Part) -> Iterator[Section]:
-    """Time the overhead of a visit."""
-    for method in part.plan.plain:
-        table = part.table(f"Visits of `{method}` beside their steps", visits.HEADERS, visits.NOTE)
-        for network in dict.fromkeys(network for network, _ in part.plan.cases):
-            arguments = method, network, part.plan.times, part.plan.device, "32-true", UNITS
-            yield table.add(part.rows([network], visits.rows, *arguments))
 
 
 def time_graphs(part: Part) -> Iterator[Section]:
@@ -215,31 +154,12 @@ def time_graphs(part: Part) -> Iterator[Section]:
     table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
     for precision, (network, batch) in product(plan.precisions, plan.cases):
         label = [network, batch, precision]
-        yield table.add(part.rows(label, graphs.row, *label, plan.device, plan.replays))
+        yield table.add(part.rows(label, graphs.row, *label, plan.device))
 
 
 def time_goals(part: Part) -> Iterator[Section]:
-    """Measure the speed-up over the eager reference, then the papers' rows against their limits."""
+    """Measure the papers' rows against their limits."""
     plan = part.plan
-    headers = [
-        "method",
-        "network",
-        "batch",
-        "precision",
-        "reference, ms",
-        "slots",
-        "ms",
-        "speed-up",
-        "wanted",
-        "goal",
-    ]
-    note = f"Visits of {plan.clients} clients of {plan.batches} batches each; slots with replay, the fastest number."
-    small = [case for case in plan.cases if case[0] == plan.cases[0][0]]
-    for method in plan.plain:
-        table = part.table(f"Goal: replayed slots against the eager reference, `{method}`", headers, note)
-        for network, batch in small:
-            label = [method, network, batch]
-            yield table.add(part.rows(label, speedup_row, plan, method, network, batch))
     if not plan.goals:
         return
     table = part.table("Goals: rows of the papers' tables, random images", goals.HEADERS, goals.NOTE)
@@ -248,20 +168,6 @@ def time_goals(part: Part) -> Iterator[Section]:
         allowed = part.left / (len(tasks) - number) / 2  # the rest is for the data and the first rounds
         label = [goal.name, goal.rounds, precision, slots]
         yield table.add(part.rows(label, goals.measured, goal, precision, slots, plan.device, allowed))
-
-
-def speedup_row(plan: Plan, method: str, network: str, batch: int) -> list[Any]:
-    """Measure one line: reference and the fastest number of slots."""
-    precision = plan.precisions[0]
-
-    def seconds(**own: Any) -> float:
-        return engines.alone(precision, 2, method, network, batch, **sizes(plan), **own)
-
-    reference = seconds()
-    fastest, number = min((seconds(slots=n, replay=True), n) for n in plan.slots[-2:])
-    ratio = reference / fastest
-    verdict = "met" if ratio >= SPEEDUP else "missed"
-    return [method, network, batch, precision, 1000 * reference, number, 1000 * fastest, ratio, SPEEDUP, verdict]
 
 
 def profile(part: Part) -> Iterator[Section]:
@@ -285,23 +191,19 @@ def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[li
         made = goals.federation(goal, known, slots, device)
         if made.method.hparams.get("local_epochs"):
             made.method.hparams["local_epochs"] = 1
-        first = next((n for n in range(made.rounds) if not made.method.is_warmup(n)), 0)
-        chosen = made.visits(first)[:slots]
+        chosen = made.visits(goals.first_round(made))[:slots]
         for _ in range(2):
             made.engine.run_visits(chosen, made.server, {})
         return [[goal.name, *row] for row in profiles.kernels(made, chosen, device)]
 
 
-PARTS: dict[str, tuple[Callable[[Part], Iterator[Section]], float]] = {
-    "agreement": (check_agreement, 0.27),
-    "reads": (check_reads, 0.07),
-    "engines": (time_engines, 0.28),
-    "visits": (time_visits, 0.04),
-    "graphs": (time_graphs, 0.04),
-    "goals": (time_goals, 0.22),
-    "profiles": (profile, 0.08),
+PARTS: dict[str, Callable[[Part], Iterator[Section]]] = {
+    "agreement": check_agreement,
+    "engines": time_engines,
+    "graphs": time_graphs,
+    "goals": time_goals,
+    "profiles": profile,
 }
-"""Parts by name: function and share of the time; unused time goes to later parts."""
 
 
 def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section], None]) -> list[Section]:
@@ -316,12 +218,9 @@ def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section
     Returns:
         the sections as they are in the end.
     """
-    ends, found = time.monotonic() + plan.seconds, dict[str, Section]()
-    for number, name in enumerate(parts):
-        work, share = PARTS[name]
-        shares = share + sum(PARTS[later][1] for later in parts[number + 1 :])
-        part = Part(plan, do, max(0.0, ends - time.monotonic()) * share / shares)
-        for section in work(part):
+    found = dict[str, Section]()
+    for name in parts:
+        for section in PARTS[name](Part(plan, do)):
             found[section.title] = section
             publish(section)
     return list(found.values())

@@ -1,8 +1,6 @@
 """Speed of one CUDA graph of many steps against one replay per step."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +9,10 @@ from torch import Tensor, nn
 
 from benchmark.federation.recording import record
 from benchmark.perf.federations import arithmetic, synchronize
+from benchmark.perf.measure import interleaved
 from methods import models
 
-MANY, REPEATS, REPLAYS = 16, 5, 10
+MANY, REPEATS, REPLAYS = 16, 5, 5
 WORTH = 1.5
 HEADERS = [
     "network",
@@ -26,10 +25,10 @@ HEADERS = [
     "in a graph",
 ]
 NOTE = (
-    f"Milliseconds per step, until the device has done it: without a recording, from {REPLAYS * MANY} replays of one "
-    f"recorded step, and from {REPLAYS} replays of a recording of {MANY}. The best of {REPEATS}. A step: forward pass, "
-    "cross-entropy, backward pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing is "
-    f"copied. Recording many steps is worth its code from {WORTH} on (docs/decisions.md)."
+    f"Milliseconds per step, until the device has done it: {REPLAYS * MANY} steps without a recording, by replays of "
+    f"one recorded step, and by {REPLAYS} replays of a recording of {MANY}; the median of {REPEATS}. A step: forward "
+    "pass, cross-entropy, backward pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing "
+    f"is copied. Recording many steps is worth its code from {WORTH} on (docs/decisions.md)."
 )
 
 
@@ -53,35 +52,22 @@ def step_of(network: str, batch: int, precision: str, device: torch.device) -> C
     return step
 
 
-@contextmanager
-def side_stream(device: torch.device) -> Iterator[Any]:
-    """Use a separate stream, as recordings require; does nothing on the CPU."""
-    if device.type == "cpu":
-        yield None
-        return
-    accelerator: Any = torch.get_device_module(device)
-    stream = accelerator.Stream()
-    stream.wait_stream(accelerator.current_stream())
-    with accelerator.stream(stream):
-        yield stream
+def repeated(work: Callable[[], object], times: int, device: str) -> Callable[[], None]:
+    """Return a function that does work so many times and waits for the device."""
+
+    def unit() -> None:
+        for _ in range(times):
+            work()
+        synchronize(device)
+
+    return unit
 
 
-def milliseconds(work: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Time per step until the device has finished, the best of several."""
-    best = float("inf")
-    for _ in range(REPEATS + 1):  # the first is a warm-up
-        synchronize(device.type)
-        began = time.perf_counter()
-        work()
-        synchronize(device.type)
-        best = min(best, time.perf_counter() - began)
-    return 1000 * best / steps
-
-
-def row(network: str, batch: int, precision: str, device: str = "cuda", replays: int = REPLAYS) -> list[Any]:
+def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[Any]:
     """Measure a line of the table: eager steps, one step per recording, and ``MANY``."""
     place = torch.device(device)
-    with arithmetic(precision) as known, side_stream(place) as stream:
+    stream: Any = torch.get_device_module(place).Stream() if device == "cuda" else None  # recording needs its own
+    with arithmetic(precision) as known, torch.cuda.stream(stream):
         step = step_of(network, batch, known, place)
 
         def many() -> None:
@@ -89,20 +75,12 @@ def row(network: str, batch: int, precision: str, device: str = "cuda", replays:
                 step()
 
         many()  # an optimiser's first step creates its state
-        eager = milliseconds(many, MANY, place)
-        one = record(step, place, stream=stream)
-
-        def one_by_one() -> None:
-            for _ in range(replays * MANY):
-                one.replay()
-
-        single = milliseconds(one_by_one, replays * MANY, place)
-        together = record(many, place, stream=stream)
-
-        def at_once() -> None:
-            for _ in range(replays):
-                together.replay()
-
-        chunk = milliseconds(at_once, replays * MANY, place)
+        steps = REPLAYS * MANY
+        units = {
+            "eager": repeated(step, steps, device),
+            "one": repeated(record(step, place, stream=stream).replay, steps, device),
+            "many": repeated(record(many, place, stream=stream).replay, REPLAYS, device),
+        }
+        eager, single, chunk = (1000 * taken / steps for taken in interleaved(units, REPEATS).values())
     verdict = "worth it" if single / chunk >= WORTH else "not worth it"
     return [network, batch, precision, eager, single, chunk, single / chunk, verdict]

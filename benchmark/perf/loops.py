@@ -1,6 +1,7 @@
 """Baselines for the engine: a bare loop with the same work, and one written like released codes."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,64 +27,59 @@ def bare_views(zoomed: Tensor, index: Tensor, mean: Tensor, std: Tensor) -> Tens
     return windows.mul_(scale).add_(shift).view(n, 32, 32, 3).permute(0, 3, 1, 2)
 
 
+def bare_batches(zoomed: Tensor, mean: Tensor, std: Tensor, views: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the batches of an epoch: positions of images, and that many views of them, cut for 16 batches at a time."""
+    for block in torch.split(torch.randperm(len(zoomed)), 16 * BATCH):
+        cut = [bare_views(zoomed, block, mean, std) for _ in range(views)]
+        yield from zip(*(torch.split(part, BATCH) for part in (block, *cut)), strict=True)
+
+
 def bare_epoch(model: nn.Module, teacher: nn.Module, zoomed: Tensor, mean: Tensor, std: Tensor, lead: float) -> None:
     """Run one mean-teacher epoch without a framework: tensors only, fused SGD, no host sync."""
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
     kept: list[Tensor] = list(teacher.parameters())
     moving: list[Tensor] = list(model.parameters())
-    order = torch.randperm(len(zoomed))
-    for start in range(0, len(order), BATCH * 16):
-        index = order[start : start + BATCH * 16]
-        first, second = (bare_views(zoomed, index, mean, std) for _ in range(2))
-        for a in range(0, len(index), BATCH):
-            with torch.no_grad():
-                p = teacher(first[a : a + BATCH]).softmax(1).pow(1 / SHARPENING)
-                target = p / p.sum(1, keepdim=True)
-            optimizer.zero_grad()
-            loss = WEIGHT * (model(second[a : a + BATCH]).softmax(1) - target).square().sum() / BATCH
-            loss.backward()
-            nn.utils.clip_grad_norm_(moving, CLIP)
-            optimizer.step()
-            with torch.no_grad():
-                torch._foreach_lerp_(kept, moving, lead)
+    for _, first, second in bare_batches(zoomed, mean, std, views=2):
+        with torch.no_grad():
+            p = teacher(first).softmax(1).pow(1 / SHARPENING)
+            target = p / p.sum(1, keepdim=True)
+        optimizer.zero_grad()
+        loss = WEIGHT * (model(second).softmax(1) - target).square().sum() / BATCH
+        loss.backward()
+        nn.utils.clip_grad_norm_(moving, CLIP)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(kept, moving, lead)
 
 
 def bare_supervised(model: nn.Module, zoomed: Tensor, labels: Tensor, mean: Tensor, std: Tensor) -> None:
     """Run one supervised epoch without a framework."""
     optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=DECAY, fused=True)
-    order = torch.randperm(len(zoomed))
-    for start in range(0, len(order), BATCH * 16):
-        index = order[start : start + BATCH * 16]
-        views, targets = bare_views(zoomed, index, mean, std), labels[index]
-        for a in range(0, len(index), BATCH):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(views[a : a + BATCH]), targets[a : a + BATCH])
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
+    for index, view in bare_batches(zoomed, mean, std, views=1):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(view), labels[index])
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
 
 
-class PillowPairs(Dataset[tuple[Tensor, Tensor]]):
-    """Two views per image with Pillow and torchvision, one image at a time."""
+class PillowViews(Dataset[tuple[Tensor, ...]]):
+    """Views of images with Pillow and torchvision, one image at a time.
 
-    def __init__(self, images: np.ndarray[Any, Any], mean: Tensor, std: Tensor) -> None:
-        self.images = images
-        self.view = transforms.Compose(
-            [
-                transforms.Resize((40, 40)),
-                transforms.RandomCrop(32),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(mean.tolist(), std.tolist()),
-            ]
-        )
+    Args:
+        images: uint8 ``[n, H, W, 3]``.
+        views: transforms of a Pillow image; an item has one view by each.
+    """
+
+    def __init__(self, images: np.ndarray[Any, Any], *views: Any) -> None:
+        self.images, self.views = images, views
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         image = Image.fromarray(self.images[i])
-        return self.view(image), self.view(image)
+        return tuple(view(image) for view in self.views)
 
 
 def released_epoch(
@@ -92,8 +88,17 @@ def released_epoch(
     """Run the same epoch in the style of released codes: Pillow, NCHW, loops over parameters, ``.item()``."""
     student = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.SGD(student.parameters(), LR, MOMENTUM, weight_decay=DECAY, foreach=False)
+    view = transforms.Compose(
+        [
+            transforms.Resize((40, 40)),
+            transforms.RandomCrop(32),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(mean.tolist(), std.tolist()),
+        ]
+    )
     losses = []
-    for first, second in DataLoader(PillowPairs(images, mean, std), BATCH, shuffle=True, num_workers=workers):
+    for first, second in DataLoader(PillowViews(images, view, view), BATCH, shuffle=True, num_workers=workers):
         with torch.no_grad():
             p = teacher(first).softmax(1) ** (1 / SHARPENING)
             target = p / p.sum(1, keepdim=True)

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,30 +25,42 @@ its machine, its code version, and the speed of a matrix product before and afte
 """
 
 
-@dataclass(frozen=True)
 class Section:
-    """A table of measurements.
+    """A table of measurements that grows line by line.
 
     Args:
         title: title of the table.
         headers: column names.
-        rows: cells; floats are shown with three significant digits.
-        note: explanation.
-        probe: GFLOP/s of ``probe`` before and after.
+        note: explanation; errors in cells are appended to it.
     """
 
-    title: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    note: str
-    probe: tuple[float, float]
+    def __init__(self, title: str, headers: Sequence[str], note: str) -> None:
+        self.title, self.headers, self.note = title, headers, note
+        self.rows, self.errors = list[list[Any]](), list[str]()
+        self.before = self.after = probe()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> "Section":
+        """Append lines, padded if needed, with numbers in place of errors; return the section."""
+        for row in rows:
+            cells = [self._numbered(cell) for cell in row]
+            self.rows.append([*cells, *[""] * (len(self.headers) - len(cells))])
+        self.after = probe()
+        return self
+
+    def _numbered(self, cell: Any) -> Any:
+        if not (isinstance(cell, str) and cell.startswith(FAILED)):
+            return cell
+        error = cell.removeprefix(FAILED)
+        if error not in self.errors:
+            self.errors.append(error)
+            self.note += f" [{len(self.errors)}] {error}."
+        return f"failed [{1 + self.errors.index(error)}]"
 
     def text(self, markdown: bool = False) -> str:
-        """Format the table with its note and the probe, as plain text or Markdown."""
-        cells = [[_shown(cell) for cell in row] for row in self.rows]
-        table = aligned([list(self.headers), *cells])
-        speed = "probe {:.0f} -> {:.0f} GFLOP/s".format(*self.probe)
+        """Format the table as plain text or Markdown; floats have three significant digits."""
+        table = aligned([list(self.headers), *([_shown(cell) for cell in row] for row in self.rows)])
         title = f"{HEAD}{self.title}" if markdown else self.title
+        speed = f"probe {self.before:.0f} -> {self.after:.0f} GFLOP/s"
         return f"{title}\n\n{table}\n\n{self.note} ({speed}; {machine()})\n"
 
 

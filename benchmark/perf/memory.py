@@ -1,10 +1,13 @@
 """Gain from keeping freed memory in the process (see ``benchmark.launch.allocator``)."""
 
+from functools import cache, partial
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmark.perf.measure import Section, Unit, interleaved, probe
-from benchmark.perf.worker import Processes
+from benchmark.perf.measure import Section, interleaved
+from benchmark.perf.worker import process, together
 from methods import models
 
 NOTE = (
@@ -12,40 +15,35 @@ NOTE = (
 )
 
 
-def forward(number: int, batch: int) -> Unit:
-    """Predictions of WRN-28-2 on a batch."""
-    model, x = models.build("wrn28_2", 10), _images(batch)
-
-    def unit() -> None:
-        with torch.no_grad():
-            model(x)
-
-    return unit
+@cache
+def work(batch: int) -> tuple[nn.Module, Tensor]:
+    """WRN-28-2 and a batch of images, made once per process."""
+    images = torch.rand(batch, 3, 32, 32).to(memory_format=torch.channels_last)
+    return models.build("wrn28_2", 10), images
 
 
-def step(number: int, batch: int) -> Unit:
-    """Gradients of WRN-28-2 on a batch."""
-    model, x = models.build("wrn28_2", 10), _images(batch)
-    return lambda: F.cross_entropy(model(x), torch.arange(batch) % 10).backward()  # type: ignore[no-untyped-call]
+def forward(batch: int) -> None:
+    """Predict a batch."""
+    model, images = work(batch)
+    with torch.no_grad():
+        model(images)
 
 
-def _images(batch: int) -> torch.Tensor:
-    return torch.rand(batch, 3, 32, 32).to(memory_format=torch.channels_last)
+def gradient(batch: int) -> None:
+    """Compute the gradients of a batch."""
+    model, images = work(batch)
+    F.cross_entropy(model(images), torch.arange(batch) % 10).backward()  # type: ignore[no-untyped-call]
 
 
 def section() -> list[Section]:
     """Measure large and small batches, with and without it."""
-    before, rows = probe(), []
-    for name, make, batch in (
-        ("forward", forward, 2048),
-        ("forward", forward, 256),
-        ("gradient", step, 500),
-        ("gradient", step, 32),
-    ):
-        made = {kept: Processes(make, 1, batch, keep=kept) for kept in (True, False)}
-        taken = interleaved({str(kept): process for kept, process in made.items()})
-        for process in made.values():
-            process.close()
-        rows.append([name, batch, taken["False"], taken["True"], taken["False"] / taken["True"]])
     headers = ["work", "images", "given back, s", "kept, s", "ratio"]
-    return [Section("Memory kept in the process", headers, rows, NOTE, (before, probe()))]
+    table = Section("Memory kept in the process", headers, NOTE)
+    for task, batch in ((forward, 2048), (forward, 256), (gradient, 500), (gradient, 32)):
+        with process() as keeping, process(keep=False) as returning:
+            taken = interleaved(
+                {"back": partial(together, [returning], task, batch), "kept": partial(together, [keeping], task, batch)}
+            )
+            back, kept = taken.values()
+        table.add([[task.__name__, batch, back, kept, back / kept]])
+    return [table]

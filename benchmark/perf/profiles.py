@@ -1,4 +1,4 @@
-"""Profile of a round's visits."""
+"""Profile of visits on a GPU."""
 
 import time
 from collections import Counter
@@ -9,41 +9,10 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmark.federation.loop import Federation
-from benchmark.perf.federations import Noise, federation, synchronize
-from benchmark.perf.measure import Section, probe, threads
-from benchmark.runs.environment import cores
+from benchmark.perf.federations import synchronize
 from methods.base import Visit
 
-TOP, CLIENTS, LONG = 8, 8, 70
-
-
-def shares(made: Federation) -> list[tuple[str, float]]:
-    """Operators by their share of a round's visits, in percent; the rest is Python and small operators."""
-    visits = made.visits(0)
-    made.engine.run_visits(visits, made.server, {})
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        made.engine.run_visits(visits, made.server, {})
-    events = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
-    total = sum(e.self_cpu_time_total for e in events)
-    return [(e.key, 100.0 * e.self_cpu_time_total / total) for e in events[:TOP]]
-
-
-def section(teacher: str, sharp: str) -> list[Section]:
-    """Profile mean-teacher visits on the small CNN and sharpness-aware ones on WRN-28-2 (reference engine)."""
-    with threads(cores()):
-        before = probe()
-        found = {}
-        data = Noise(CLIENTS * 640, 100, num_clients=CLIENTS, partition="iid")
-        found[f"{teacher}, small CNN"] = shares(federation(teacher, data, warmup_rounds=0))
-        data = Noise(
-            1_040, num_clients=4, partition="iid", scenario="server", num_labels=40, pipeline="randaugment_uniform"
-        )
-        made = federation(sharp, data, "wrn28_2", selection="fixed", threshold=0.0, local_epochs=1)
-        found[f"{sharp}, WRN-28-2"] = shares(made)
-        headers = [word for name in found for word in (name, "%")]
-        rows = [[cell for pair in line for cell in pair] for line in zip(*found.values(), strict=True)]
-        note = f"Self time of the {TOP} largest operators in a round's visits under the profiler, {cores()} threads."
-        return [Section("Where the time of a round's visits goes", headers, rows, note, (before, probe()))]
+TOP, LONG = 8, 70
 
 
 def kernels(made: Federation, visits: Sequence[Visit], device: str) -> list[list[Any]]:

@@ -9,7 +9,7 @@ from lightning import Fabric
 
 from benchmark.launch.allocator import keep_memory
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, probe, seconds, threads
+from benchmark.perf.measure import Section, seconds, threads
 from benchmark.runs.environment import cores
 from datamodules.partition import split
 
@@ -47,24 +47,24 @@ def layouts(method: str) -> list[Section]:
     """Measure a round with one process on all cores, and with one single-threaded process per core."""
     n = cores()
     choices = [(1, 1)] if n == 1 else [(1, 1), (1, n), (n, 1)]
-    before, rows = probe(), []
+    headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]
+    note = "Seconds per round of one local epoch in batches of 64, without augmentation or evaluation; not interleaved."
     with threads(n):
+        table = Section(f"Rounds of `{method}`: processes x threads", headers, note)
         for network, fixed, images in SHAPES:
             clients = fixed or n
             taken = [seconds_per_round(p, t, method, network, images, clients) for p, t in choices]
-            rows.append([network, clients, images, *taken])
-    headers = ["network", "clients", "images", *(f"{p} process{'es' * (p > 1)} x {t} thr." for p, t in choices)]
-    note = "Seconds per round of one local epoch in batches of 64, without augmentation or evaluation; not interleaved."
-    return [Section(f"Rounds of `{method}`: processes x threads", headers, rows, note, (before, probe()))]
+            table.add([[network, clients, images, *taken]])
+    return [table]
 
 
 def partitions() -> list[Section]:
     """Measure the time of huge partitions."""
-    before = probe()
-    labels, draws = np.arange(1_000_000) % 10, []
+    table = Section("Partitions", ["clients", "split", "seconds"], "1 000 000 images of 10 classes.")
+    labels = np.arange(1_000_000) % 10
     for n in (1_000, 10_000, 100_000):
         rng = np.random.RandomState(0)
-        draws.append([n, "iid", seconds(partial(split.iid, labels, n, rng=rng))])
-        draws.append([n, "dirichlet 0.5", seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))])
-    note = "1 000 000 images of 10 classes."
-    return [Section("Partitions", ["clients", "split", "seconds"], draws, note, (before, probe()))]
+        iid = seconds(partial(split.iid, labels, n, rng=rng))
+        dirichlet = seconds(partial(split.dirichlet, labels, n, 0.5, rng, min_size=0))
+        table.add([[n, "iid", iid], [n, "dirichlet 0.5", dirichlet]])
+    return [table]

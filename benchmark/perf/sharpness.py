@@ -4,8 +4,8 @@ Released-style code takes five forward passes per step (target, perturbation, ps
 unused weak view), works in NCHW and float32, loops over parameters, and cuts views with Pillow.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, Unit, interleaved, probe
-from benchmark.perf.worker import Processes
+from benchmark.perf.federations import Noise, federation, launched
+from benchmark.perf.loops import PillowViews
+from benchmark.perf.measure import Section, Unit, interleaved
+from benchmark.perf.worker import process
 from benchmark.runs.environment import cores
 from methods import models
 
@@ -41,35 +42,11 @@ NOTE = (
 )
 
 
-class PillowViews(Dataset[tuple[Tensor, Tensor]]):
-    """Weak and strong view of an image with Pillow (torchvision's RandAugment replaces the released one)."""
-
-    def __init__(self, images: np.ndarray[Any, Any]) -> None:
-        self.images = images
-        weak = [transforms.RandomHorizontalFlip(), transforms.RandomCrop(32, 4, padding_mode="reflect")]
-        tail = [transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))]
-        self.weak = transforms.Compose([transforms.ToPILImage(), *weak, *tail])
-        self.strong = transforms.Compose([transforms.ToPILImage(), *weak, transforms.RandAugment(3), *tail])
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.weak(self.images[i]), self.strong(self.images[i])
-
-
-class WeakViews(Dataset[Tensor]):
-    """The weak views only."""
-
-    def __init__(self, views: PillowViews) -> None:
-        self.views = views
-
-    def __len__(self) -> int:
-        return len(self.views)
-
-    def __getitem__(self, i: int) -> Tensor:
-        view: Tensor = self.views.weak(self.views.images[i])
-        return view
+CUT = [transforms.RandomHorizontalFlip(), transforms.RandomCrop(32, 4, padding_mode="reflect")]
+TAIL = [transforms.ToTensor(), transforms.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))]
+WEAK = transforms.Compose([*CUT, *TAIL])
+STRONG = transforms.Compose([*CUT, transforms.RandAugment(3), *TAIL])
+"""Views with Pillow; torchvision's RandAugment replaces the released one."""
 
 
 class Released:
@@ -80,20 +57,16 @@ class Released:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), 0.03, 0.9, weight_decay=5e-4, nesterov=True, foreach=False
         )
-        self.labels, self.views = labels, PillowViews(images)
+        self.images, self.labels = images, labels
 
-    def batches(self, size: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the first ``count`` batches of both views."""
-        return islice(DataLoader(self.views, size), count)
-
-    def weak_batches(self, size: int, count: int) -> Iterator[Tensor]:
-        """Yield the first ``count`` batches of weak views only."""
-        return islice(DataLoader(WeakViews(self.views), size), count)
+    def batches(self, size: int, count: int, *views: Any) -> Iterator[Sequence[Tensor]]:
+        """Yield the first ``count`` batches of these views."""
+        return islice(DataLoader(PillowViews(self.images, *views), size), count)
 
     def pseudo_labels(self) -> None:
         """Predict all images in one batch."""
         with torch.no_grad():
-            for weak, _ in self.batches(IMAGES, 1):
+            for weak, _ in self.batches(IMAGES, 1, WEAK, STRONG):
                 self.model.eval()
                 self.model(weak).softmax(1).max(1)
         self.model.train()
@@ -111,7 +84,7 @@ class Released:
     def client_steps(self, count: int) -> None:
         """Take sharpness-aware steps on batches of 32."""
         labels = self.labels[:BATCH]
-        for weak, strong in self.batches(BATCH, count):
+        for weak, strong in self.batches(BATCH, count, WEAK, STRONG):
             with torch.no_grad():
                 target = self.model(strong).softmax(1)
                 self.model(weak)
@@ -137,7 +110,7 @@ class Released:
 
     def server_steps(self, count: int) -> None:
         """Take supervised steps on batches of 10."""
-        for weak in self.weak_batches(SERVER_BATCH, count):
+        for (weak,) in self.batches(SERVER_BATCH, count, WEAK):
             self.gradient(F.cross_entropy(self.model(weak), self.labels[:SERVER_BATCH]))
             self.finish()
 
@@ -145,13 +118,14 @@ class Released:
         """Run one batch of 2048 images, for norm statistics or predictions."""
         self.model.train(measure)
         with torch.no_grad():
-            for weak in self.weak_batches(NORM_BATCH, 1):
+            for (weak,) in self.batches(NORM_BATCH, 1, WEAK):
                 self.model(weak)
         self.model.train()
 
 
-def released_pieces(number: int) -> Unit:
-    """Return a function that runs a piece of a round by name in released-style code."""
+@cache
+def released_pieces() -> dict[str, Unit]:
+    """The pieces of a round by name, in released-style code; made once per process."""
     rng = np.random.RandomState(0)
     made = Released(rng.randint(0, 256, (NORM_BATCH, 32, 32, 3), np.uint8), torch.arange(NORM_BATCH) % 10)
 
@@ -159,52 +133,61 @@ def released_pieces(number: int) -> Unit:
         made.pseudo_labels()
         made.client_steps(STEPS)
 
-    pieces: dict[str, Unit] = {
+    return {
         FIRST: visit,
         FURTHER: partial(made.client_steps, STEPS),
         "server": partial(made.server_steps, SERVER_STEPS),
         "norm statistics": partial(made.forward, measure=True),
         "test": partial(made.forward, measure=False),
     }
-    return lambda name: pieces[name]()
 
 
-def engine_pieces(number: int, method: str, precision: str) -> Unit:
+@cache
+def engine_pieces(method: str, precision: str) -> dict[str, Unit]:
     """The same for the engine, with thresholds that all images pass."""
     options: dict[str, Any] = {"scenario": "server", "num_labels": 40, "pipeline": "randaugment_uniform"}
     data = Noise(4 * IMAGES + 40, num_clients=4, partition="iid", **options)
-    made = federation(method, data, "wrn28_2", precision, selection="fixed", threshold=0.0)
+    made = federation(method, data, "wrn28_2", launched(precision=precision), selection="fixed", threshold=0.0)
     visit = made.visits(0)[0]
 
     def epochs(count: int) -> None:
         made.method.hparams["local_epochs"] = count
         made.engine.run_visit(visit, made.engine.send(visit, made.server), None)
 
-    pieces: dict[str, Unit] = {
+    return {
         FIRST: partial(epochs, 1),
         FURTHER: partial(epochs, 2),
-        "server": lambda: made.engine.run_server(0, None, first=False) and None,
-        "norm statistics": lambda: made.method.refresh_norm(data),
-        "test": lambda: made.evaluate() and None,
+        "server": partial(made.engine.run_server, 0, None, first=False),
+        "norm statistics": partial(made.method.refresh_norm, data),
+        "test": made.evaluate,
     }
-    return lambda name: pieces[name]()
+
+
+def run_piece(pieces: Callable[..., dict[str, Unit]], *args: Any, name: str) -> None:
+    """Run one of the pieces that ``pieces(*args)`` gives."""
+    pieces(*args)[name]()
 
 
 def section(method: str) -> list[Section]:
     """Measure the pieces of a round, and the resulting round at the paper's size."""
-    loops = {"released way": Processes(released_pieces, 1, keep=False, threads=cores())}
+    loops: dict[str, tuple[Any, ...]] = {"released way": (process(cores(), keep=False), released_pieces)}
     for precision in ("32-true", "bf16-mixed"):
-        loops[f"engine, {precision}"] = Processes(engine_pieces, 1, method, precision, threads=cores())
-    before = probe()
-    taken = interleaved({f"{loop}|{name}": partial(run, name) for name in PER_ROUND for loop, run in loops.items()})
-    rows, reference = [], dict[str, float]()
-    for loop, run in loops.items():
-        run.close()
+        loops[f"engine, {precision}"] = process(cores()), engine_pieces, method, precision
+
+    def run(loop: str, name: str) -> None:
+        pool, *pieces = loops[loop]
+        pool.submit(run_piece, *pieces, name=name).result()
+
+    headers = ["piece", "loop", "seconds", "released way / this"]
+    table = Section(f"Round of `{method}` on WRN-28-2, {cores()} threads", headers, NOTE)
+    taken = interleaved({f"{loop}|{name}": partial(run, loop, name) for name in PER_ROUND for loop in loops})
+    reference: dict[str, float] = {}
+    for loop, (pool, *_) in loops.items():
+        pool.shutdown()
         own = {name: taken[f"{loop}|{name}"] for name in PER_ROUND}
         if reference:  # the engine's further epoch included a first one
             own[FURTHER] -= own[FIRST]
         own["round (sum)"] = sum(count * own[name] for name, count in PER_ROUND.items())
         reference = reference or own
-        rows += [[name, loop, value, reference[name] / value] for name, value in own.items()]
-    title = f"Round of `{method}` on WRN-28-2, {cores()} threads"
-    return [Section(title, ["piece", "loop", "seconds", "released way / this"], rows, NOTE, (before, probe()))]
+        table.add([[name, loop, value, reference[name] / value] for name, value in own.items()])
+    return [table]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmark import ROOT
-from benchmark.perf.measure import Section, interleaved, probe
+from benchmark.perf.measure import Section, interleaved
 
 NOTE = (
     "Seconds from the start of a process to its end, one thread, with files cached. The round takes under 0.1 s; "
@@ -20,11 +20,10 @@ NOTE = (
 
 def section(method: str) -> list[Section]:
     """Measure commands in separate processes, interleaved."""
-    before = probe()
+    table = Section("Start", ["command", "seconds", "x import"], NOTE)
     taken = interleaved({name: partial(_call, words) for name, words in commands(method).items()})
     imports = next(iter(taken.values()))
-    rows = [[name, value, value / imports] for name, value in taken.items()]
-    return [Section("Start", ["command", "seconds", "x import"], rows, NOTE, (before, probe()))]
+    return [table.add([[name, value, value / imports] for name, value in taken.items()])]
 
 
 def commands(method: str) -> dict[str, Sequence[str]]:

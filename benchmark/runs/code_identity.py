@@ -13,7 +13,10 @@ from benchmark.config import Run
 from benchmark.registry import KINDS, imported
 
 CODE = ("benchmark", "methods", "datamodules")
-NO_NUMBERS = ("uploads_needed",)  # declarations of a method that change none of its numbers
+NO_NUMBERS = ("uploads_needed",)
+"""Declarations that change none of a method's numbers. Others are alike (``no_loss_scaling``), but they are part of the
+digests of committed records; only a declaration that no record knows yet can be left out.
+"""
 
 
 def package_version() -> str:

@@ -51,7 +51,7 @@ class RunFolder:
     def __init__(self, path: str | Path, heartbeat_s: float = 5.0) -> None:
         self.path, self.heartbeat_s = Path(path), heartbeat_s
         self._record: Record = {}
-        self._opened = self._written = time.monotonic()
+        self._began = self._written = time.monotonic()
         self._spent = 0.0
         self._last = -1
         self._rows = hashlib.sha256()
@@ -124,12 +124,11 @@ class RunFolder:
         facts = finite(dict(facts or {}))
         if before is not None:
             self._check_resume(before, run, facts)
-        now, code, codes = _now(), code_version(), []
-        if before is not None:
-            codes = code_versions(before)
+        now, code = _now(), code_version()
+        codes = code_versions(before) if before else []
         timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
         data_args = config.data.init_args
-        self._spent, self._opened = float(timing["seconds"]), time.monotonic()
+        self._spent, self._began = float(timing["seconds"]), time.monotonic()
         self._record = {
             "schema_version": SCHEMA_VERSION,
             "run_id": run.id,
@@ -299,7 +298,7 @@ class RunFolder:
             self._written = time.monotonic()
             timing = self._record["timing"]
             timing["updated"] = _now()
-            timing["seconds"] = round(self._spent + self._written - self._opened, 3)
+            timing["seconds"] = round(self._spent + self._written - self._began, 3)
             validate(self._record, str(self.path))
             write_atomic(self.path / "record.json", json.dumps(self._record, indent=1, allow_nan=False) + "\n")
 

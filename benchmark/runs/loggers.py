@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 
 from benchmark.config import Run, Runtime, identity
 from benchmark.registry import one_line, unknown
+from benchmark.runs.records import AVERAGED, READINGS
 from datamodules.common.errors import ConfigError
 from datamodules.common.plugins import plugin
 
@@ -165,7 +166,7 @@ class Mirror:
         """Mirror a complete run's readings as its summary (``best/acc``), and its confusion matrix."""
         readings = {
             f"{reading}/{name}": value
-            for reading in ("final", "best", "last_k_mean", "averaged")
+            for reading in (*READINGS, AVERAGED)
             for name, value in (record.get(reading) or {}).items()
             if isinstance(value, int | float)
         }

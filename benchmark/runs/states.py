@@ -8,7 +8,8 @@ from benchmark.runs.lock import alive_elsewhere, locked
 from benchmark.runs.records import Record, read_record
 from datamodules.common.errors import RunError
 
-CHECKPOINTS = ("checkpoint.pt", "checkpoint.pt.previous")  # files to resume from
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINTS = (CHECKPOINT, f"{CHECKPOINT}.previous")  # files to resume from
 
 
 def state(path: Path) -> str:

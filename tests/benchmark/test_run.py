@@ -17,11 +17,11 @@ from benchmark.api import load_run
 from benchmark.config import identity
 from benchmark.federation.assembly import make
 from benchmark.launch.pool import attempt
-from benchmark.launch.recorder import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, locked
 from benchmark.runs.records import digest, read_record, read_rows, validate
+from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
 from runs import MIXED, ROUNDS, SHORT, configuration, interrupted

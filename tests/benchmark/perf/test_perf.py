@@ -20,60 +20,44 @@ from benchmark.perf import (
     graphs,
     growth,
     loops,
+    measure,
     profiles,
-    reads,
-    replays,
     sharpness,
     start,
-    visits,
 )
-from benchmark.perf.federations import Noise, arithmetic, federation
+from benchmark.perf.federations import Noise, arithmetic, federation, federation_of, tensor_cores
 from benchmark.perf.measure import Section, interleaved, merged
-from benchmark.perf.worker import Processes, TaskFailed, Worker, here
+from benchmark.perf.worker import TaskFailed, Worker, here, process, together
 from datamodules.common.errors import ConfigError
 from methods.base import Tally
-from methods.fedavg import FedAvg
 
 
-def meeting(number: int, folder: str):
-    """A unit that waits until the other process is there too, and tells who it is."""
-
-    def unit(word: str):
-        (Path(folder) / f"{word}{number}").touch()
-        while len(list(Path(folder).glob(f"{word}*"))) < 2:
-            time.sleep(0.01)
-        return number, torch.get_num_threads()
-
-    return unit
+def meet(folder: str):
+    """Wait until the other process is there too, and tell how many threads this one has."""
+    (Path(folder) / str(os.getpid())).touch()
+    while len(list(Path(folder).iterdir())) < 2:
+        time.sleep(0.01)
+    return torch.get_num_threads()
 
 
-@pytest.mark.timeout(120)
-def test_processes_run_at_the_same_time_and_answer_in_order(tmp_path):
+@pytest.mark.timeout(240)
+def test_processes_run_at_the_same_time(tmp_path):
     """One after the other, they would wait for ever."""
-    both = Processes(meeting, 2, str(tmp_path), threads=1)
-    assert both("first") == both("second") == [(0, 1), (1, 1)]
-    both.close()
-
-
-@pytest.mark.timeout(120)
-def test_a_unit_that_cannot_be_made_or_run_says_why():
-    with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
-        Processes(unmade, 1)
-    one = Processes(unit_that_fails, 1)
-    with pytest.raises(TaskFailed, match=r"^ValueError: first line$"):
-        one()
-    one.close()
+    with process() as one, process(threads=2) as other:
+        assert together([one, other], meet, str(tmp_path)) == [1, 2]
 
 
 def test_released_way_cuts_no_view_too_many():
     """As many views as its batches hold, strong ones only where they are used."""
     made = sharpness.Released(torch.zeros(8, 32, 32, 3, dtype=torch.uint8).numpy(), torch.arange(8))
     cut = {"weak": 0, "strong": 0}
-    for name in cut:
-        view = getattr(made.views, name)
-        setattr(made.views, name, lambda x, name=name, view=view: cut.update({name: cut[name] + 1}) or view(x))
-    assert len(list(made.batches(2, 2))) == 2 and cut == {"weak": 4, "strong": 4}
-    assert len(list(made.weak_batches(3, 1))) == 1 and cut == {"weak": 7, "strong": 4}
+
+    def counted(name, view):
+        return lambda x: cut.update({name: cut[name] + 1}) or view(x)
+
+    weak, strong = counted("weak", sharpness.WEAK), counted("strong", sharpness.STRONG)
+    assert len(list(made.batches(2, 2, weak, strong))) == 2 and cut == {"weak": 4, "strong": 4}
+    assert len(list(made.batches(3, 1, weak))) == 1 and cut == {"weak": 7, "strong": 4}
 
 
 def test_interleaved_takes_turns_and_gives_medians():
@@ -83,16 +67,18 @@ def test_interleaved_takes_turns_and_gives_medians():
     assert taken["b"] >= 0.01 > taken["a"]
 
 
-def test_section_shows_three_significant_digits():
-    text = Section("T", ["name", "x"], [["a", 1234.5678], ["b", 0.012345]], "note", (1.0, 2.0)).text(markdown=True)
+def test_section_shows_three_significant_digits(monkeypatch):
+    monkeypatch.setattr(measure, "probe", iter([1.0, 2.0]).__next__)
+    text = Section("T", ["name", "x"], "note").add([["a", 1234.5678], ["b", 0.012345]]).text(markdown=True)
     assert text.startswith("## T\n") and "1,235" in text and "0.0123" in text and "probe 1 -> 2" in text
 
 
-def test_a_page_keeps_what_was_not_measured_anew():
+def test_a_page_keeps_what_was_not_measured_anew(monkeypatch):
     """Sections are replaced by title, and measuring twice changes nothing."""
+    monkeypatch.setattr(measure, "probe", lambda: 1.0)
 
     def page(before, **values):
-        return merged(before, [Section(title, ["x"], [[value]], "note", (1.0, 1.0)) for title, value in values.items()])
+        return merged(before, [Section(title, ["x"], "note").add([[value]]) for title, value in values.items()])
 
     both = page("", A="old a", B="old b")
     assert page("", A="old a", B="old b") == page(both) == both
@@ -137,7 +123,7 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made = sharpness.Released(torch.zeros(4, 32, 32, 3, dtype=torch.uint8).numpy(), torch.arange(4))
     made.model.double()
     strong = torch.randn(4, 3, 32, 32, dtype=torch.float64)
-    monkeypatch.setattr(made, "batches", lambda size, count: [(strong, strong)])
+    monkeypatch.setattr(made, "batches", lambda size, count, *views: [(strong, strong)])
     start = {name: value.clone() for name, value in made.model.state_dict().items()}
     made.client_steps(1)
     after = {name: value.clone() for name, value in made.model.state_dict().items()}
@@ -159,6 +145,19 @@ def test_agreement_names_what_is_equal():
     assert agreement.compared("nobody", "32-true", ["slots"], {})[0].startswith("failed: ConfigError: unknown method")
 
 
+def test_agreement_is_measured_without_tf32(monkeypatch):
+    """In matrix products and in convolutions, whatever runs do; afterwards all is as before."""
+
+    def flags():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    monkeypatch.setattr(agreement, "federation_of", lambda *args, **options: pytest.fail(str(flags())))
+    with tensor_cores(True):
+        with pytest.raises(pytest.fail.Exception, match=r"\('highest', False\)"):
+            agreement.ends("fedavg", "32-true")
+        assert flags() == ("high", True)
+
+
 @pytest.fixture
 def few_images(monkeypatch):
     """Shorter runs for the section on agreement."""
@@ -168,40 +167,18 @@ def few_images(monkeypatch):
 
 def test_engines_agree_in_a_run_whose_labels_flow(few_images):
     """A method with pseudo-labels takes steps on them, and all engines end with the same bits."""
-    assert agreement.row("fixmatch") == ["fixmatch", *["equal"] * 4]
-    assert len(agreement.headers()) == 5
-    made = agreement.federation(agreement.configured("fixmatch"), slots=2)
+    for precision in agreement.PRECISIONS:
+        assert agreement.compared("fixmatch", precision, agreement.OTHERS, {}) == ["equal"] * 2
+    made = federation_of(agreement.configured("fixmatch"), "cpu", slots=2)
     made.run()
     forms = [key[-1] for slot in made.engine.slots for key in slot.recorded]
     assert forms and any(stream == "unlabelled" for form in forms for stream, *_ in form)
 
 
-class ReadsBack(FedAvg):
-    """A method that reads a number back to the host in every step."""
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        float(self.visit.round + torch.ones(1))
-
-
-def test_host_reads_are_counted_where_they_are():
-    """None in a step of a plain method, two in a visit: whether its streams, and what it reports, are the client's own
-    images. One that a step makes is found in all its steps, and in the visits.
-    """
-    quiet, loud = (dict(zip(reads.HEADERS, reads.row(method), strict=True)) for method in ("fedavg", READS_BACK))
-    assert quiet["per step"] == 0 and quiet["per visit"] == 2 and quiet["steps"] > quiet["visits"] > 0
-    assert loud["per step"] == 1 and loud["per visit"] == 2 + loud["steps"] / loud["visits"]
-    assert loud["per round beside visits"] == quiet["per round beside visits"]
-
-
-def test_engines_are_timed_by_name():
-    taken = engines.timed("fedavg", "small_cnn", 2, (1, 2), replay=True, clients=2, batches=3)
-    assert list(taken) == ["reference", "K = 1", "K = 2"] and all(value > 0 for value in taken.values())
-
-
 def test_an_engine_that_fails_leaves_the_others_their_numbers(small_plan, monkeypatch):
     """Its cell says so, and the best of the others is taken."""
 
-    def alone(precision, repeats, *args, slots=None, **options):
+    def alone(*args, slots=None, **options):
         if slots == 2:
             raise RuntimeError("no memory")
         return 6.0 if slots is None else 2.0
@@ -209,17 +186,6 @@ def test_an_engine_that_fails_leaves_the_others_their_numbers(small_plan, monkey
     monkeypatch.setattr(engines, "alone", alone)
     row = gpu.engine_row(small_plan, "fedavg", ["small_cnn", 4, "32-true", "no"], False)
     assert row[4:] == [6000.0, 2000.0, "failed: RuntimeError: no memory", 3.0]
-
-
-def test_visits_take_the_steps_that_they_say(monkeypatch):
-    """One in a visit of one batch, none in one without; every loop has its line."""
-    rows = visits.rows("fedavg", "small_cnn", 1, engines=gpu.UNITS, repeats=1)
-    assert [row[1] for row in rows] == ["reference", "slots", "slots, replay", "bare"]
-    assert all(row[2] > 0 and row[3] > 0 for row in rows) and rows[-1][-1] == 0
-    steps, compute = [], Fit.compute
-    monkeypatch.setattr(Fit, "compute", lambda self, *batch: steps.append(0) or compute(self, *batch))
-    visits.rows("fedavg", "small_cnn", 3, repeats=1)
-    assert len(steps) == 3 * 2  # a warm-up and one turn
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -242,8 +208,9 @@ def test_one_recording_of_many_steps_takes_the_steps_of_many(precision):
     assert last_loss(48, False) == last_loss(1, True) == last_loss(graphs.MANY, True) > 0
 
 
-def test_what_many_steps_in_one_recording_gain_is_a_ratio():
-    row = graphs.row("small_cnn", 4, "32-true", "cpu", replays=1)
+def test_what_many_steps_in_one_recording_gain_is_a_ratio(monkeypatch):
+    monkeypatch.setattr(graphs, "REPLAYS", 1)
+    row = graphs.row("small_cnn", 4, "32-true", "cpu")
     assert row[:3] == ["small_cnn", 4, "32-true"] and all(value > 0 for value in row[3:6])
     assert row[6] == row[4] / row[5] and row[7] == ("worth it" if row[6] >= graphs.WORTH else "not worth it")
 
@@ -285,7 +252,8 @@ def test_a_goal_is_a_row_at_full_size_with_random_images():
 @pytest.mark.parametrize(("rounds", "verdict"), [(1, "met"), (1_000_000, "missed")])
 def test_a_goal_is_extrapolated(rounds, verdict, monkeypatch):
     """From the first round behind the warm-up: what came before, the first rounds, the mean for all others."""
-    monkeypatch.setattr(goals, "rounds_of", lambda made, device: iter([5.0, 3.0, 2.0, 4.0] + [3.0] * 6).__next__)
+    taken = iter([5.0, 3.0, 2.0, 4.0] + [3.0] * 6)
+    monkeypatch.setattr(goals, "next_round", lambda made, device: next(taken))
     goal = replace(goals.parsed((*GOAL[:2], str(rounds), "100")), tiny=True)
     row = dict(zip(goals.HEADERS, goals.measured(goal, "tf32", 2, "cpu", 100.0), strict=True))
     assert (row["first rounds, s"], row["further, s/round"], row["measured"], row["slots"]) == (8.0, 3.0, 10, 2)
@@ -306,14 +274,6 @@ def fine(x):
 
 def wrong():
     raise ValueError("first line\nsecond line")
-
-
-def unmade(number):
-    wrong()
-
-
-def unit_that_fails(number):
-    return wrong
 
 
 def gone():
@@ -353,7 +313,8 @@ def test_without_a_gpu_the_command_says_so(capsys):
 @pytest.fixture
 def small_plan(few_images, monkeypatch):
     """The plan of a GPU at trial size, with something that fails in every part."""
-    monkeypatch.setattr(gpu, "probe", lambda: 1.0)
+    monkeypatch.setattr(measure, "probe", lambda: 1.0)
+    monkeypatch.setattr(graphs, "REPLAYS", 1)
     monkeypatch.setattr(goals, "STEADY", 1)
     bad = goals.Goal("rscfed", "nowhere", 1, 1.0, {})
     plan = gpu.trial(gpu.Plan(["fedavg", "nobody"], [goals.parsed(GOAL), bad], seconds=1000))
@@ -367,9 +328,7 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
     text = page.read_text()
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [section.title for section in found]
     assert {section.title.split(" (")[0].split(",")[0].split(":")[0] for section in found} == {
-        "Agreement of engines and devices", "Host reads", "Engines", "Visits of `fedavg` beside their steps",
-        "Visits of `nobody` beside their steps", "Steps in one recording", "Goal", "Goals",
-        "Kernels of replayed visits",
+        "Agreement of engines and devices", "Engines", "Steps in one recording", "Goals", "Kernels of replayed visits",
     }  # fmt: skip
     agreed = found[0]
     assert agreed.rows[0] == ["fedavg", *["equal"] * 8]
@@ -387,17 +346,21 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
 
 def test_time_is_up_says_so(small_plan):
     """A part that gets no time measures nothing, and leaves no line out."""
-    (found,) = gpu.measure(replace(small_plan, seconds=0), ["reads"], here, lambda section: None)
+    (found,) = gpu.measure(replace(small_plan, seconds=0), ["agreement"], here, lambda section: None)
     assert [row[1] for row in found.rows] == ["failed [1]"] * 2 and "time of this part was up" in found.note
 
 
 def test_growth_counts_what_clients_keep_and_what_is_saved():
     """A client keeps a momentum per parameter, in 4 bytes each; ten of them and the weights are in the checkpoint."""
-    found = growth.rounds(0, "fedavg", "small_cnn", 10, 10)()
-    assert found.kept == pytest.approx(4e-6 * found.parameters, rel=1e-3)
-    assert 1 < found.saved / (11 * found.kept) < 1.2
-    assert found.images == pytest.approx(3e-6 * (16 * 16 * (40 + 40) + 20 * 20 * 40))  # stored, and enlarged for crops
-    assert found.seconds > 0 and found.saving > 0 and found.peak > found.images
+    found = dict(zip(growth.HEADERS, growth.row("fedavg", "small_cnn", 10, 10, "ordered"), strict=True))
+    kept = found["kept per client, MB"]
+    assert kept == pytest.approx(4e-6 * found["parameters"], rel=1e-3)
+    assert 1 < found["checkpoint, MB"] / (11 * kept) < 1.2
+    images = 3e-6 * (16 * 16 * (40 + 40) + 20 * 20 * 40)  # stored, and enlarged for crops
+    assert found["images only, MB"] == pytest.approx(images)
+    assert found["s per round"] > 0 and found["saving, s"] > 0 and found["process, MB"] > images
+    parts = found["in steps"], found["besides steps"]
+    assert min(parts) > 0 and sum(parts) == pytest.approx(found["CPU s per round"])
 
 
 @pytest.mark.timeout(300)
@@ -409,29 +372,3 @@ def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(subprocess.CalledProcessError):
         start._call([*words, "--method.lr", "fast"])
-
-
-class Burns(FedAvg):
-    """A method whose hook between the steps takes long."""
-
-    def on_train_batch_start(self, batch, batch_idx):
-        burn(0.01)
-
-
-READS_BACK, BURNS = (f"{cls.__module__}.{cls.__name__}" for cls in (ReadsBack, Burns))
-
-
-def test_host_time_of_a_replayed_step_is_without_the_step(monkeypatch):
-    """A step whose operations take long costs no more than another; a hook between the steps that does is seen."""
-    monkeypatch.setattr(replays, "MANY", 24)
-    plain, tensors, _ = replays.host_seconds("fedavg")
-    assert 0 < plain < 5e-3 and tensors == 2
-    assert replays.host_seconds(BURNS)[0] > 0.01 > plain
-    assert replays.host_seconds("server_only")[:2] == (0.0, 0)  # its clients take no steps
-
-
-def burn(seconds: float) -> None:
-    """Use the processor for so long."""
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass

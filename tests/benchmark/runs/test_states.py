@@ -9,10 +9,9 @@ from contextlib import nullcontext
 import pytest
 
 from benchmark.federation import checkpoint
-from benchmark.launch.recorder import CHECKPOINT
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, run_lock
-from benchmark.runs.states import CHECKPOINTS, state
+from benchmark.runs.states import CHECKPOINT, CHECKPOINTS, state
 from datamodules.common.errors import RunError
 from run_folders import FACTS, RUN, flocked, row, whole_run
 
