@@ -1,7 +1,5 @@
 """LocalSSL: batch rules of the released clients, objectives in closed form, and how they compose with FedProx."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +23,13 @@ from federations import (
     site_of,
     visited,
 )
+from golden_files import load
 from methods.ablations.local_ssl import OwnStatistics
 from methods.base import Batch, Tally, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
 
-SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
+SIZES = load("feddure/batch_sizes")["outputs"]
 RULES = {
     "FedDureClientSSL": (FedDure.few_steps, FedDure.batch_cap),
     "BaseClientSSL": (LocalSSL.few_steps, LocalSSL.batch_cap),
