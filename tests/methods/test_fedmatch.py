@@ -370,7 +370,7 @@ def test_the_pull_to_sigma_drowns_pseudo_labels() -> None:
     for lambda_l2 in (10.0, 0.0):
         ends = []
         for lambda_a in (0.01, 0.0):
-            run = federation(method("static", threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=5))
+            run = federation(method(threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=3))
             upload = run.run_visits(run.visits(0)[:1])[0][0]
             ends.append(flat(upload.tensors[f"model.{name}"] for name in run.method.psi_names))
         moved[lambda_l2] = float((ends[0] - ends[1]).norm() / ends[1].norm())
