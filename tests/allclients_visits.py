@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
-from methods.base import Batch, FedMethod, Tally
+from federations import sums_of
+from methods.base import Batch, FedMethod
 from methods.models.backbone import Backbone, LinearHead
 
 
@@ -52,7 +53,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
-        method._engine.tally = Tally()
+        sums_of(method)
         fit = Fit(method, states, epochs=given["epochs"])
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from federations import make_data, plain_fabric
+from federations import make_data, plain_fabric, sums_of
 from golden_files import load
-from methods.base import Batch, Tally
+from methods.base import Batch
 from methods.feddure import FedDure
 
 
@@ -63,7 +63,7 @@ def batch_of(case: dict[str, Any]) -> Batch:
 
 def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
     """Joint steps with the networks as they stand, the first of them number ``first`` of the visit."""
-    method._engine.tally = Tally()
+    sums_of(method)
     method.joint_steps = first
     fit = Fit(method, [])
     for number, batch in enumerate(batches):

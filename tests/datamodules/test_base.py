@@ -31,7 +31,6 @@ def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
     assert data.num_classes > 1 and data.train_size > 1000
     assert len(data.mean) == len(data.std) in ((0,) if name == "ag_news" else (1, 3))  # features have none
     assert all(0 < m < 1 for m in data.mean) and all(0 < s < 1 for s in data.std)
-    assert data._zoom() >= data.image_size
     assert {"weak", "test"} <= set(data.views)
     assert not (tmp_path / "nowhere").exists()
     assert isinstance(data, L.LightningDataModule)
@@ -53,7 +52,7 @@ def test_images_look_as_in_the_papers(name):
     """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
     data = find_class(name, KINDS["data"])()
     mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
-    assert (mean, std, data.image_size, data._zoom(), data.train_size) == CONSTANTS[name]
+    assert (mean, std, data.image_size, data.views["weak"].geometry.zoom, data.train_size) == CONSTANTS[name]
 
 
 def test_blocks_of_views_have_bounded_pixels():

@@ -21,11 +21,12 @@ from federations import (
     plain_fabric,
     rounds_until,
     site_of,
+    sums_of,
     visited,
 )
 from golden_files import load
 from methods.ablations.local_ssl import OwnStatistics
-from methods.base import Batch, Tally, Visit
+from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
 
@@ -310,7 +311,7 @@ def test_ramp_over_a_visit() -> None:
     given = batch()
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
-        method._engine.tally = Tally()
+        sums_of(method)
         fit, weights = Fit(method, []), []
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))

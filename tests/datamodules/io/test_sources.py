@@ -272,12 +272,6 @@ def test_fashion_mnist_files(tmp_path, compress):
         sources.fashion_mnist(tmp_path)
 
 
-def test_idx_files_keep_their_shape(tmp_path):
-    values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    (tmp_path / "x").write_bytes(struct.pack(">HBB3I", 0, 8, 3, 2, 3, 4) + values.tobytes())
-    np.testing.assert_array_equal(sources._idx(tmp_path / "x"), values)
-
-
 # --- download
 
 
