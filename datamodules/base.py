@@ -186,7 +186,7 @@ class FSSLDataModule(L.LightningDataModule):
         self.save_hyperparameters()
         check_switches(type(self), self.hparams)
         self.partition_seed = run_seed if partition_seed is None else partition_seed
-        check_options(self.hparams)
+        check_options({**self.hparams, "partition_seed": self.partition_seed})
         for name in () if self.measured else ("num_classes", "mean", "std"):
             if getattr(self, name, None) is None:
                 raise ConfigError(f"{type(self).__name__} must set the class attribute {name}")

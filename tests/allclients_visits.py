@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.trainer import VisitTrainer
-from methods.base import Batch, FedMethod, Tally
+from federations import sums_of
+from methods.base import Batch, FedMethod
 from methods.models.backbone import Backbone, LinearHead
 
 
@@ -53,7 +54,7 @@ def visits(method: FedMethod, case: dict[str, Any]) -> Iterator[tuple[dict[str, 
         given = visit["inputs"]
         batches = list(batches_of(given))
         method.train()
-        method._engine.tally = Tally()
+        sums_of(method)
         fit = Fit(method, states, VisitTrainer(method, max_epochs=given["epochs"]))
         for _ in fit.run(given["epochs"], lambda _, batches=batches: batches):
             pass

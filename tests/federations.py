@@ -18,7 +18,7 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
-from methods.base import Visit
+from methods.base import FedMethod, Tally, Visit
 
 __all__ = [
     "SCENARIOS",
@@ -33,6 +33,7 @@ __all__ = [
     "rounds_until",
     "run_rows",
     "site_of",
+    "sums_of",
     "visited",
 ]
 
@@ -65,6 +66,12 @@ def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:
     """Return the site of a client's visit; default: client 0 in round 0."""
     data = federation.data.client(visit.client if visit else 0)
     return LocalSite(federation.method, federation.engine.context, data, visit or Visit(size=data.size), [])
+
+
+def sums_of(method: FedMethod) -> Tally:
+    """Let a method log outside a run, too; return its sums, which start empty."""
+    method._engine.tally = tally = Tally()
+    return tally
 
 
 def visited(federation: Federation, visit: Visit, state: ClientState | None = None) -> tuple[VisitResult, ClientState]:

@@ -29,15 +29,14 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Refuse values out of range and contradictory options.
 
     Args:
-        options: arguments of ``FSSLDataModule`` by name.
+        options: arguments of ``FSSLDataModule`` by name, with the seed that ``partition_seed=None`` stands for.
 
     Raises:
         ConfigError: names the first such option, its value, and what to choose.
     """
-    partition_seed = options["run_seed"] if options["partition_seed"] is None else options["partition_seed"]
-    for name, seed in (("partition_seed", partition_seed), ("split_seed", options["split_seed"])):
-        if seed is not None and not 0 <= seed < 2**32:
-            raise ConfigError(f"{name} is {seed}; NumPy takes 0 to 2^32 - 1")
+    for name in ("partition_seed", "split_seed"):
+        if options[name] is not None and not 0 <= options[name] < 2**32:
+            raise ConfigError(f"{name} is {options[name]}; NumPy takes 0 to 2^32 - 1")
     for name, least in LEAST.items():
         if options[name] is not None and not options[name] >= least:
             raise ConfigError(f"data.{name} is {options[name]}; it must be at least {least}")

@@ -1,18 +1,15 @@
 """Data modules: sites hold what they may, views are right, hidden labels stay hidden, a plain ``Trainer`` works."""
 
-from dataclasses import replace
-
 import lightning as L
 import pytest
 import torch
 
 from benchmark.registry import KINDS, find_class, known_names
-from datamodules.base import FSSLDataModule, SiteData
+from datamodules.base import FSSLDataModule
 from datamodules.common.errors import ConfigError, DataError, RunError
 from datamodules.common.streams import generator
 from datamodules.digits import Digits
 from datamodules.io import sources
-from datamodules.partition.sites import Oracle, Sites
 from datamodules.views.batches import epoch
 from federations import SCENARIOS, few_data, make_data, make_method
 
@@ -34,7 +31,6 @@ def test_a_data_set_knows_itself_before_it_is_read(name, tmp_path):
     assert data.num_classes > 1 and data.train_size > 1000
     assert len(data.mean) == len(data.std) in ((0,) if name == "ag_news" else (1, 3))  # features have none
     assert all(0 < m < 1 for m in data.mean) and all(0 < s < 1 for s in data.std)
-    assert data._zoom() >= data.image_size
     assert {"weak", "test"} <= set(data.views)
     assert not (tmp_path / "nowhere").exists()
     assert isinstance(data, L.LightningDataModule)
@@ -56,35 +52,11 @@ def test_images_look_as_in_the_papers(name):
     """RSCFed's, CBAFed's and (for CINIC-10) FedDure's constants, to four digits; suites rely on them."""
     data = find_class(name, KINDS["data"])()
     mean, std = (tuple(round(value, 4) for value in values) for values in (data.mean, data.std))
-    assert (mean, std, data.image_size, data._zoom(), data.train_size) == CONSTANTS[name]
-
-
-@pytest.mark.parametrize(
-    ("options", "sizes"), [({}, (250, 224)), ({"side": 448}, (500, 448)), ({"side": 112, "zoom": 120}, (120, 112))]
-)
-def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, sizes, monkeypatch):
-    """600 x 450 pixels are not shrunk below what the crop needs, then enlarged again."""
-    asked = []
-    monkeypatch.setattr(sources, "isic2018", lambda root, resize, test_resize: asked.append((resize, test_resize)))
-    data = find_class("isic2018", KINDS["data"])(**options)
-    data.read()
-    assert asked == [sizes]
-    assert data.views["weak"].geometry.zoom == sizes[0]
+    assert (mean, std, data.image_size, data.views["weak"].geometry.zoom, data.train_size) == CONSTANTS[name]
 
 
 def test_blocks_of_views_have_bounded_pixels():
     assert [Digits(side=side).block for side in (8, 32, 64, 224, 2048)] == [1024, 1024, 256, 20, 1]
-
-
-def test_digits(digits):
-    """The constants are those of the training images, to the digits that are given."""
-    data = make_data()
-    pixels = torch.from_numpy(digits.train_images).double() / 255
-    assert len(data.train_images) == data.train_size == 1437 and len(data.test_labels) == 360
-    assert round(float(pixels.mean()), 4) == data.mean[0]
-    assert round(float(pixels.std()), 4) == data.std[0]
-    assert data.class_names == tuple("0123456789") and data.sha256 == digits.sha256
-    data.prepare_data()
 
 
 def test_a_subclass_must_read():
@@ -118,13 +90,6 @@ def test_overwriting_takes_the_form_of_what_is_stored():
     assert data.train_images.any()
     with pytest.raises(ConfigError, match="setup"):
         Digits().overwrite()
-
-
-def test_a_client_can_be_handed_something_else():
-    data = make_data()
-    site = data.client(1)
-    data.clients[1] = SiteData(site.labelled[:0], site.labels[:0], site.unlabelled[:3])
-    assert data.client(1).size == 3 and 1 not in data.roster(0).labelled
 
 
 def test_setup_is_done_once():
@@ -187,16 +152,6 @@ def test_a_batch_holds_no_hidden_label(scenario, method):
                     else:
                         assert (name, field) == ("labelled", "y") and len(site.labels)
     assert seen
-
-
-def test_the_oracle_says_right_or_wrong_and_nothing_else(digits):
-    truth = torch.from_numpy(digits.train_labels)
-    index = torch.tensor([3, 1400, 7, 7])
-    oracle = Oracle(truth)
-    assert oracle.correct(index, truth[index]).all()
-    assert not oracle.correct(index, (truth[index] + 1) % 10).any()
-    assert [name for name in vars(oracle) if not name.startswith("_")] == []
-    assert make_data().oracle.correct(index, truth[index]).tolist() == [True] * 4
 
 
 def test_a_partition_can_be_taken_along(tmp_path):
@@ -283,13 +238,6 @@ def test_balanced_images_of_nobody_can_be_tested_on_instead(scenario, validation
     torch.testing.assert_close(block(), shown)
 
 
-def test_one_thing_replaces_the_test_set():
-    with pytest.raises(
-        ConfigError, match=r"labelled_holdout=0\.5 and data\.balanced_holdout=10 both replace the test set"
-    ):
-        make_data(labelled_holdout=0.5, balanced_holdout=10)
-
-
 def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
     """Two settings of equally large data sets share their partitions seed by seed, unless their streams have names."""
     plain, *others = (make_data(split="random80", partition_stream=name) for name in (None, "a/clients", "b/clients"))
@@ -299,13 +247,6 @@ def test_a_partition_stream_changes_the_partition_and_not_the_test_set():
     assert again.partition.hash == others[0].partition.hash
     seeds = {make_data(partition_stream="a", partition_seed=None, run_seed=seed).partition.hash for seed in (1, 2)}
     assert len(seeds) == 2
-
-
-def test_a_rule_for_labelled_clients_belongs_to_its_scenario():
-    with pytest.raises(ConfigError, match=r"labelled_min_per_class has no effect with data\.scenario=server"):
-        make_data("server", labelled_min_per_class=3)
-    with pytest.raises(ConfigError, match=r"labelled_min_per_class is 0; it must be at least 1"):
-        make_data(labelled_min_per_class=0)
 
 
 @pytest.mark.parametrize("share", [1.0, -0.1, 0.99, 1e-9])
@@ -350,16 +291,14 @@ def test_without_shuffles_a_client_is_ordered_by_class():
     [
         ({"scenario": "server", "num_labels": None}, "which needs num_labels"),
         ({"pipeline": "blur"}, "unknown pipeline 'blur'; choose one of .*zoom_crop_flip"),
-        ({"split_seed": -1}, r"split_seed is -1; NumPy takes 0 to 2\^32 - 1"),
-        ({"test_std": [0.0]}, r"data.test_std is \[0.0\]; give finite numbers above 0"),
-        ({"test_mean": [0.1, 0.2]}, r"data.test_mean is \[0.1, 0.2\]; give one number, or one for each of 3 channels"),
-        ({"hidden_labels": "pooled", "union_mode": "labelled"}, "some of them twice: choose data.union_mode=none"),
         ({"side": 4, "pipeline": "pad_crop_flip"}, r"data\.side=4: this pipeline mirrors 4 pixels .* choose 5 or more"),
         ({"picked": 3, "num_clients": 3, "labelled_from": 10}, "picked=3 of 3 clients leaves none: pick fewer"),
         ({"zoom": 30}, r"a window of 32 does not fit into 30: enlarge to at least 32 .*data\.zoom.*data\.side"),
+        ({"num_labels": 40}, r"data\.num_labels has no effect with data\.scenario=partial_clients"),
     ],
 )
-def test_contradictory_options(args, message):
+def test_options_that_cannot_be(args, message):
+    """Of their own, of the pipeline, and of the partition, before ``setup`` ends."""
     with pytest.raises(ConfigError, match=message):
         Digits(**args).setup()
 
@@ -445,44 +384,6 @@ def test_training_images_are_enlarged_in_proportion():
     assert (zoom(Large()), zoom(Close()), zoom(Close(side=64))) == (80, 36, 72)
 
 
-def test_one_channel_is_for_grey_images():
-    """Digits are stored as three equal channels; of coloured images one would be the red."""
-
-    class Coloured(Digits):
-        def read(self):
-            arrays = super().read()
-            arrays.train_images[..., 1] //= 2
-            return arrays
-
-    data = make_data(channels=1)
-    assert data.take("test", torch.arange(2)).shape == (2, 1, 32, 32)
-    with pytest.raises(ConfigError, match=r"data.channels=1 is for grey images, but some of Coloured have colour"):
-        Coloured(channels=1).setup()
-
-
-@pytest.mark.parametrize("part", ["train_images", "test_images"])
-def test_one_coloured_image_is_found_wherever_it_is(part):
-    class LastIsColoured(Digits):
-        def read(self):
-            arrays = super().read()
-            getattr(arrays, part)[-1, ..., 1] //= 2
-            return arrays
-
-    with pytest.raises(ConfigError, match="some of LastIsColoured have colour"):
-        LastIsColoured(channels=1).setup()
-
-
-def test_a_border_leads_to_the_networks_side_in_training_and_in_tests():
-    class SmallTests(Digits):
-        def read(self):
-            arrays = super().read()
-            return replace(arrays, test_images=arrays.test_images[:, :6, :6].copy())
-
-    Digits(border=4, side=40).setup()
-    with pytest.raises(ConfigError, match=r"data\.border=4 makes test images of 14 x 14 pixels"):
-        SmallTests(border=4, side=40).setup()
-
-
 def test_sites_are_known_after_setup(tmp_path):
     asked = (
         lambda data: data.client(0),
@@ -508,103 +409,6 @@ def test_a_client_is_one_of_those_that_there_are():
             data.client(wrong)
 
 
-# --- a plain Trainer
-
-
-def trainer(**options):
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return L.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(quiet, False), **options)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
-def test_fedavg_in_a_plain_trainer():
-    """Two epochs of ordinary centralised training, in another order each, and a test accuracy."""
-    data, seen = few_data(5), []
-
-    class Listens(find_class("fedavg", KINDS["method"])):
-        def on_train_batch_start(self, batch, batch_idx):
-            seen.append(batch["labelled"]["y"].tolist())
-
-    method = make_method(Listens, lr=0.1)
-    run = trainer(max_epochs=2)
-    run.fit(method, datamodule=data)
-    assert [len(y) for y in seen] == 2 * [64, 64, 64, 58]
-    first, second = (sorted(y for part in seen[k : k + 4] for y in part) for k in (0, 4))
-    assert first == second == sorted(data.train_labels.tolist())
-    assert seen[:4] != seen[4:]
-    (result,) = run.test(method, datamodule=data, verbose=False)
-    method.eval()
-    predicted = torch.cat([method.predict(block()) for _, block in data.test_blocks(90)]).argmax(dim=1)
-    assert result["acc"] == pytest.approx(float((predicted == data.test_labels).float().mean()) * 100, rel=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
-def test_batches_of_a_plain_trainer_follow_the_runs_seed_and_the_epoch(tmp_path):
-    """Another seed, another order of the same clients' images; a resumed fit sees what it would have seen."""
-
-    class Listens(find_class("fedavg", KINDS["method"])):
-        def on_train_batch_start(self, batch, batch_idx):
-            self.seen.append(batch["labelled"]["x"].sum().item())
-
-    def fit(seed, epochs, **options):
-        method = make_method(Listens, lr=0.1)
-        method.seen = []
-        run = trainer(max_epochs=epochs)
-        run.fit(method, datamodule=few_data(5, run_seed=seed), **options)
-        return run, method.seen
-
-    _, whole = fit(0, 3)
-    run, first = fit(0, 2)
-    run.save_checkpoint(tmp_path / "two.ckpt")
-    assert whole[:8] == first
-    assert fit(0, 3, ckpt_path=tmp_path / "two.ckpt")[1] == whole[8:]
-    assert fit(1, 2)[1] != first
-
-
-def test_loaders_need_a_trainer_that_fits_a_method():
-    data = make_data()
-    for loader in (data.train_dataloader, data.test_dataloader):
-        with pytest.raises(
-            ConfigError, match=r"the loaders of Digits ask the method .* trainer.fit\(method, datamodule"
-        ):
-            loader()
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
-def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
-    """Labels cycle beside the unlabelled images; the teacher takes one step per batch."""
-    data, method = few_data(5, 1), make_method("fed_consist", warmup_rounds=0)
-    before = {k: v.clone() for k, v in method.state_dict().items()}
-    trainer(max_epochs=1).fit(method, datamodule=data)
-    batches = -(-200 // 64)
-    assert int(method.teacher_step) == batches
-    after = method.state_dict()
-    moved = {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
-    assert moved == {"model", "teacher", "teacher_step"}
-    assert all(bool(torch.isfinite(value).all()) for value in after.values())
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
-def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
-    """The upper bound trains on them; batches of the test matter to networks that normalise with them."""
-    options = {"num_labels": 60, "hidden_labels": "revealed", "pipeline": "randaugment_levels_cutout"}
-    data, fields, sizes = few_data(6, scenario="all_clients", **options), set(), []
-
-    class Listens(find_class("local_ssl", KINDS["method"])):
-        def on_train_batch_start(self, batch, batch_idx):
-            fields.update(batch["unlabelled"])
-
-        def test_step(self, batch, batch_idx):
-            sizes.append(len(batch["test"]["y"]))
-
-    method = make_method(Listens, unsup_weight=0.0, eval_batch=40)
-    run = trainer(max_epochs=1, limit_train_batches=2)
-    run.fit(method, datamodule=data)
-    run.test(method, datamodule=data, verbose=False)
-    assert "y" in fields
-    assert sizes == [40, 40, 10]
-
-
 @pytest.mark.parametrize("classes", [None, 4])
 def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
     data = Digits(num_clients=4, labelled_clients=4, split_classes=classes)
@@ -613,41 +417,8 @@ def test_images_of_classes_that_are_not_split_go_to_nobody(classes, digits):
     assert held == [i for i, y in enumerate(digits.train_labels.tolist()) if y < (classes or 10)]
 
 
-def test_a_flip_is_a_probability():
-    with pytest.raises(ConfigError, match=r"data.flip is 1.5; it is a probability"):
-        Digits(flip=1.5)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "option", "remedy"),
-    [
-        ("partial_clients", {"num_labels": 40}, "server or all_clients"),
-        ("partial_clients", {"label_fraction": 0.1}, "all_clients"),
-        ("server", {"labels_per_class": 5}, "all_clients"),
-        ("server", {"labelled_partition": "iid"}, "all_clients"),
-    ],
-)
-def test_label_options_of_another_scenario_are_refused(scenario, option, remedy):
-    """They would change the run's identity and nothing else."""
-    (name,) = option
-    with pytest.raises(ConfigError, match=rf"data.{name} .*data.scenario={scenario}: choose {remedy}, or"):
-        Digits(scenario=scenario, **option)
-
-
 def test_pooled_labels_make_every_client_a_labelled_one():
     """The roster counts what the clients hold, not what the partition gave them."""
     data = few_data(4, 1, hidden_labels="pooled")
     assert data.roster(0).labelled == (0, 1, 2, 3)
     assert few_data(4, 1).roster(0).labelled == (0,)
-
-
-def test_a_site_is_made_when_it_is_asked_for():
-    """It holds what the partition says, and setting a site up for a million clients makes none of them."""
-    data = few_data(4, 2)
-    for client, site in enumerate(data.clients):
-        assert site.labelled.tolist() == data.partition.labelled[client].tolist()
-        assert site.unlabelled.tolist() == data.partition.unlabelled[client].tolist()
-    assert len(data.clients) == 4 and data.clients[-1].unlabelled.equal(data.client(3).unlabelled)
-    made = []
-    sites = Sites(data.partition.labelled, data.partition.unlabelled, lambda *own: made.append(own), data.device)
-    assert len(sites) == 4 and sites.labelled() == (0, 1) and not made

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmark.registry import KINDS, own_names
 from datamodules.common.errors import ConfigError
-from federations import few_data, make_method
-from methods.base import Batch, FedMethod, Tally
+from federations import few_data, make_method, sums_of
+from methods.base import Batch, FedMethod
 
 
 class Plain(FedMethod):
@@ -23,7 +23,7 @@ class Plain(FedMethod):
 def test_what_is_logged_lies_where_the_method_computes() -> None:
     """Numbers of Python, and tensors of another device, join the sums on the method's own."""
     method = make_method(Plain).to("meta")
-    method._engine.tally = tally = Tally()
+    tally = sums_of(method)
     method.log("number", 0.5)
     method.log("tensor", torch.ones(()), batch_size=3)
     method.tally("vector", torch.ones(4))
@@ -35,7 +35,7 @@ def test_what_is_logged_lies_where_the_method_computes() -> None:
 def test_logged_numbers_are_weighted_means() -> None:
     """By ``batch_size``, as in Lightning."""
     method = make_method(Plain)
-    method._engine.tally = Tally()
+    sums_of(method)
     for value, size in ((1.0, 1), (4.0, 2)):
         method.log("number", value, batch_size=size)
     assert float(method.tallied("number")) == pytest.approx(3.0)

@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.federation.loop import Federation
-from benchmark.federation.recording import count_host_reads
-from benchmark.federation.reference import LocalSite, RunContext, VisitResult
+from benchmark.federation.reference import LocalSite, RunContext
 from benchmark.runs.records import readings
+from cbafed_runs import Net, after, at_unlabelled_client, federation, pseudo_set, same, small, unlabelled_visit
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
-from datamodules.digits import Digits
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
 from federations import (
@@ -27,63 +26,16 @@ from federations import (
     plain_fabric,
     rounds_until,
     run_rows,
+    visited,
 )
 from golden_files import load
-from methods.ablations.cbafed import BatchByBatch, PlainImages, RebuiltSets, WarmUpAtClients
+from methods.ablations.cbafed import BatchByBatch, PlainImages, WarmUpAtClients
 from methods.base import Batch, FedMethod, LocalWork, Pass, Site, Stream, Upload, Visit
 from methods.cbafed import CBAFed, assign
 from methods.parts.aggregation import share_weights
 
 SELECTION, WEIGHTS = load("cbafed/pseudo_label_tail_selection"), load("cbafed/aggregation_weights")
 SEQUENCES = {case["name"]: case for case in load("cbafed/residual_sequences")["cases"]}
-EASY = {"cba_tau": 0.05, "cba_tau_h": 0.2, "tail_beta": 0.9}
-
-
-class Net(nn.Module):
-    """A small network with batch norm, for 32 x 32 images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU())
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[B, 10]``."""
-        return self.head(self.body(x))
-
-
-def small(data: Digits, images: int = 40) -> Digits:
-    """The same data with at most so many images per client."""
-    for k, site in enumerate(data.clients):
-        data.clients[k] = SiteData(site.labelled[:images], site.labels[:images], site.unlabelled[:images])
-    return data
-
-
-def federation(
-    rounds: int = 3, data: Digits | None = None, double: bool = False, cls: type[CBAFed] = CBAFed, **args: Any
-) -> Federation:
-    """CBAFed around ``Net`` on a few images per client, in stage 2 from round 1 on."""
-    torch.manual_seed(0)
-    options = {"warmup_rounds": 1, "labelled_epochs": 3, "res_skip": 2, "batch_size": 16, **EASY, **args}
-    method, data = cls(Net(), 10, **options), data or small(make_data())
-    if double:
-        method = method.double()
-        data.place(torch.device("cpu"), torch.float64)
-        small(data)
-    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
-
-
-def after(rounds: int, **args: Any) -> dict[str, Tensor]:
-    """The server's tensors after so many rounds."""
-    made = federation(rounds, **args)
-    for number in range(rounds):
-        made.run_round(number)
-    return made.server
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor], prefix: str = "model.") -> bool:
-    """Whether two servers hold the same model, bit for bit."""
-    return all(torch.equal(v, b[k]) for k, v in a.items() if k.startswith(prefix))
 
 
 class FakeSite:
@@ -210,22 +162,6 @@ def test_labelled_client_connection_over_eleven_epochs() -> None:
         assert seen == pytest.approx(wanted, abs=1e-3)
 
 
-def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() -> None:
-    """Eleven rounds of one epoch end where one visit of eleven epochs with the client's connection ends."""
-    ends, plain = {}, {"batch_size": 1000, "res_skip": 5, "labelled_epochs": 11}
-    for cls, rounds in ((CBAFed, 11), (WarmUpAtClients, 1)):
-        data = small(make_data(zoom=32, flip=0.0), 60)
-        made = federation(rounds, data, double=True, cls=cls, warmup_rounds=rounds, **plain)
-        for number in range(rounds):
-            made.run_round(number)
-        ends[cls] = made.server
-    unmixed = after(11, double=True, warmup_rounds=11, data=small(make_data(zoom=32, flip=0.0), 60),
-                    **{**plain, "res_client_alpha": 0.0})  # fmt: skip
-    for name in [n for n in ends[CBAFed] if n.startswith("model.")]:
-        torch.testing.assert_close(ends[CBAFed][name], ends[WarmUpAtClients][name], rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(ends[CBAFed]["model.head.weight"], unmixed["model.head.weight"])
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -235,10 +171,13 @@ def test_warmup_at_the_server_is_that_of_the_client_for_one_labelled_client() ->
         {"res_client_alpha": -0.1},
         {"res_skip": 0},
         {"min_batch": 65},
+        {"res_server_alpha": -3.0},
+        {"lr_unlabelled": -1.0},
+        {"tail_rule": "x"},
     ],
 )
-def test_impossible_numbers_are_refused(bad: dict[str, Any]) -> None:
-    """Negative counts, or weights outside [0, 1]."""
+def test_impossible_arguments_are_refused(bad: dict[str, Any]) -> None:
+    """Negative counts and rates, weights outside [0, 1], an unknown rule."""
     with pytest.raises(ConfigError, match=next(iter(bad))):
         make_method("cbafed", **bad)
 
@@ -270,30 +209,6 @@ def test_thresholds_follow_the_labels_then_everything_used() -> None:
     assert torch.equal(made.server["thresholds"], made.method.statistics(counts)["thresholds"])
 
 
-def unlabelled_visit(made: Federation) -> Visit:
-    """A visit of an unlabelled client in round 1."""
-    return next(v for v in made.visits(1) if not v.labelled)
-
-
-def at_unlabelled_client(made: Federation) -> Any:
-    """The site of an unlabelled client in round 1, with the method in its place."""
-    visit = unlabelled_visit(made)
-    made.method.load_tensors(made.server)
-    made.method.visit = visit
-    return LocalSite(made.method, made.engine.context, made.data.client(visit.client), visit, [])
-
-
-def pseudo_set(method: CBAFed, site: Any) -> Stream:
-    """What an unlabelled client walks through in its only epoch."""
-    (work,) = method.local_work(site)
-    return (work() if callable(work) else work).streams["pseudo"]
-
-
-def visited(made: Federation, visit: Visit) -> VisitResult:
-    """What comes of a client's visit that has kept nothing."""
-    return made.engine.run_visit(visit, made.engine.send(visit, made.server), None)[0]
-
-
 def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
     """Evaluation mode leaves the statistics alone; predicting the stored pixels gives the stored labels back."""
     made = federation(tail_beta=0.0, pl_threshold=0.0)
@@ -307,18 +222,6 @@ def test_labels_belong_to_the_stored_pixels_and_the_received_model() -> None:
     made.method.eval()
     with torch.no_grad():
         assert torch.equal(made.method.predict(stream.fields["x"]).argmax(dim=1), stream.fields["y"])
-
-
-def test_clean_labels_come_from_the_test_view_and_fresh_views_are_trained_on() -> None:
-    """What is stored are labels only."""
-    made = federation(cls=PlainImages, tail_beta=0.0, pl_threshold=0.0)
-    made.run_round(0)
-    stream = pseudo_set(made.method, at_unlabelled_client(made))
-    assert dict(stream.views) == {"x": "weak"} and set(stream.fields) == {"y"}
-    made.method.eval()
-    with torch.no_grad():
-        clean = made.method.predict(made.data.take("test", stream.index)).argmax(dim=1)
-    assert torch.equal(clean, stream.fields["y"])
 
 
 def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero() -> None:
@@ -348,7 +251,7 @@ def test_a_last_batch_of_one_is_counted_but_not_trained_on() -> None:
     """17 kept images in batches of 16: one step, weight 17; and with batch norm no error."""
     made = federation(data=small(make_data(), 17), pl_threshold=0.0, tail_beta=0.0)
     made.run_round(0)
-    outcome = visited(made, unlabelled_visit(made))
+    outcome = visited(made, unlabelled_visit(made))[0]
     assert outcome.upload.weight == 17.0
     assert outcome.sums["loss"][1] == 1
 
@@ -401,79 +304,6 @@ def test_rows_show_the_selection_by_class() -> None:
         assert len(by_class) == 10
         assert sum(by_class) == pytest.approx(row[f"pseudo/{name}"], abs=1e-4)
     assert all(c <= s for c, s in zip(row["pseudo/correct_by_class"], row["pseudo/selected_by_class"], strict=True))
-
-
-def test_one_epoch_needs_no_second_set() -> None:
-    """rebuilt with one local epoch is fixed, bit for bit; with two it is not."""
-    assert same(after(2, cls=RebuiltSets), after(2))
-    assert not same(after(2, cls=RebuiltSets, local_epochs=2), after(2, local_epochs=2))
-
-
-def test_strategies_take_the_same_number_of_steps() -> None:
-    """Threshold 0 keeps everything: 5 epochs of 3 steps each, however the labels are made."""
-    for strategy, labelled in ((CBAFed, 1), (RebuiltSets, 5), (BatchByBatch, 5)):
-        made = federation(cls=strategy, local_epochs=5, pl_threshold=0.0, tail_beta=0.0)
-        made.run_round(0)
-        outcome = visited(made, unlabelled_visit(made))
-        assert outcome.sums["loss"][1] == 15
-        assert outcome.upload.weight == pytest.approx(40.0)
-        assert outcome.sums["pseudo/selected"][1] == 40 * labelled
-
-
-def test_batch_by_batch_labels_with_the_model_being_trained() -> None:
-    """The loss of a step is that of the labels that the model in training mode gives the very batch."""
-    made = federation(cls=BatchByBatch, pl_threshold=0.0, tail_beta=0.0)
-    made.run_round(0)
-    site = at_unlabelled_client(made)
-    (work,) = made.method.local_work(site)
-    made.method.train()
-    batch = next(epoch(work.streams, made.data, site.generator))
-    loss = made.method.training_step(batch, 0)
-    with torch.no_grad():
-        logits = made.method(batch["unlabelled"]["x"])
-    torch.testing.assert_close(loss.detach(), F.cross_entropy(logits, logits.argmax(dim=1)))
-
-
-def test_a_step_on_a_batch_reads_nothing_back_and_counts_what_it_kept() -> None:
-    """The counts of an epoch's batches add up to the images kept, over the number of epochs."""
-    made = federation(cls=BatchByBatch, local_epochs=2, cba_tau=0.12)
-    made.run_round(0)
-    site, method = at_unlabelled_client(made), made.method
-    first, _ = method.local_work(site)
-    assert float(method.counts.sum()) == 0
-    method.train()
-    kept = torch.zeros(10)
-    for batch in epoch(first.streams, made.data, site.generator):
-        with torch.no_grad():
-            p = method.predict(batch["unlabelled"]["x"])
-        labels, confident, rescued = assign(p, method.thresholds, method.tail)
-        kept += torch.bincount(labels[confident | rescued], minlength=10)
-        with count_host_reads() as reads:
-            method.training_step(batch, 0)
-        assert not reads
-    assert 0 < float(kept.sum()) < 40
-    torch.testing.assert_close(method.counts, kept / 2)
-
-
-def test_rebuilt_sets_are_labelled_when_their_turn_comes() -> None:
-    """Each epoch's labels are those of the model of that moment; nothing is labelled before the first epoch."""
-    made = federation(cls=RebuiltSets, local_epochs=3, pl_threshold=0.0, tail_beta=0.0)
-    made.run_round(0)
-    site, method = at_unlabelled_client(made), made.method
-    work = method.local_work(site)
-    assert len(work) == 3 and all(callable(part) for part in work)
-    assert float(method.counts.sum()) == 0
-    orders = []
-    for part in work:
-        with torch.no_grad():
-            for value in method.model.parameters():
-                value.add_(0.1 * torch.randn(value.shape))
-        stream = part().streams["pseudo"]
-        orders.append(stream.index.tolist())
-        with torch.no_grad():
-            labels = method.eval().predict(stream.fields["x"]).argmax(dim=1)
-        assert torch.equal(labels, stream.fields["y"])
-    assert orders[0] != orders[1] != orders[2]
 
 
 class PseudoLabelFedAvg(FedMethod):
@@ -564,12 +394,3 @@ def test_a_sample_without_a_number_for_confidence_is_dropped() -> None:
     p = torch.tensor([[float("nan")] * 3, [0.5, 0.3, 0.2]])
     _, confident, rescued = assign(p, torch.full((3,), 0.9), torch.ones(3, dtype=torch.bool))
     assert confident.tolist() == [False, False] and rescued.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"res_server_alpha": -3.0}, {"lr_unlabelled": -1.0}, {"tail_rule": "x"}],
-)
-def test_arguments_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_method("cbafed", **wrong)

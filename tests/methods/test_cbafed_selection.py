@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from benchmark.federation.recording import count_host_reads
 from golden_files import load
-from methods.ablations.cbafed import batch_loss
 from methods.cbafed import (
     assign,
     balanced_thresholds,
@@ -128,19 +126,3 @@ def test_confidence_is_strict() -> None:
     p, tail = torch.tensor([[0.75, 0.25]]), torch.zeros(2, dtype=torch.bool)
     assert not assign(p, torch.tensor([0.75, 0.0]), tail)[1].any()
     assert assign(p, torch.tensor([0.7499, 0.0]), tail)[1].all()
-
-
-def test_batch_loss_is_the_mean_over_the_kept() -> None:
-    """With a threshold of 0 it is self-training; with one of 1 it is zero, and so is the gradient."""
-    torch.manual_seed(0)
-    logits, tail = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.zeros(4, dtype=torch.bool)
-    loss, labels, kept = batch_loss(logits, torch.zeros(4), tail)
-    torch.testing.assert_close(loss, F.cross_entropy(logits, logits.argmax(dim=1)))
-    assert kept.all() and torch.equal(labels, logits.argmax(dim=1))
-    half = float(logits.detach().softmax(dim=1).max(dim=1).values.median())
-    loss, labels, kept = batch_loss(logits, torch.full((4,), half), tail)
-    assert 0 < kept.sum() < 6
-    torch.testing.assert_close(loss, F.cross_entropy(logits[kept], labels[kept]))
-    loss, _, kept = batch_loss(logits, torch.ones(4), tail)
-    loss.backward()
-    assert float(loss.detach()) == 0 and not kept.any() and not logits.grad.any()

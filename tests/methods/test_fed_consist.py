@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
 from benchmark.federation.recording import count_host_reads
-from federations import few_data, make_federation, run_rows
+from federations import few_data, make_federation, run_rows, sums_of
 from golden_files import load
-from methods.base import Tally, Upload, Visit
+from methods.base import Upload, Visit
 from methods.fed_consist import FedConsist
 
 GOLDEN = load("rscfed/local_update_unlabelled")
@@ -50,7 +50,7 @@ def test_unlabelled_client_over_two_visits(case: dict[str, Any]) -> None:
         method.visit = Visit(round=10 + number, labelled=False)
         method.load_tensors({f"model.{k}": v for k, v in call["inputs"]["global_state"].items()})
         method.train()
-        method._engine.tally = Tally()
+        sums_of(method)
         fit = Fit(method, states)
         batches = [
             {"unlabelled": {"teacher": views["teacher_view"], "student": views["student_view"]}}

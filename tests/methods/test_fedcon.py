@@ -131,6 +131,7 @@ def test_the_server_round_counts_from_its_own_first_one() -> None:
     """It trains before the clients: round 0 before the first round, then one more than the clients' last."""
     made = method()
     run = federation(made)
+    run.roster.participants = 1
     ramps = []
     original = made.on_train_end
     made.on_train_end = lambda: (ramps.append(float(made.ramp)) if made.visit.client < 0 else None, original())
@@ -219,6 +220,7 @@ def test_the_average_is_uniform_and_the_classifier_stays() -> None:
 
 def test_momentum_of_the_average_moves_only_what_travels() -> None:
     run = federation(method(server_momentum=0.5), rounds=2)
+    run.roster.participants = 1
     run.run()
     assert not run.server["velocity.head.weight"].any()
     assert run.server["velocity.conv.weight"].any()

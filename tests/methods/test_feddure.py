@@ -1,9 +1,7 @@
 """FedDure: the bi-level step against reference numbers, its arguments, and its variants in closed form."""
 
 import copy
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,87 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError
-from federations import contract_federation, make_data, plain_fabric, rounds_until, visited
-from methods.ablations.feddure import AsWritten, Released, WithoutCReg, WithoutFReg, released_rate
-from methods.ablations.local_ssl import WithoutRegulators
-from methods.base import Batch, Tally, Visit
-from methods.feddure import FedDure, WeightNet, stateless
-from methods.local_ssl import LocalSSL
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/feddure/paper_step_sgd.json").read_text())
-
-
-def to_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: to_tensors(v) for k, v in value.items()}
-    if not isinstance(value, list):
-        return value
-    dtype = torch.int64 if value and isinstance(value[0], int) else torch.float64
-    return torch.tensor(value, dtype=dtype)
-
-
-CASES = [to_tensors(case) for case in GOLDEN["cases"]]
-
-
-class Toy(nn.Module):
-    """The reference network 4-5-3 with tanh."""
-
-    def __init__(self, batchnorm: bool) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(4, 5), nn.Linear(5, 3)
-        self.bn = nn.BatchNorm1d(5) if batchnorm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(torch.tanh(self.bn(self.fc1(x))))
-
-
-def toy_method(case: dict[str, Any], cls: type[FedDure] = FedDure, **args: Any) -> FedDure:
-    """The case's networks and rates, with plain SGD everywhere."""
-    given = case["inputs"]
-    defaults = {
-        "freg_hidden": 4, "optimizer": "sgd", "momentum": 0.0, "lr": given["eta"], "creg_lr": given["eta_s"],
-        "freg_lr": given["eta_w"],
-    }  # fmt: skip
-    method = cls(Toy(case["batchnorm"]), 3, **{**defaults, **args}).double()
-    method.model.load_state_dict(given["theta"], strict=not case["batchnorm"])
-    method.creg.load_state_dict(given["phi"], strict=not case["batchnorm"])
-    names = {"linear1": "0", "linear2": "2"}
-    renamed = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in given["freg"].items()}
-    method.freg.load_state_dict(renamed)
-    return method
-
-
-def batch_of(case: dict[str, Any]) -> Batch:
-    given = case["inputs"]
-    return {
-        "unlabelled": {"weak": given["weak"], "strong": given["strong"]},
-        "labelled": {"x": given["x"], "y": given["y"]},
-    }
-
-
-def take_steps(method: FedDure, batches: list[Batch], first: int = 0) -> None:
-    """Joint steps with the networks as they stand, the first of them number ``first`` of the visit."""
-    method._engine.tally = Tally()
-    method.joint_steps = first
-    fit = Fit(method, [])
-    for number, batch in enumerate(batches):
-        method.on_train_batch_start(batch, number)
-        fit.step(batch, number)
-        fit.steps += 1
-
-
-def name_of(case: dict[str, Any]) -> str:
-    return "-".join([f"bn{case['batchnorm']:d}", *map(str, case["flags"].values())])
-
-
-def equal(module: nn.Module, expected: dict[str, Tensor], tolerance: float = 1e-12) -> None:
-    state = dict(module.named_parameters())
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name].detach(), value, rtol=tolerance, atol=tolerance)
-
+from feddure_steps import (
+    BATCHNORM,
+    CASES,
+    PLAIN,
+    Norm,
+    Toy,
+    batch_of,
+    equal,
+    federation,
+    joint,
+    name_of,
+    step,
+    take_steps,
+    toy_method,
+)
+from federations import contract_federation, rounds_until, visited
+from methods.ablations.feddure import AsWritten, Released, WithoutCReg, WithoutFReg
+from methods.base import Visit
+from methods.feddure import FedDure, WeightNet
 
 FLAGS = {("softmax", True, "none"): FedDure, ("logits", False, "none"): AsWritten}
 READINGS = [(case, FLAGS[flags]) for case in CASES if (flags := tuple(case["flags"].values())) in FLAGS]
@@ -110,111 +48,6 @@ def test_joint_step(case: dict[str, Any], cls: type[FedDure]) -> None:
     equal(method.model, out["theta_after"])
     assert float(method.tallied("creg/d")) == pytest.approx(out["d_old_minus_new"], rel=1e-9)
     assert float(method.tallied("freg/m")) == pytest.approx(float(out["instance_weights_m"].mean()), rel=1e-12)
-
-
-def step(case: dict[str, Any], count: int = 1, cls: type[FedDure] = FedDure, **args: Any) -> FedDure:
-    """The method after some joint steps on the case's batch."""
-    method = toy_method(case, cls, **args)
-    take_steps(method, [batch_of(case)] * count)
-    return method
-
-
-def descend(net: nn.Module, loss: Tensor, rate: float) -> None:
-    """Plain gradient descent, written out."""
-    gradients = torch.autograd.grad(loss, list(net.parameters()))
-    with torch.no_grad():
-        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
-            parameter -= rate * gradient
-
-
-def joint(net: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """Logits of labelled, weak and strong images, from one forward pass."""
-    parts = [given["x"], given["weak"], given["strong"]]
-    return net(torch.cat(parts)).split([len(p) for p in parts])
-
-
-BATCHNORM = next(c for c in CASES if c["batchnorm"] and name_of(c).endswith("softmax-True-none"))
-PLAIN = next(c for c in CASES if not c["batchnorm"] and name_of(c).endswith("softmax-True-none"))
-
-
-@pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
-def test_without_creg(case: dict[str, Any]) -> None:
-    """F-reg looks ahead with the local model, in separate forward passes; the step follows g_s + g_u."""
-    given, method = case["inputs"], step(case, cls=WithoutCReg)
-    fresh = toy_method(case)
-    net, freg, y = fresh.model, fresh.freg, given["y"]
-    x, weak, strong = joint(net, given)
-    labels = weak.argmax(dim=1)
-    alone = net(given["strong"])
-    weights = freg(alone.detach().softmax(dim=1))
-    inner = (weights * F.cross_entropy(alone, labels, reduction="none")).mean()
-    own = dict(net.named_parameters())
-    steps = torch.autograd.grad(inner, list(own.values()), create_graph=True)
-    ahead = {n: p - given["eta_s"] * g for (n, p), g in zip(own.items(), steps, strict=True)}
-    descend(freg, F.cross_entropy(stateless(net, given["x"], ahead), y), given["eta_w"])
-    m = freg(strong.detach().softmax(dim=1)).detach()
-    loss = F.cross_entropy(x, y) + (m * F.cross_entropy(strong, labels, reduction="none")).mean()
-    descend(net, loss, given["eta"])
-    equal(method.freg, dict(freg.named_parameters()))
-    equal(method.model, dict(net.named_parameters()))
-    equal(method.creg, dict(fresh.creg.named_parameters()))  # it rests
-    assert method.tallied("creg/d") is None
-
-
-@pytest.mark.parametrize("case", [PLAIN, BATCHNORM], ids=name_of)
-def test_without_freg(case: dict[str, Any]) -> None:
-    """A mask at 0.6 instead of m; C-reg learns from every pseudo-label alike; g_d is as before."""
-    given, method = case["inputs"], step(case, cls=WithoutFReg, threshold=0.6)
-    fresh = toy_method(case)
-    net, creg, y = fresh.model, fresh.creg, given["y"]
-    x, weak, strong = joint(net, given)
-    labels, mask = weak.argmax(dim=1), weak.softmax(dim=1).amax(dim=1) >= 0.6
-    assert 0 < int(mask.sum()) < len(mask)
-    old = F.cross_entropy(creg(given["x"]), y)
-    descend(creg, F.cross_entropy(creg(given["strong"]), labels), given["eta_s"])
-    d = (old - F.cross_entropy(creg(given["x"]), y)).detach()
-    losses = F.cross_entropy(strong, labels, reduction="none")
-    descend(net, F.cross_entropy(x, y) + (mask * losses).sum() / len(mask) + d * losses.mean(), given["eta"])
-    equal(method.creg, dict(creg.named_parameters()))
-    equal(method.model, dict(net.named_parameters()))
-    equal(method.freg, dict(fresh.freg.named_parameters()))  # it rests
-    assert method.tallied("freg/m") is None
-
-
-RELEASE: dict[str, Any] = {
-    "threshold": 0.6, "unsup_targets": "soft", "unsup_weight": 8.0, "unsup_ramp": 20, "feedback_weight": -1.0,
-}  # fmt: skip
-
-
-class ConstantRates(Released):
-    """The released step alone."""
-
-    def configure_optimizers(self) -> Any:
-        return WithoutFReg.configure_optimizers(self)
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        WithoutFReg.on_train_batch_start(self, batch, batch_idx)
-
-
-@pytest.mark.parametrize("number", [0, 3, 30])
-def test_released_step(number: int) -> None:
-    """Soft masked targets on a ramp, C-reg on the weak view, d = new - old, feedback on the strong view's argmax."""
-    case = BATCHNORM
-    given = case["inputs"]
-    method = toy_method(case, ConstantRates, **RELEASE)
-    net, creg = (copy.deepcopy(m) for m in (method.model, method.creg))
-    take_steps(method, [batch_of(case)], first=number)
-    x, weak, strong = joint(net, given)
-    p, y = weak.softmax(dim=1).detach(), given["y"]
-    mask = p.amax(dim=1) >= 0.6
-    old = F.cross_entropy(creg(given["x"]), y)
-    descend(creg, F.cross_entropy(creg(given["weak"]), p.argmax(dim=1)), given["eta_s"])
-    d = (F.cross_entropy(creg(given["x"]), y) - old).detach()
-    soft = (mask * -(p * strong.log_softmax(dim=1)).sum(dim=1)).mean()
-    loss = F.cross_entropy(x, y) + 8 * min(1, (number + 1) / 20) * soft
-    descend(net, loss + d * F.cross_entropy(strong, strong.argmax(dim=1)), given["eta"])
-    equal(method.creg, dict(creg.named_parameters()))
-    equal(method.model, dict(net.named_parameters()))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -299,25 +132,6 @@ def test_logged_gradients_are_those_of_the_reference() -> None:
     assert float(method.tallied("gradient/feedback")) == pytest.approx(abs(d) * float(g_d.norm()))
 
 
-class Norm(nn.Module):
-    """A small network with batch norm for the digits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 5, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(196, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def federation(rounds: int = 2, cls: type[FedDure] = FedDure, **args: Any) -> Federation:
-    """Six clients, real digits."""
-    torch.manual_seed(0)
-    method, data = cls(Norm(), 10, **args), make_data("all_clients")
-    return Federation(method, data, data.roster(0), plain_fabric(), rounds, seed=0)
-
-
 def test_where_the_state_lives() -> None:
     """The local model and its batch-norm statistics travel, C-reg and F-reg do not; F-reg is the client's own."""
     run = federation()
@@ -370,29 +184,6 @@ def test_what_persists_between_visits() -> None:
     assert not run.clients[0].optimizers
 
 
-def test_supervised_steps_leave_the_regulators_alone() -> None:
-    """Released visit: 5 + 5 steps of one Adam; C-reg moves in the joint ones only, the first two have rate 0."""
-    run = federation(cls=Released, lr=6e-4, supervised_steps=5)
-    method, before, rates, steps = run.method, [], [], []
-    starts = method.on_train_batch_start
-
-    def at_start(batch: Batch, number: int) -> None:
-        starts(batch, number)
-        before[:] = [p.detach().clone() for p in method.creg.parameters()]
-
-    def at_end(outputs: Any, batch: Batch, number: int) -> None:
-        optimizer = method.trainer.optimizers[0]
-        moved = any(not torch.equal(a, b) for a, b in zip(before, method.creg.parameters(), strict=True))
-        rates.append((optimizer.param_groups[0]["lr"] / 6e-4, moved))
-        steps.append(float(next(iter(optimizer.state.values()))["step"]))
-
-    method.on_train_batch_start, method.on_train_batch_end = at_start, at_end
-    visited(run, Visit(client=0, size=run.data.client(0).size))
-    assert [r for r, _ in rates] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert [moved for _, moved in rates] == [False] * 7 + [True] * 3
-    assert steps == list(range(1, 11))
-
-
 def test_momentum_that_is_kept_is_the_local_models_alone() -> None:
     """``reset_momentum=false`` says nothing about the regulators' optimisers."""
     _, _, run = visit_twice(reset_momentum=False)
@@ -406,16 +197,6 @@ def test_the_rate_of_creg_does_not_follow_that_of_the_local_model() -> None:
     for args, expected in (({"lr": 0.0045}, 5e-4), ({"lr": 0.0045, "creg_lr": 0.003}, 0.003)):
         local, creg, _ = FedDure(Norm(), 10, **args).configure_optimizers()
         assert (local.param_groups[0]["lr"], creg.param_groups[0]["lr"]) == (0.0045, expected)
-
-
-def test_without_regulators_only_the_batches_are_feddures() -> None:
-    """The step is FixMatch's, in batches of FedDure's sizes: four of a client with few labels, in place of two."""
-    data = make_data("all_clients")
-    method = WithoutRegulators(Norm(), threshold=0.0)
-    site = data.client(0)
-    sizes = [made.streams(site)["unlabelled"].batch_size for made in (method, federation().method, LocalSSL(Norm()))]
-    assert sizes[0] == sizes[1] != sizes[2]
-    assert method.automatic_optimization
 
 
 def test_the_feedback_term_alone() -> None:
@@ -444,11 +225,7 @@ def test_frozen_and_unused_parameters() -> None:
 
 
 def test_ranges() -> None:
-    """The message says which values are allowed; the released schedule needs a number of steps."""
-    with pytest.raises(ConfigError, match="steps_per_visit=None is out of range: a number, for the schedule"):
-        Released(Toy(False), 3, steps_per_visit=None)
-    with pytest.raises(ConfigError, match="creg_wait=-1 is out of range: from 0"):
-        Released(Toy(False), 3, creg_wait=-1)
+    """The message says which values are allowed."""
     with pytest.raises(ConfigError, match="freg_hidden=0 is out of range: from 1"):
         FedDure(Toy(False), 3, freg_hidden=0)
 
@@ -460,36 +237,6 @@ def test_weights_keep_their_precision_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         weights = method.image_weights(logits)
     assert torch.equal(weights, method.image_weights(logits)) and len(weights.unique()) == 90
-
-
-@pytest.mark.parametrize("supervised_steps", [1, 4])
-def test_rates_of_the_released_schedule(supervised_steps: int) -> None:
-    """The local model's counts all steps of the visit, C-reg's the joint ones; F-reg's stays."""
-    method = toy_method(PLAIN, Released, warmup_steps=2, creg_wait=2, lr=0.5, creg_lr=0.25, freg_lr=0.125)
-    given = batch_of(PLAIN)
-    supervised = {"beside": given["unlabelled"], "labelled": given["labelled"]}
-    rates = []
-
-    def at_end(outputs: Any, batch: Batch, number: int) -> None:
-        rates.append([float(optimizer.param_groups[0]["lr"]) for optimizer in method.trainer.optimizers])
-
-    method.on_train_batch_end = at_end
-    take_steps(method, [supervised] * supervised_steps + [given] * 4)
-    local, creg, freg = zip(*rates, strict=True)
-    assert local == pytest.approx([0.5 * released_rate(t, 2, 5) for t in range(supervised_steps + 4)])
-    assert creg[supervised_steps:] == pytest.approx([0, 0, 0.25 * 2 / 4, 0.25 * 3 / 4])
-    assert set(freg) == {0.125}
-
-
-def test_released_rates() -> None:
-    """The four sequences of learning rates: local model and C-reg, CIFAR-10 and CINIC-10."""
-    cifar = [released_rate(t, 10, 5) for t in range(10)]
-    assert cifar == pytest.approx([t / 10 for t in range(10)])
-    assert [released_rate(t, 10, 5, wait=2) for t in range(5)] == pytest.approx([0, 0, 2 / 12, 3 / 12, 4 / 12])
-    cinic = [released_rate(t, 100, 10) for t in range(110)]
-    assert cinic == pytest.approx([t / 100 for t in range(100)] + [1, 0] * 5)
-    assert [released_rate(t, 100, 10, wait=0) for t in range(10)] == pytest.approx([t / 100 for t in range(10)])
-    assert [released_rate(t, 1, 5) for t in range(1, 6)] == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
 
 
 def test_the_reward_is_of_the_stepped_network_under_autocast_too() -> None:

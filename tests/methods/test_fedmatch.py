@@ -1,4 +1,4 @@
-"""FedMatch: two parts of every weight and who trains which, helpers and when they come, sparse messages, copies."""
+"""FedMatch: two parts of every weight and who trains which, helpers and when they come, and batches."""
 
 import copy
 import io
@@ -13,64 +13,12 @@ from torch import Tensor
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite, Sent
 from datamodules.common.errors import ConfigError
-from datamodules.digits import Digits
-from federations import SCENARIOS, FewDigits, make_federation, plain_fabric, run_rows
-from methods import models
-from methods.ablations.fedmatch import FedDuresOptimiser, InertClients, OwnEntriesKept, SemiFLsCopy
+from federations import make_federation, run_rows
+from fedmatch_runs import AT_CLIENTS, GENTLE, NETWORKS, PLAIN, changed, federation, few, method, single
+from methods.ablations.fedmatch import FedDuresOptimiser
 from methods.base import Pass, Stream, Visit
-from methods.fedmatch import (
-    FedMatch,
-    agreed_labels,
-    flat,
-    helper_divergence,
-    nearest,
-    noise_image,
-    pairs,
-    sparse_bytes,
-    unflat,
-)
+from methods.fedmatch import FedMatch, agreed_labels, flat, helper_divergence, nearest, noise_image, pairs
 from methods.parts.dpl import debias
-
-NETWORKS: dict[str, dict[str, Any]] = {
-    "resnet9_plain": {"width": 2},
-    "resnet9": {"width": 2},
-    "static": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "static"},
-    "running": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "running"},
-    "group": {"name": "wrn28_2", "depth": 10, "width": 1, "norm": "group"},
-}
-GENTLE = {"lr": 0.01, "lambda_s": 1.0, "lambda_l2": 1.0}
-"""The small CNN has no norms, and cannot bear a loss that counts ten times."""
-PLAIN = {"lr_schedule": "constant", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
-AT_CLIENTS: dict[str, Any] = {"batches": "in_order", "batch_size": 10, "l1_threshold": 1e-3, "delta": 2e-4, **PLAIN}
-"""The released recipe with labels at the clients, but for thresholds that some entries of every message reach."""
-
-
-def few(scenario: str = "server", dtype: torch.dtype = torch.float64) -> FewDigits:
-    """A few digits over six clients, set up."""
-    data = FewDigits(scenario=scenario, partition="iid", **SCENARIOS[scenario])
-    data.setup()
-    data.place(torch.device("cpu"), dtype)
-    return data
-
-
-def single() -> FewDigits:
-    """In single precision, with labels at the server."""
-    return few(dtype=torch.float32)
-
-
-def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, **args: Any) -> FedMatch:
-    """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
-    options = dict(NETWORKS[network])
-    torch.manual_seed(0)
-    model = models.build(options.pop("name", network), 10, **options)
-    known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 32, 32)}
-    return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
-
-
-def federation(made: FedMatch, data: Digits | None = None, rounds: int = 4) -> Federation:
-    """In double precision, with labels at the server unless the data says otherwise."""
-    data = data or few()
-    return Federation(made, data, data.roster(0), plain_fabric("64-true"), rounds, seed=0)
 
 
 def images(count: int = 6, seed: int = 1) -> Tensor:
@@ -81,11 +29,6 @@ def images(count: int = 6, seed: int = 1) -> Tensor:
 def probabilities(*shape: int, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64).softmax(dim=-1)
-
-
-def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
-    """Names of tensors that both have and that differ."""
-    return {name for name in before if name in after and not torch.equal(before[name], after[name])}
 
 
 def fit(run: Federation, client: int, fields: dict[str, Tensor], stream: str = "unlabelled") -> None:
@@ -336,117 +279,6 @@ def test_the_vector_of_a_client_is_what_its_model_says_to_the_noise() -> None:
     assert run.method.seen.sum() == 2
 
 
-# Messages.
-
-
-def second_visit(cls: type[FedMatch]) -> tuple[Federation, Visit, dict[str, Tensor]]:
-    """A federation after a round in which every client took part, its next visit, and what that is sent."""
-    data = few("all_clients")
-    made = method(cls=cls, helpers=0, lr=1e-3, lambda_l1=1e-4, reset_momentum=True, **AT_CLIENTS)
-    run = federation(made, data, rounds=2)
-    run.roster = data.roster(0, participants=6)
-    run.server_phase(0, first=True)
-    run.run_round(0)
-    visit = Visit(round=1, client=1, size=data.client(1).size)
-    return run, visit, made.broadcast(run.server, visit)
-
-
-@pytest.mark.parametrize("cls", [FedMatch, OwnEntriesKept])
-def test_what_is_uploaded(cls: type[FedMatch]) -> None:
-    """Entries more than ``delta`` from the server's, with psi up to ``l1_threshold`` as 0, travel as they are; the
-    others are the server's again, whatever the client has kept.
-    """
-    run, visit, sent = second_visit(cls)
-    made = run.method
-    site, work = run.engine.begin_visit(visit, Sent(sent, 0), None)
-    site.fit(work)
-    trained = {name: value.clone() for name, value in made.tensors("shared").items()}
-    upload = made.make_upload(site)
-    assert upload is not None
-    psi = {f"model.{name}" for name in made.psi_names}
-    masks, small, kept = [], 0, 0
-    for name, value in upload.tensors.items():
-        server, compared = run.server[name], trained[name].clone()
-        if name in psi:
-            compared[compared.abs() <= 1e-3] = 0.0
-        travels = (compared - server).abs() > 2e-4
-        expected = server.clone()
-        expected[travels] = trained[name][travels]
-        assert torch.equal(value, expected)
-        assert torch.equal(made.tensors("shared")[name], expected)  # the client goes on from it
-        masks.append(travels)
-        small += int((travels & (compared == 0) & (trained[name] != 0)).sum())
-        kept += int((~travels & (sent[name] != server)).sum())
-    assert small > 20
-    assert (kept > 20) == (cls is OwnEntriesKept)
-    assert upload.num_bytes == sparse_bytes(masks, [8] * len(masks))
-
-
-def test_nothing_trained_nothing_uploaded() -> None:
-    """Neither sigma without labels, nor psi at a rate of 0."""
-    run = federation(method("static", lr=0.0))
-    upload = run.run_visits(run.visits(0)[:1])[0][0]
-    assert upload.num_bytes == 0
-    assert changed(run.server, upload.tensors) == set()
-
-
-def test_what_is_downloaded() -> None:
-    """A client keeps its own entries where the server's, with psi up to ``l1_threshold`` as 0, are within ``delta``;
-    the others come as the server has them. The first download is whole.
-    """
-    run, visit, sent = second_visit(OwnEntriesKept)
-    made = run.method
-    held, psi = made.memory[1], set(made.psi_names)
-    parameters = dict(made.model.named_parameters())
-    own = unflat(held["psi"], {name: p for name, p in parameters.items() if name in psi})
-    own |= unflat(held["sigma"], {name: p for name, p in parameters.items() if name not in psi})
-    masks, small = [], 0
-    for name, value in own.items():
-        server = run.server[f"model.{name}"]
-        compared = server.clone()
-        if name in psi:
-            compared[compared.abs() <= 1e-3] = 0.0
-        travels = (compared - value).abs() > 2e-4
-        expected = value.clone()
-        expected[travels] = server[travels]
-        assert torch.equal(sent[f"model.{name}"], expected)
-        masks.append(travels)
-        small += int((travels & (compared == 0) & (server != 0)).sum())
-    assert small > 20
-    assert made.sent_bytes(sent, visit) == sparse_bytes(masks, [8] * len(masks))
-
-
-def test_bytes_of_downloads() -> None:
-    """Whole models in the first round; later ones in full, or what changed alone."""
-    for cls in (FedMatch, OwnEntriesKept):
-        made = method(cls=cls, helpers=0, lr=1e-3, **(AT_CLIENTS | {"l1_threshold": 5e-6, "delta": 1e-3}))
-        run = federation(made, few("all_clients"), rounds=2)
-        run.server_phase(0, first=True)
-        rows = [run.run_round(0), run.run_round(1)]
-        whole = sum(t.numel() * t.element_size() for t in run.method.tensors("shared").values())
-        assert rows[0]["bytes_down"] == rows[0]["visits"] * whole
-        if cls is FedMatch:
-            assert run.method.memory == {}
-            assert rows[1]["bytes_down"] == 2 * rows[0]["bytes_down"]
-            assert changed(run.server, run.method.broadcast(run.server, Visit(round=2, client=0))) == set()
-        else:
-            assert rows[1]["bytes_down"] < 1.9 * rows[0]["bytes_down"]
-
-
-def test_helpers_are_counted() -> None:
-    """Two more parts psi on the way down, of which entries up to ``l1_threshold`` count as 0 and are not sent."""
-    run = make_federation("fedmatch", single(), rounds=2, helper_every=1, local_epochs=1, **GENTLE)
-    rows = run_rows(run)
-    psi = sum(p.numel() * 4 for p in run.method.psi().values())
-    whole = rows[0]["bytes_down"] // rows[0]["visits"]
-    second = rows[1]["bytes_down"] - rows[0]["bytes_down"]
-    assert second == pytest.approx(rows[1]["visits"] * (whole + 2 * psi + 8), rel=1e-3)
-    helper = torch.zeros(160)
-    helper[:5], helper[5:20] = 1.1e-5, 0.9e-5
-    sent = {"helper.0": helper, "helper_count": torch.tensor(1)}
-    assert run.method.sent_bytes(sent, Visit(client=0)) == 5 * 4 + 160 // 8 + 8
-
-
 def test_the_average_is_uniform() -> None:
     """Of sigma and of psi, whatever the clients' sizes."""
     data = few("all_clients")
@@ -532,57 +364,13 @@ def test_full_batches() -> None:
     assert sizes == {(len(client.labelled), len(client.unlabelled))}
 
 
-# Other people's copies.
-
-
-def test_the_copy_in_semifls_code_never_trains_its_classifier() -> None:
-    """Nor what its norms learn: only convolutions have parts, and they start independently."""
-    data = few("all_clients")
-    run = federation(method("static", cls=SemiFLsCopy, threshold=0.0, helpers=0, lambda_l1=0.0, lambda_l2=0.0), data)
-    before = dict(run.server)
-    run.run_round(0)
-    parameters = [f"model.{name}" for name, _ in run.method.model.named_parameters()]
-    named = {name for name in parameters if float((run.server[name] - before[name]).abs().max()) > 1e-12}
-    assert named
-    assert all(".parametrizations.weight." in name for name in named)
-    assert not any(name.startswith("model.head") for name in named)
-    sigma, psi = pairs(run.method.model)[1]
-    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
-    assert abs(float(mixed[0, 1])) < 0.5
-
-
-def test_inert_clients_only_move_running_statistics() -> None:
-    """FedCon's copy of FedMatch: no weight of any client changes."""
-    for network, moves in (("running", True), ("static", False)):
-        run = federation(method(network, cls=InertClients, lambda_s=1.0))
-        assert run.method.psi_names == []
-        uploads, _, _ = run.run_visits(run.visits(0)[:2])
-        for upload in uploads:
-            names = changed(run.server, upload.tensors)
-            assert all("running_" in name or "num_batches" in name for name in names)
-            assert bool(names) == moves
-
-
-def test_inert_clients_leave_what_the_labels_alone_give() -> None:
-    """The hypothesis behind the published rows: without learning clients the method is the server's steps."""
-    args = {"local_epochs": 1, "server_epochs": 1, "clip_norm": 1.0}
-    inert = make_federation("methods.ablations.fedmatch.InertClients", single(), lambda_s=1.0, **args)
-    alone = make_federation("server_only", single(), **args)
-    start = dict(inert.server)
-    rows = [[row["acc"] for row in run_rows(run)] for run in (inert, alone)]
-    assert rows[0] == rows[1]
-    weights = {name: value for name, value in alone.server.items() if name.startswith("model.")}
-    assert changed(start, alone.server) == set(weights)
-    assert changed(weights, inert.server) == set()
-
-
 def test_the_pull_to_sigma_drowns_pseudo_labels() -> None:
     """Why clients that do learn hardly add to the labels: psi ends where it would without pseudo-labels."""
     moved = {}
     for lambda_l2 in (10.0, 0.0):
         ends = []
         for lambda_a in (0.01, 0.0):
-            run = federation(method("static", threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=5))
+            run = federation(method(threshold=0.0, lambda_l2=lambda_l2, lambda_a=lambda_a, local_epochs=3))
             upload = run.run_visits(run.visits(0)[:1])[0][0]
             ends.append(flat(upload.tensors[f"model.{name}"] for name in run.method.psi_names))
         moved[lambda_l2] = float((ends[0] - ends[1]).norm() / ends[1].norm())

@@ -9,18 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from methods import models
-from methods.ablations.fedmatch import SemiFLsCopy
-from methods.fedmatch import (
-    Additive,
-    FedMatch,
-    flat,
-    pairs,
-    psi_names,
-    sparse,
-    sparse_bytes,
-    unflat,
-    update,
-)
+from methods.fedmatch import Additive, FedMatch, flat, pairs, psi_names, sparse, unflat
 from methods.models.norm import StaticBatchNorm2d, reestimate
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -78,26 +67,6 @@ def test_both_parts_have_the_gradient_of_the_sum(name: str) -> None:
         assert torch.equal(sigma.grad, psi.grad)
 
 
-def test_convolutions_alone() -> None:
-    """In SemiFL's copy the classifier stays what it was."""
-    divided = network("resnet9")
-    decompose(divided, SemiFLsCopy)
-    assert len(pairs(divided)) == 8
-    assert isinstance(divided.head, nn.Linear)
-    assert "head.weight" in dict(divided.named_parameters())
-
-
-def test_independent_parts() -> None:
-    """In SemiFL's copy psi is drawn from the law of variance 2 / fan_out, and is not a multiple of sigma."""
-    divided = models.build("resnet9", 10, width=16)
-    decompose(divided, SemiFLsCopy)
-    sigma, psi = pairs(divided)[-1]
-    fan_out = psi.shape[0] * psi.shape[2] * psi.shape[3]
-    assert float(psi.detach().var()) == pytest.approx(2.0 / fan_out, rel=0.05)
-    mixed = torch.stack([sigma.detach().flatten(), psi.detach().flatten()]).corrcoef()
-    assert abs(float(mixed[0, 1])) < 0.05
-
-
 def test_small_entries_are_cut_in_evaluation_only() -> None:
     """Values of exactly the bound are cut too."""
     part = Additive(torch.tensor([1e-6, -5e-6, 6e-6, 1.0], dtype=torch.float64), cut=5e-6)
@@ -136,39 +105,6 @@ def test_copies_and_measured_statistics() -> None:
     sigma, psi = pairs(divided)[0]
     maps = nn.functional.conv2d(images(8), sigma + psi, padding=1)
     torch.testing.assert_close(first.running_mean, maps.mean((0, 2, 3)))
-
-
-def test_only_large_changes_are_sent() -> None:
-    """Closed form: more than delta, not delta itself."""
-    old, new = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.5, 0.25, -1.0, 1.0])
-    value, sent = update(new, old, 0.25)
-    assert value.tolist() == [0.5, 0.0, -1.0, 1.0]
-    assert sent.tolist() == [True, False, True, False]
-
-
-def test_what_is_cut_decides_and_the_raw_value_is_sent() -> None:
-    """Entries up to the cut are compared as 0."""
-    old, new = torch.tensor([0.0, 1.0, 0.2, 0.2]), torch.tensor([0.5, 0.5, 0.3, 0.75])
-    value, sent = update(new, old, 0.25, cut=0.5)
-    assert value.tolist() == pytest.approx([0.0, 0.5, 0.2, 0.75])
-    assert sent.tolist() == [False, True, False, True]
-
-
-def test_what_is_no_number_is_a_change() -> None:
-    """It is sent, and seen by who receives it."""
-    value, sent = update(torch.tensor([float("nan"), 0.0]), torch.zeros(2), 0.5, cut=0.1)
-    assert bool(value.isnan()[0])
-    assert sent.tolist() == [True, False]
-
-
-def test_bytes_of_sparse_updates() -> None:
-    """Values and one bit per entry; never more than all values; nothing where nothing changed."""
-    masks = [torch.arange(20) < k for k in (0, 3, 20)]
-    assert sparse_bytes(masks[:1], [4]) == 0
-    assert sparse_bytes(masks[1:2], [4]) == 3 * 4 + 3
-    assert sparse_bytes(masks[2:], [4]) == 20 * 4
-    assert sparse_bytes(masks, [4, 8, 2]) == 0 + (3 * 8 + 3) + 20 * 2
-    assert sparse_bytes([], []) == 0
 
 
 def test_flat_and_back() -> None:

@@ -21,6 +21,7 @@ from federations import (
     rounds_until,
     run_rows,
     site_of,
+    sums_of,
     visited,
 )
 from golden_files import load
@@ -34,7 +35,7 @@ from methods.ablations.fl2 import (
     PlainSAM,
     sam,
 )
-from methods.base import Tally, Visit
+from methods.base import Visit
 from methods.fl2 import FL2, adaptive_thresholds, asam, lsaa_weights
 
 GOLDEN, PERTURBATION = load("fl2/cat_thresholds"), load("fl2/asam_perturbation")
@@ -100,7 +101,7 @@ def step(method: FL2, samples: dict[str, Tensor]) -> list[Tensor]:
 
 def steps_of(method: FL2, samples: dict[str, Tensor], count: int = 1) -> Iterator[None]:
     """Take so many steps of a visit on one batch, and pause after each."""
-    method._engine.tally = Tally()
+    sums_of(method)
     return Fit(method, []).run(1, lambda epoch: [{"unlabelled": samples}] * count)
 
 

@@ -133,7 +133,8 @@ def test_the_status_stays_with_its_client_alone() -> None:
 def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """All classes count as learnt: bit for bit LPL."""
     monkeypatch.setattr(flexmatch, "flexible", lambda threshold, beta: torch.full_like(beta, threshold))
-    runs = [contract_federation("flexmatch"), contract_federation(ClientFixMatch, pseudo_labels="local", lr=0.001)]
+    given = FlexMatch.contract_args
+    runs = [contract_federation("flexmatch"), contract_federation(ClientFixMatch, pseudo_labels="local", **given)]
     for run in runs:
         run_rows(run)
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())

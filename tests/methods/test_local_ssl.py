@@ -1,7 +1,5 @@
 """LocalSSL: batch rules of the released clients, objectives in closed form, and how they compose with FedProx."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,14 +21,16 @@ from federations import (
     plain_fabric,
     rounds_until,
     site_of,
+    sums_of,
     visited,
 )
+from golden_files import load
 from methods.ablations.local_ssl import OwnStatistics
-from methods.base import Batch, Tally, Visit
+from methods.base import Batch, Visit
 from methods.feddure import FedDure
 from methods.local_ssl import LocalSSL, unlabelled_batch
 
-SIZES = json.loads((Path(__file__).parents[1] / "golden/feddure/batch_sizes.json").read_text())["outputs"]
+SIZES = load("feddure/batch_sizes")["outputs"]
 RULES = {
     "FedDureClientSSL": (FedDure.few_steps, FedDure.batch_cap),
     "BaseClientSSL": (LocalSSL.few_steps, LocalSSL.batch_cap),
@@ -311,7 +311,7 @@ def test_ramp_over_a_visit() -> None:
     given = batch()
     passes = [[supervised(given)] * 2, [given] * 2, [given] * 2]
     for _ in range(2):
-        method._engine.tally = Tally()
+        sums_of(method)
         fit, weights = Fit(method, []), []
         for _ in fit.run(3, lambda epoch: passes[epoch]):
             weights.append(float(method.lambda_k))

@@ -174,7 +174,7 @@ def test_lambdas_belong_to_the_visit() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     other_run, same_site, _ = site_and_method()
     assert lambdas(other_run, same_site, 30) == first
-    same_site._context = replace(same_site._context, seed=1)
+    other_run, same_site, _ = site_and_method(run_seed=1)
     assert lambdas(other_run, same_site, 30) != first
 
 

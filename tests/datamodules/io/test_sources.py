@@ -2,16 +2,13 @@ import dataclasses
 import gzip
 import hashlib
 import pickle
-import random
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.io import savemat
-from sklearn.datasets import load_digits
 from torchvision import datasets
 
 from datamodules.common.errors import DataError
@@ -275,12 +272,6 @@ def test_fashion_mnist_files(tmp_path, compress):
         sources.fashion_mnist(tmp_path)
 
 
-def test_idx_files_keep_their_shape(tmp_path):
-    values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    (tmp_path / "x").write_bytes(struct.pack(">HBB3I", 0, 8, 3, 2, 3, 4) + values.tobytes())
-    np.testing.assert_array_equal(sources._idx(tmp_path / "x"), values)
-
-
 # --- download
 
 
@@ -383,159 +374,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# --- digits
-
-
-def test_digits_split():
-    arrays = sources.digits()
-    assert arrays.train_images.shape == (1437, 32, 32, 3) and arrays.test_images.shape == (360, 32, 32, 3)
-    assert arrays.class_names == tuple("0123456789")
-    every, held_out = np.bincount(load_digits().target), np.bincount(arrays.test_labels)
-    assert (abs(held_out - every * 360 / 1797) < 1).all()
-    assert (np.bincount(arrays.train_labels) + held_out == every).all()
-    again = sources.digits()
-    assert (again.train_images == arrays.train_images).all() and again.sha256 == arrays.sha256
-    assert list(arrays.sha256) == ["digits.csv.gz"] and len(arrays.sha256["digits.csv.gz"]) == 64
-
-
-def test_digits_are_the_enlarged_originals_in_their_order():
-    arrays, original = sources.digits(), load_digits()
-    assert (arrays.train_images == arrays.train_images[..., :1]).all()
-    assert arrays.train_images.max() == 255 and arrays.train_images.min() == 0
-    small = torch.from_numpy(original.images)[:, None] * 255 / 16
-    large = torch.nn.functional.interpolate(small, size=32, mode="bilinear")[:, 0].numpy()
-    used = []
-    for images, labels in (
-        (arrays.train_images, arrays.train_labels),
-        (arrays.test_images, arrays.test_labels),
-    ):
-        nearest = [int(abs(large - image).max(axis=(1, 2)).argmin()) for image in images[:50, ..., 0]]
-        assert abs(large[nearest] - images[:50, ..., 0]).max() <= 1.5  # rounding to grey levels, twice
-        assert original.target[nearest].tolist() == labels[:50].tolist()
-        assert nearest == sorted(set(nearest))
-        used += nearest
-    assert len(set(used)) == 100
-
-
-# --- ISIC 2018
-
-
-def write_isic(root, count=10, name="HAM10000_metadata.csv", seed=0):
-    """Write metadata and .jpg files 60x45 of one colour each; return the rows."""
-    rng = random.Random(seed)
-    folder = root / "isic2018"
-    for part in ("HAM10000_images_part_1", "HAM10000_images_part_2"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    rows = [(f"ISIC_{1000 + 7 * i % 97:07d}", rng.choice(sources.ISIC_CLASSES), 20 * i) for i in range(count)]
-    lines = [
-        "lesion_id,image_id,dx,dx_type",
-        *(f"HAM_{i},{image},{dx},histo" for i, (image, dx, _) in enumerate(rows)),
-    ]
-    (folder / name).write_text("\n".join(lines) + "\n")
-    for i, (image, _, grey) in enumerate(rows):
-        Image.new("RGB", (60, 45), (grey, 0, 255 - grey)).save(
-            folder / f"HAM10000_images_part_{i % 2 + 1}" / f"{image}.jpg"
-        )
-    return rows
-
-
-def isic_counts(monkeypatch, rows):
-    labels = [sources.ISIC_CLASSES.index(dx) for _, dx, _ in rows]
-    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows)))
-    monkeypatch.setitem(sources.CLASS_COUNTS, "isic2018", parts)
-
-
-def test_isic_split_sizes_and_order():
-    train, test = sources.isic_split(10015)
-    assert (len(train), len(test)) == (8012, 2003)
-    assert sorted(train + test) == list(range(10015))
-    random.seed(1337)  # the recipe as published: the module's own generator
-    rows = list(range(10015))
-    random.shuffle(rows)
-    assert train + test == rows
-
-
-@pytest.mark.parametrize("name", ["HAM10000_metadata.csv", "HAM10000_metadata"])
-def test_isic_folder(tmp_path, monkeypatch, name):
-    rows = write_isic(tmp_path, name=name)
-    isic_counts(monkeypatch, rows)
-    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
-    assert arrays.train_images.shape == (8, 25, 25, 3) and arrays.test_images.shape == (2, 22, 22, 3)
-    assert arrays.class_names == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
-    order = list(range(10))
-    random.Random(1337).shuffle(order)
-    for part, images, labels in (
-        (order[:8], arrays.train_images, arrays.train_labels),
-        (order[8:], arrays.test_images, arrays.test_labels),
-    ):
-        assert [arrays.class_names[k] for k in labels] == [rows[i][1] for i in part]
-        assert all(abs(image[..., 0].mean() - rows[i][2]) < 4 for i, image in zip(part, images, strict=True))
-    cache = tmp_path / "isic2018-25-22.npz"
-    assert arrays.sha256 == {cache.name: digest(cache)}
-    for file in (tmp_path / "isic2018").rglob("*.jpg"):
-        file.unlink()
-    assert_same(sources.isic2018(tmp_path, resize=25, test_resize=22), {f: getattr(arrays, f) for f in CACHE_FIELDS})
-
-
-def test_isic_resizes_to_squares_as_pillow_does(tmp_path, monkeypatch):
-    rows = write_isic(tmp_path)
-    isic_counts(monkeypatch, rows)
-    first = sources.isic_split(10)[0][0]
-    path = tmp_path / "isic2018" / f"HAM10000_images_part_{first % 2 + 1}" / f"{rows[first][0]}.jpg"
-    Image.fromarray(pictures(1, 45, 60)[0]).save(path)
-    arrays = sources.isic2018(tmp_path, 24, 20)
-    with Image.open(path) as image:
-        expected = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(arrays.train_images[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder, image: image.unlink(), r"1 of 10 images are missing, first ISIC_\d+.jpg"),
-        (lambda folder, image: image.write_bytes(image.read_bytes()[:100]), "OSError"),
-        (lambda folder, image: image.write_bytes(b"rubbish"), "UnidentifiedImageError: .*ISIC_"),
-        (
-            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image,label\n1,nv\n"),
-            "KeyError: 'image_id'",
-        ),
-        (
-            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image_id,dx\n1,cat\n"),
-            "ValueError",
-        ),
-    ],
-)
-def test_damaged_isic_folders_give_one_error_and_no_cache(tmp_path, monkeypatch, damage, message):
-    isic_counts(monkeypatch, write_isic(tmp_path))
-    folder = tmp_path / "isic2018"
-    damage(folder, sorted(folder.rglob("*.jpg"))[3])
-    with pytest.raises(DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"):
-        sources.isic2018(tmp_path)
-    assert not list(tmp_path.glob("*.npz"))
-
-
-def test_isic_rows_in_another_order_are_refused(tmp_path, monkeypatch):
-    rows = write_isic(tmp_path)
-    isic_counts(monkeypatch, rows)
-    path = tmp_path / "isic2018" / "HAM10000_metadata.csv"
-    head, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([head, *sorted(lines, key=lambda line: line.split(",")[2])]))
-    with pytest.raises(DataError, match="images per class are"):
-        sources.isic2018(tmp_path)
-
-
-def test_isic_cannot_be_downloaded(tmp_path):
-    with pytest.raises(DataError) as info:
-        sources.isic2018(tmp_path, resize=240)
-    message = str(info.value)
-    for part in (
-        "isic2018-240-224 was not found",
-        "HAM10000_metadata.csv",
-        "no download",
-        "doi:10.7910",
-        str(tmp_path),
-    ):
-        assert part in message
+# --- random split
 
 
 def test_random_split_deals_all_images_out_anew():

@@ -1,16 +1,13 @@
 """The schedule of participants: a function of the round, fair, and equal to the published ones."""
 
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-
-GOLDEN = Path(__file__).parents[2] / "golden"
+from golden_files import load
 
 
 def test_everybody_takes_part_by_default():
@@ -51,7 +48,7 @@ def test_numpy_round_draws_the_published_clients():
 
 def test_numpy_run_draws_the_published_clients_in_their_order():
     """The first five rounds of SAGE's and ProxyFL's released codes, in whichever order rounds are asked for."""
-    published = json.loads((GOLDEN / "allclients/client_sampling.json").read_text())["cases"][0]
+    published = load("allclients/client_sampling")["cases"][0]
     given, expected = published["inputs"], published["outputs"]
     for rounds in (range(5), reversed(range(5))):
         roster = Roster(given["clients"], (), given["seed"], given["online"], "numpy_run")

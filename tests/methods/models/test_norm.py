@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,12 +5,12 @@ from torch import nn
 
 from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import RunError
+from golden_files import load
 from methods.base import FedMethod
 from methods.models.norm import StaticBatchNorm2d, reestimate
 from methods.parts.engine_state import RegisteredTensors
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-STATIC_CASES = json.loads((GOLDEN / "fl2/sbn_stats.json").read_text())["cases"]
+STATIC_CASES = load("fl2/sbn_stats")["cases"]
 
 
 class TwoLayers(nn.Module):

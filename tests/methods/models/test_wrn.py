@@ -1,18 +1,16 @@
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from golden_files import load
 from methods.models import build
 from methods.models.backbone import Backbone
 from methods.models.norm import reestimate
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-WRN_CASES = {case["id"]: case for case in json.loads((GOLDEN / "fl2/wrn.json").read_text())["cases"]}
+WRN_CASES = {case["id"]: case for case in load("fl2/wrn")["cases"]}
 
 
 @pytest.mark.parametrize("case", WRN_CASES.values(), ids=WRN_CASES)
@@ -82,7 +80,7 @@ def test_wide_resnet_matches_the_released_network():
 
 
 def test_batch_normalised_wide_resnet_matches_the_released_network():
-    data = json.loads((GOLDEN / "feddb/wrn28x2.json").read_text())
+    data = load("feddb/wrn28x2")
     out, tolerance = data["outputs"], data["tolerance"]
     model = build("wrn28_2", 10, norm="batch")
     with torch.no_grad():

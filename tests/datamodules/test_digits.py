@@ -1,0 +1,53 @@
+"""The digits: their split, their order, and their constants.
+
+``digits`` is imported by name: the tests' copies of a single reading would always be alike.
+"""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from datamodules.io.sources import digits
+from federations import make_data
+
+
+def test_the_constants_are_those_of_the_training_images():
+    """To the digits that are given."""
+    data, arrays = make_data(), digits()
+    pixels = torch.from_numpy(arrays.train_images).double() / 255
+    assert len(data.train_images) == data.train_size == 1437 and len(data.test_labels) == 360
+    assert round(float(pixels.mean()), 4) == data.mean[0]
+    assert round(float(pixels.std()), 4) == data.std[0]
+    assert data.class_names == tuple("0123456789") and data.sha256 == arrays.sha256
+    data.prepare_data()
+
+
+def test_a_stratified_split_that_is_always_the_same():
+    arrays = digits()
+    assert arrays.train_images.shape == (1437, 32, 32, 3) and arrays.test_images.shape == (360, 32, 32, 3)
+    assert arrays.class_names == tuple("0123456789")
+    every, held_out = np.bincount(load_digits().target), np.bincount(arrays.test_labels)
+    assert (abs(held_out - every * 360 / 1797) < 1).all()
+    assert (np.bincount(arrays.train_labels) + held_out == every).all()
+    again = digits()
+    assert (again.train_images == arrays.train_images).all() and again.sha256 == arrays.sha256
+    assert list(arrays.sha256) == ["digits.csv.gz"] and len(arrays.sha256["digits.csv.gz"]) == 64
+
+
+def test_images_are_the_enlarged_originals_in_their_order():
+    arrays, original = digits(), load_digits()
+    assert (arrays.train_images == arrays.train_images[..., :1]).all()
+    assert arrays.train_images.max() == 255 and arrays.train_images.min() == 0
+    small = torch.from_numpy(original.images)[:, None] * 255 / 16
+    large = torch.nn.functional.interpolate(small, size=32, mode="bilinear")[:, 0].numpy()
+    used = []
+    for images, labels in (
+        (arrays.train_images, arrays.train_labels),
+        (arrays.test_images, arrays.test_labels),
+    ):
+        nearest = [int(abs(large - image).max(axis=(1, 2)).argmin()) for image in images[:50, ..., 0]]
+        assert abs(large[nearest] - images[:50, ..., 0]).max() <= 1.5  # rounding to grey levels, twice
+        assert original.target[nearest].tolist() == labels[:50].tolist()
+        assert nearest == sorted(set(nearest))
+        used += nearest
+    assert len(set(used)) == 100

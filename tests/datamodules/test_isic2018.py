@@ -1,0 +1,145 @@
+"""ISIC 2018: the folder as published, its split, sizes, and damage."""
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datamodules.common.errors import DataError
+from datamodules.io import sources
+from datamodules.isic2018 import ISIC2018
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({}, (250, 224)), ({"side": 448}, (500, 448)), ({"side": 112, "zoom": 120}, (120, 112))]
+)
+def test_dermatoscopic_images_are_decoded_once_at_the_size_that_is_cut(options, sizes, monkeypatch):
+    """600 x 450 pixels are not shrunk below what the crop needs, then enlarged again."""
+    asked = []
+    monkeypatch.setattr(sources, "isic2018", lambda root, resize, test_resize: asked.append((resize, test_resize)))
+    data = ISIC2018(**options)
+    data.read()
+    assert asked == [sizes]
+    assert data.views["weak"].geometry.zoom == sizes[0]
+
+
+def write_folder(root, count=10, name="HAM10000_metadata.csv", seed=0):
+    """Write metadata and .jpg files 60x45 of one colour each; return the rows."""
+    rng = random.Random(seed)
+    folder = root / "isic2018"
+    for part in ("HAM10000_images_part_1", "HAM10000_images_part_2"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    rows = [(f"ISIC_{1000 + 7 * i % 97:07d}", rng.choice(sources.ISIC_CLASSES), 20 * i) for i in range(count)]
+    lines = [
+        "lesion_id,image_id,dx,dx_type",
+        *(f"HAM_{i},{image},{dx},histo" for i, (image, dx, _) in enumerate(rows)),
+    ]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    for i, (image, _, grey) in enumerate(rows):
+        Image.new("RGB", (60, 45), (grey, 0, 255 - grey)).save(
+            folder / f"HAM10000_images_part_{i % 2 + 1}" / f"{image}.jpg"
+        )
+    return rows
+
+
+def expect_counts(monkeypatch, rows):
+    labels = [sources.ISIC_CLASSES.index(dx) for _, dx, _ in rows]
+    parts = tuple(tuple(np.bincount([labels[i] for i in part]).tolist()) for part in sources.isic_split(len(rows)))
+    monkeypatch.setitem(sources.CLASS_COUNTS, "isic2018", parts)
+
+
+def test_split_sizes_and_order():
+    train, test = sources.isic_split(10015)
+    assert (len(train), len(test)) == (8012, 2003)
+    assert sorted(train + test) == list(range(10015))
+    random.seed(1337)  # the recipe as published: the module's own generator
+    rows = list(range(10015))
+    random.shuffle(rows)
+    assert train + test == rows
+
+
+@pytest.mark.parametrize("name", ["HAM10000_metadata.csv", "HAM10000_metadata"])
+def test_a_folder_as_published(tmp_path, monkeypatch, name):
+    rows = write_folder(tmp_path, name=name)
+    expect_counts(monkeypatch, rows)
+    arrays = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    assert arrays.train_images.shape == (8, 25, 25, 3) and arrays.test_images.shape == (2, 22, 22, 3)
+    assert arrays.class_names == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    order = list(range(10))
+    random.Random(1337).shuffle(order)
+    for part, images, labels in (
+        (order[:8], arrays.train_images, arrays.train_labels),
+        (order[8:], arrays.test_images, arrays.test_labels),
+    ):
+        assert [arrays.class_names[k] for k in labels] == [rows[i][1] for i in part]
+        assert all(abs(image[..., 0].mean() - rows[i][2]) < 4 for i, image in zip(part, images, strict=True))
+    cache = tmp_path / "isic2018-25-22.npz"
+    assert arrays.sha256 == {cache.name: hashlib.sha256(cache.read_bytes()).hexdigest()}
+    for file in (tmp_path / "isic2018").rglob("*.jpg"):
+        file.unlink()
+    again = sources.isic2018(tmp_path, resize=25, test_resize=22)
+    for field in ("train_images", "train_labels", "test_images", "test_labels", "class_names"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(arrays, field))
+
+
+def test_images_are_resized_to_squares_as_pillow_does(tmp_path, monkeypatch):
+    rows = write_folder(tmp_path)
+    expect_counts(monkeypatch, rows)
+    first = sources.isic_split(10)[0][0]
+    path = tmp_path / "isic2018" / f"HAM10000_images_part_{first % 2 + 1}" / f"{rows[first][0]}.jpg"
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (45, 60, 3), dtype=np.uint8)).save(path)
+    arrays = sources.isic2018(tmp_path, 24, 20)
+    with Image.open(path) as image:
+        expected = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(arrays.train_images[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder, image: image.unlink(), r"1 of 10 images are missing, first ISIC_\d+.jpg"),
+        (lambda folder, image: image.write_bytes(image.read_bytes()[:100]), "OSError"),
+        (lambda folder, image: image.write_bytes(b"rubbish"), "UnidentifiedImageError: .*ISIC_"),
+        (
+            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image,label\n1,nv\n"),
+            "KeyError: 'image_id'",
+        ),
+        (
+            lambda folder, image: (folder / "HAM10000_metadata.csv").write_text("image_id,dx\n1,cat\n"),
+            "ValueError",
+        ),
+    ],
+)
+def test_damaged_folders_give_one_error_and_no_cache(tmp_path, monkeypatch, damage, message):
+    expect_counts(monkeypatch, write_folder(tmp_path))
+    folder = tmp_path / "isic2018"
+    damage(folder, sorted(folder.rglob("*.jpg"))[3])
+    with pytest.raises(DataError, match=rf"isic2018-250-224: .*HAM10000_metadata.csv .* is damaged .*{message}"):
+        sources.isic2018(tmp_path)
+    assert not list(tmp_path.glob("*.npz"))
+
+
+def test_rows_in_another_order_are_refused(tmp_path, monkeypatch):
+    rows = write_folder(tmp_path)
+    expect_counts(monkeypatch, rows)
+    path = tmp_path / "isic2018" / "HAM10000_metadata.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([head, *sorted(lines, key=lambda line: line.split(",")[2])]))
+    with pytest.raises(DataError, match="images per class are"):
+        sources.isic2018(tmp_path)
+
+
+def test_nothing_can_be_downloaded(tmp_path):
+    with pytest.raises(DataError) as info:
+        sources.isic2018(tmp_path, resize=240)
+    message = str(info.value)
+    for part in (
+        "isic2018-240-224 was not found",
+        "HAM10000_metadata.csv",
+        "no download",
+        "doi:10.7910",
+        str(tmp_path),
+    ):
+        assert part in message

@@ -1,0 +1,103 @@
+"""A data module and a method in a plain ``Trainer``."""
+
+import lightning as L
+import pytest
+import torch
+
+from benchmark.registry import KINDS, find_class
+from datamodules.common.errors import ConfigError
+from federations import few_data, make_data, make_method
+
+
+def trainer(**options):
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return L.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(quiet, False), **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_fedavg_in_a_plain_trainer():
+    """Two epochs of ordinary centralised training, in another order each, and a test accuracy."""
+    data, seen = few_data(5), []
+
+    class Listens(find_class("fedavg", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            seen.append(batch["labelled"]["y"].tolist())
+
+    method = make_method(Listens, lr=0.1)
+    run = trainer(max_epochs=2)
+    run.fit(method, datamodule=data)
+    assert [len(y) for y in seen] == 2 * [64, 64, 64, 58]
+    first, second = (sorted(y for part in seen[k : k + 4] for y in part) for k in (0, 4))
+    assert first == second == sorted(data.train_labels.tolist())
+    assert seen[:4] != seen[4:]
+    (result,) = run.test(method, datamodule=data, verbose=False)
+    method.eval()
+    predicted = torch.cat([method.predict(block()) for _, block in data.test_blocks(90)]).argmax(dim=1)
+    assert result["acc"] == pytest.approx(float((predicted == data.test_labels).float().mean()) * 100, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_batches_of_a_plain_trainer_follow_the_runs_seed_and_the_epoch(tmp_path):
+    """Another seed, another order of the same clients' images; a resumed fit sees what it would have seen."""
+
+    class Listens(find_class("fedavg", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.seen.append(batch["labelled"]["x"].sum().item())
+
+    def fit(seed, epochs, **options):
+        method = make_method(Listens, lr=0.1)
+        method.seen = []
+        run = trainer(max_epochs=epochs)
+        run.fit(method, datamodule=few_data(5, run_seed=seed), **options)
+        return run, method.seen
+
+    _, whole = fit(0, 3)
+    run, first = fit(0, 2)
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    assert whole[:8] == first
+    assert fit(0, 3, ckpt_path=tmp_path / "two.ckpt")[1] == whole[8:]
+    assert fit(1, 2)[1] != first
+
+
+def test_loaders_need_a_trainer_that_fits_a_method():
+    data = make_data()
+    for loader in (data.train_dataloader, data.test_dataloader):
+        with pytest.raises(
+            ConfigError, match=r"the loaders of Digits ask the method .* trainer.fit\(method, datamodule"
+        ):
+            loader()
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_a_method_with_unlabelled_data_and_a_teacher_in_a_plain_trainer():
+    """Labels cycle beside the unlabelled images; the teacher takes one step per batch."""
+    data, method = few_data(5, 1), make_method("fed_consist", warmup_rounds=0)
+    before = {k: v.clone() for k, v in method.state_dict().items()}
+    trainer(max_epochs=1).fit(method, datamodule=data)
+    batches = -(-200 // 64)
+    assert int(method.teacher_step) == batches
+    after = method.state_dict()
+    moved = {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
+    assert moved == {"model", "teacher", "teacher_step"}
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
+    """The upper bound trains on them; batches of the test matter to networks that normalise with them."""
+    options = {"num_labels": 60, "hidden_labels": "revealed", "pipeline": "randaugment_levels_cutout"}
+    data, fields, sizes = few_data(6, scenario="all_clients", **options), set(), []
+
+    class Listens(find_class("local_ssl", KINDS["method"])):
+        def on_train_batch_start(self, batch, batch_idx):
+            fields.update(batch["unlabelled"])
+
+        def test_step(self, batch, batch_idx):
+            sizes.append(len(batch["test"]["y"]))
+
+    method = make_method(Listens, unsup_weight=0.0, eval_batch=40)
+    run = trainer(max_epochs=1, limit_train_batches=2)
+    run.fit(method, datamodule=data)
+    run.test(method, datamodule=data, verbose=False)
+    assert "y" in fields
+    assert sizes == [40, 40, 10]
