@@ -1,6 +1,5 @@
 """Runs of several processes, whoever starts them: they are the run of one."""
 
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -8,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.fabric.strategies import DDPStrategy
 
-from benchmark import run
 from benchmark.launch.recorder import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
@@ -19,7 +16,7 @@ from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
+def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch, quick_processes):
     """Although they take over from one process that was interrupted after a round."""
     record = Recorder.on_round_end
 
@@ -33,17 +30,6 @@ def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
     path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
-
-
-@pytest.fixture
-def quick_processes(monkeypatch):
-    """Processes of a run are forks of one that has imported everything: a fresh one takes longer than these runs."""
-
-    def forked(**options):
-        return DDPStrategy(**{**options, "start_method": "forkserver"})
-
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmark.run", "benchmark.launch.worker"])
-    monkeypatch.setattr(run, "DDPStrategy", forked)
 
 
 FAILS = """

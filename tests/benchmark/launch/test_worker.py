@@ -145,7 +145,7 @@ def test_a_run_in_progress_is_left_alone(tmp_path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, monkeypatch, devices):
+def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, monkeypatch, quick_processes, devices):
     """Between the look at its record and the lock."""
     config = configuration(tmp_path, **SHORT)
     launch, done = run.Fabric.launch, {}
