@@ -5,7 +5,8 @@ import pytest
 from benchmark import config, run
 from benchmark.cli import main
 from benchmark.config import from_yaml
-from benchmark.suites.suite import available, load
+from benchmark.suites import suite
+from papers import load
 from toy_suite import table
 
 
@@ -79,29 +80,29 @@ def test_fit_starts_from_a_row_of_a_suite(here, fitted):
     assert main([*row]) == main([*row, "--seed", "2", "--data_dir", "d"]) == 0
     assert main([*row, "--rounds", "3", "--method.lr", "0.3"]) == 0
     own, seeded, other = (one.config for one in fitted)
-    plan = load("toy.yaml").plan("quick")
+    plan = suite.load("toy.yaml").plan("quick")
     assert {one.id for one in fitted[:2]} == {run.id for run in plan.runs.values() if "1/A/mid" in run.cells}
     assert (own.seed, seeded.seed, seeded.scale, seeded.runtime.data_dir) == (1, 2, "quick", "d")
     assert (other.rounds, other.method.init_args["lr"], other.scale) == (3, 0.3, "custom")
     assert other.method.init_args["warmup_rounds"] == 1
 
 
-@pytest.mark.parametrize("paper", available())
+@pytest.mark.parametrize("paper", suite.available())
 def test_every_row_of_a_suite_has_a_name_to_start_from(paper):
     """The full name leads to the row's own run, at the full scale."""
-    suite = load(paper)
+    loaded = load(paper)
     full = "board" if paper in ("text", "images") else "paper"
-    plan = suite.plan(full, seeds=[1])
-    for row in suite.rows:
+    plan = loaded.plan(full, seeds=[1])
+    for row in loaded.rows:
         if row.full_name in plan.of_row:
-            assert plan.of_row[suite.row(row.full_name, full).full_name] == plan.of_row[row.full_name], row.full_name
+            assert plan.of_row[loaded.row(row.full_name, full).full_name] == plan.of_row[row.full_name], row.full_name
 
 
 def test_a_single_run_of_a_paper_is_the_table_s(here, fitted):
     """At the paper's scale where none is given, with the seed of the command."""
     assert main(["fit", "--suite", "cbafed", "--row", "1/SVHN/cbafed", "--seed", "1338"]) == 0
-    suite = load("cbafed")
-    (planned,) = suite.select(suite.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
+    cbafed = load("cbafed")
+    (planned,) = cbafed.select(cbafed.plan("paper", seeds=[1338]), only=["1/SVHN/cbafed"])
     assert (fitted[0].id, fitted[0].config.scale) == (planned.id, "paper")
     assert main(["fit", "--suite", "fl2", "--row", "1/SVHN-40/fl2/partition=iid"]) == 0
     assert fitted[1].config.data.init_args["partition"] == "iid"
