@@ -1,7 +1,10 @@
-"""Small federations on real digits, for tests: those of the contract, smaller data, single visits."""
+"""Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
 from dataclasses import replace
 from typing import Any
+
+import torch
+import torch.nn.functional as F
 
 from benchmark.contract.federations import (
     SCENARIOS,
@@ -18,21 +21,26 @@ from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
 from datamodules.digits import Digits
 from datamodules.io.sources import Arrays
-from methods.base import Visit
+from methods.base import FedMethod, Visit
 
 __all__ = [
     "SCENARIOS",
     "FewDigits",
+    "Supervised",
+    "Unaugmented",
     "contract_federation",
     "different",
     "few_data",
+    "few_federation",
     "make_data",
     "make_federation",
     "make_method",
     "plain_fabric",
     "rounds_until",
     "run_rows",
+    "same_server",
     "site_of",
+    "trained",
     "visited",
 ]
 
@@ -59,6 +67,38 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
     )
     data.setup()
     return data
+
+
+class Supervised(FedMethod):
+    """Cross-entropy on labels, with everything at its default."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class Unaugmented(Supervised):
+    """The same on images that are not augmented."""
+
+    views = {"labelled": {"x": "test"}}
+
+
+def few_federation(
+    cls: type = Unaugmented, clients: int = 1, labelled: int | None = None, rounds: int = 2, **args: Any
+) -> Federation:
+    """A federation on the first digits."""
+    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+
+
+def trained(cls: type, **args: Any) -> Federation:
+    """A federation of three clients after two rounds."""
+    federation = few_federation(cls, 3, **args)
+    run_rows(federation)
+    return federation
+
+
+def same_server(a: Federation, b: Federation) -> bool:
+    """Whether the servers of two runs hold the same bits."""
+    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
 
 
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:

@@ -1,7 +1,5 @@
 """Where a run continues: what checkpoints, rows and records must show before it does."""
 
-import hashlib
-import io
 import json
 
 import pytest
@@ -12,6 +10,7 @@ from benchmark.launch.recorder import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
+from checkpoints import sealed
 from datamodules.common.errors import RunError
 from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
 
@@ -85,9 +84,7 @@ def test_a_head_that_lacks_something_is_one_clear_error(tmp_path):
     saved = checkpoint.load(path)
     for field, values in HEADS.items():
         for value in values:
-            head = io.BytesIO()
-            torch.save({k: v for k, v in {**saved, field: value}.items() if v is not ...}, head)
-            path.write_bytes(checkpoint.MAGIC + hashlib.sha256(head.getvalue()).digest() + head.getvalue())
+            path.write_bytes(sealed({k: v for k, v in {**saved, field: value}.items() if v is not ...}))
             with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b.*; .*delete .* to start .*over"):
                 fit(config)
     checkpoint.save(path, saved)
