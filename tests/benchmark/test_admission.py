@@ -85,7 +85,7 @@ def test_what_tuning_has_chosen_does_not_count(suite, runtime):
 
 
 def test_a_scale_that_asks_for_none_has_none(suite, runtime):
-    with pytest.raises(ConfigError, match="no entry `admission`"):
+    with pytest.raises(ConfigError, match=r"paper.*`admission`"):
         candidates(suite, "paper", runtime)
 
 
@@ -93,7 +93,7 @@ def test_a_suite_names_what_is_there():
     quick = SPEC["scales"]["quick"]
     central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
     scales = {"quick": {**quick, "admission": {"seeds": [1], "central": central}}}
-    with pytest.raises(ConfigError, match="did you mean 'consistent'"):
+    with pytest.raises(ConfigError, match=r"'consistnt'.*'consistent'"):
         Suite({**SPEC, "scales": scales}, "toy.yaml")
 
 
@@ -143,5 +143,5 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
 def test_damaged_verdicts_are_told(suite):
     suite.admitted.path("quick").parent.mkdir(parents=True)
     suite.admitted.path("quick").write_text("clients/Digits: {admitted: perhaps}\n")
-    with pytest.raises(ConfigError, match="`admit` writes it"):
+    with pytest.raises(ConfigError, match="clients/Digits: `admitted`"):
         suite.admitted.entries("quick")

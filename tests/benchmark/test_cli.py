@@ -28,8 +28,7 @@ def test_options_of_sbatch_stay_as_they_are_spelled(given):
     [
         ["list", "models"],  # so short that Python keeps it until the end
         ["--help"],
-        ["fit", "--help"],  # longer than what Python keeps
-        ["status", "--paper", "toy.yaml"],  # by Rich
+        ["status", "--paper", "toy.yaml"],  # Rich writes at once
     ],
 )
 def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):

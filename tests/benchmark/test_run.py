@@ -84,7 +84,7 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
         record["status"] = status
         record["digest"] = digest(record, read_rows(path))
         (path / "record.json").write_text(json.dumps(record))
-        with pytest.raises(ConfigError, match=r"momentum: recorded with 0\.5, now 0\.9\. Delete the folder"):
+        with pytest.raises(ConfigError, match=r"momentum.*0\.5.*0\.9"):
             fit(config)
 
 
@@ -137,26 +137,26 @@ def test_a_lost_gpu_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"roster__participant": 2}, ConfigError, "unknown roster argument 'participant'; did you mean 'participants'"),
+        ({"roster__participant": 2}, ConfigError, "'participant'.*'participants'"),
         ({"roster__participants": "many"}, ConfigError, "roster .*many"),
-        ({"roster__participants": 7}, ConfigError, "7 participants per round from 6 clients"),
-        ({"roster__rule": "x"}, ConfigError, "unknown rule 'x'"),
-        ({"data__scenario": "server"}, ConfigError, "needs num_labels"),
-        ({"data__pipeline": "none"}, ConfigError, "unknown pipeline 'none'"),
+        ({"roster__participants": 7}, ConfigError, "7 participants .* 6 clients"),
+        ({"roster__rule": "x"}, ConfigError, "rule 'x'"),
+        ({"data__scenario": "server"}, ConfigError, "num_labels"),
+        ({"data__pipeline": "none"}, ConfigError, "pipeline 'none'"),
         ({"data__num_clients": 5000}, BenchError, "5000"),
         ({"model": "small_cn"}, ConfigError, "small_cnn"),
-        ({"model_args__depth": 3}, ConfigError, "unknown option depth"),
+        ({"model_args__depth": 3}, ConfigError, "depth"),
         ({"method__lr": "fast"}, ConfigError, "lr"),
-        ({"method__batch_size": 0}, ConfigError, "batch_size=0.* is out of range"),
-        ({"method__clip_norm": -1.0}, ConfigError, r"clip_norm=-1.0 is out of range"),
-        ({"seed": -1}, ConfigError, "seed is -1; it must be 0 to"),
-        ({"data__partition_seed": -1}, ConfigError, "partition_seed is -1; NumPy takes 0 to"),
-        ({"runtime__devices": 0}, ConfigError, "devices is 0; it must be at least 1"),
-        ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0; it must be at least 1"),
-        ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* nothing has started this process on each.* srun"),
-        ({"runtime__threads": -1}, ConfigError, "threads is -1; it must be at least 1"),
-        ({"data__num_clients": 0}, DataError, "over 0 clients: choose at least one"),
-        ({"runtime__accelerator": "gpux"}, ConfigError, "unknown accelerator 'gpux'"),
+        ({"method__batch_size": 0}, ConfigError, "batch_size=0"),
+        ({"method__clip_norm": -1.0}, ConfigError, r"clip_norm=-1\.0"),
+        ({"seed": -1}, ConfigError, "seed is -1"),
+        ({"data__partition_seed": -1}, ConfigError, "partition_seed is -1"),
+        ({"runtime__devices": 0}, ConfigError, "devices is 0"),
+        ({"runtime__num_nodes": 0}, ConfigError, "num_nodes is 0"),
+        ({"runtime__num_nodes": 2}, ConfigError, "2 nodes .* srun"),
+        ({"runtime__threads": -1}, ConfigError, "threads is -1"),
+        ({"data__num_clients": 0}, DataError, "0 clients"),
+        ({"runtime__accelerator": "gpux"}, ConfigError, "accelerator 'gpux'"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path, options, error, message):
@@ -259,7 +259,7 @@ def test_precision_of_fabric_run(tmp_path, monkeypatch):
     assert [precision for precision, _ in made] == ["bf16-mixed"] * 2
     assert made[0][1] == made[1][1]
     assert path == config.replace(precision="bf16-mixed").folder
-    with pytest.raises(ConfigError, match="unknown logger 'cvs'"):
+    with pytest.raises(ConfigError, match="'cvs'"):
         fit(config.replace(runtime=replace(config.config.runtime, logger="cvs")))
 
 
@@ -338,9 +338,9 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
     assert all(torch.equal(v, first[k]) for k, v in same.items())
     far, close = (sum(float((w[k] - v).square().sum()) for k, v in start.items()) for w in (same, near))
     assert close < 0.5 * far
-    with pytest.raises(ConfigError, match=r"method argument 'mu' of FedProx has no default: give --method\.mu"):
+    with pytest.raises(ConfigError, match=r"'mu' of FedProx.*--method\.mu"):
         fit(configuration(tmp_path, **own))
-    with pytest.raises(ConfigError, match="unknown method argument 'model'"):
+    with pytest.raises(ConfigError, match="'model'"):
         fit(configuration(tmp_path, **own, method__mu=0.1, method__model="mine"))
 
 
@@ -356,5 +356,5 @@ def test_a_changed_split_is_not_taken_for_the_old_one(tmp_path):
     fit(configuration(tmp_path, **options))
     fit(configuration(tmp_path, **options))
     splits[1].save(file)
-    with pytest.raises(ConfigError, match=r"split\.json has changed since"):
+    with pytest.raises(ConfigError, match=r"split\.json"):
         fit(configuration(tmp_path, **options))

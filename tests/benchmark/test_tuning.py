@@ -84,13 +84,13 @@ def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
     assert last.runs[0].config.data.init_args["labelled_clients"] == 2
     assert last.runs[0].config.method.init_args["warmup_rounds"] == 1
     quick = {**quick, "tuning": {**tuning, "factor": [1]}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.factor is unknown; did you mean 'factors'"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.factor\b.*'factors'"):
         Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
 def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
     suite = toy(tmp_path)
-    with pytest.raises(ConfigError, match="scale paper has no entry `tuning`"):
+    with pytest.raises(ConfigError, match=r"paper.*`tuning`"):
         trials(suite, "paper", suite.rows, runtime)
     spec = SPEC | {
         "scales": {
@@ -229,7 +229,7 @@ def test_a_trial_is_a_run_per_seed_and_scores_their_mean(tmp_path, runtime, monk
     monkeypatch.setattr("benchmark.launch.pool.run_all", run_all)
     monkeypatch.setattr(tuning, "state", lambda path: "complete" if path in ended else "missing")
     monkeypatch.setattr(tuning, "read_record", accuracy)
-    with pytest.raises(RunError, match=r"no score of tune 1/Digits/plain x 2 \(.*\): nothing is chosen"):
+    with pytest.raises(RunError, match=r"1/Digits/plain x 2 \("):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
     assert ran == [(1000, 0.03), (1001, 0.03), (1000, 0.06), (1001, 0.06)]
     ended.add(second.runs[1].folder)
@@ -296,7 +296,7 @@ def test_test_images_and_reported_seeds_take_no_part(tmp_path, runtime):
     suite = with_tuning(tmp_path, set={"seed": 1, "data.balanced_holdout": 50})
     with pytest.raises(ConfigError, match="tuning has the seed 1, which scale quick reports; choose others"):
         trials(suite, "quick", suite.rows[:1], runtime)
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has a seed twice: \[1000, 1000\]"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds .*\[1000, 1000\]"):
         with_tuning(tmp_path, set={}, seeds=[1000, 1000])
 
 

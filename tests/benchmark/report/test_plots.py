@@ -77,7 +77,7 @@ def test_curves_hold_the_rows(tmp_path: Path, drawn: list[Any]) -> None:
 
 def test_unknown_columns(tmp_path: Path) -> None:
     """The error lists the columns there are."""
-    with pytest.raises(ConfigError, match="no run has a column 'auc'; there are acc, seconds, share"):
+    with pytest.raises(ConfigError, match=r"'auc'.*acc, seconds, share"):
         draw(ROWS, ["acc", "auc"], tmp_path / "curves.png")
     with pytest.raises(ConfigError, match="no column to draw"):
         draw(ROWS, [], tmp_path / "curves.png")
@@ -91,7 +91,7 @@ def test_a_run_without_the_axis_is_not_drawn(tmp_path: Path, drawn: list[Any]) -
     (panel,) = drawn[0].axes
     assert [line.get_label() for line in panel.lines] == ["some", "one"]
     assert np.isnan(panel.lines[0].get_xdata()).tolist() == [True] + [False] * 4
-    with pytest.raises(ConfigError, match="--axis seconds: no row of the runs has it and a 'share'"):
+    with pytest.raises(ConfigError, match=r"--axis seconds: .*'share'"):
         draw(ROWS, ["share"], tmp_path / "curves.png", "seconds")
 
 
@@ -299,5 +299,5 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
     assert texts(drawn[0].legends[0]) == list(curves)
     named = plots.read_suite_rows(suite, ["1/A/high"], "paper", str(tmp_path), ["RSCFed"])
     assert list(named) == ["RSCFed"]
-    with pytest.raises(ConfigError, match="no complete run of 1/A/low/n=7 at scale paper"):
+    with pytest.raises(ConfigError, match=r"1/A/low/n=7 .*paper"):
         plots.read_suite_rows(suite, ["1/A/low/n=7", "1/A/high"], "paper", str(tmp_path))

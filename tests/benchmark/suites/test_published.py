@@ -12,10 +12,10 @@ def test_others_values_are_read_by_column(tmp_path):
     line = {"method": "M", "dataset": "D", "setting": "a, b", "value": "50.10", "std": "", "seeds": "", "source": "P"}
     assert read_others(path) == [line]
     path.write_text("method,dataset,setting,value,std,seeds\nM,D,a,50.10,,\n")
-    with pytest.raises(ConfigError, match=r"others\.csv: the column source is missing"):
+    with pytest.raises(ConfigError, match=r"others\.csv.*\bsource\b"):
         read_others(path)
     path.write_text("method,dataset,setting,value,std,seeds,source\nM,D,a,much,,,P\n")
-    with pytest.raises(ConfigError, match=r"others\.csv, line 2: value is 'much'; print a number"):
+    with pytest.raises(ConfigError, match=r"others\.csv, line 2: .*'much'"):
         read_others(path)
 
 

@@ -130,10 +130,10 @@ def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     assert toy.run(toy.tables[1].rows[0], "quick").config.rounds == 2
 
     quick["tables"] = {1: {"datasets": {"C": {"set": {"rounds": 5}}}}}
-    with pytest.raises(ConfigError, match=r"unknown data set label 'C'.*scales\.quick\.tables\.1"):
+    with pytest.raises(ConfigError, match=r"'C'.*scales\.quick\.tables\.1"):
         Suite(changed)
     quick["tables"] = {1: {"dataset": {"B": {}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown; did you mean 'datasets'"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset\b.*'datasets'"):
         Suite(changed)
 
 
@@ -181,15 +181,15 @@ def test_filters():
     some = next(iter(plan.runs))
     assert [run.id for run in toy.select(plan, only=[some[:8]])] == [some]
     assert cells(only=["1/B/gain"]) == {"1/B/low", "1/B/high"}
-    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+    with pytest.raises(ConfigError, match="1/B/lov"):
         toy.select(plan, only=["1/B/low", "1/B/lov"])
-    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+    with pytest.raises(ConfigError, match="1/B/lov"):
         toy.matching(["1/B/low", "1/B/lov"], "paper")
-    with pytest.raises(ConfigError, match=f"no row matches {some[:3]}; a row is"):
+    with pytest.raises(ConfigError, match=rf"\b{some[:3]}\b"):
         toy.select(plan, only=[some[:3]])
-    with pytest.raises(ConfigError, match="unknown table '3'"):
+    with pytest.raises(ConfigError, match="'3'"):
         toy.select(plan, tables=["3"])
-    with pytest.raises(ConfigError, match="unknown method of this suite 'lo'; did you mean 'low'"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         toy.select(plan, methods=["lo"])
     with pytest.raises(ConfigError, match=r"tables: 1, 2; data sets: A, B; methods: low, high$"):
         toy.select(plan, only=["9/*"])
@@ -215,7 +215,7 @@ def test_operands_of_a_difference_share_table_data_set_and_columns():
     first, second = operands(rows[6], rows)
     assert (first.dataset, first.method, first.columns) == ("B", "high", {"M": "1"})
     assert (second.dataset, second.method) == ("B", "low")
-    with pytest.raises(ConfigError, match="no row low"):
+    with pytest.raises(ConfigError, match=r"1/B/gain.*low"):
         operands(rows[6], rows[5:])
 
 
@@ -225,7 +225,7 @@ def test_a_scale_leaves_out_labels_that_exist():
     plan = toy.plan("quick")
     assert {run.config.method.name for run in plan.runs.values()} == {"rscfed"}
     scales["quick"]["without"] = {"lo": "why"}
-    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*scale quick, without"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'.*quick, without"):
         Suite(spec(scales=scales)).plan("quick")
 
 
@@ -274,24 +274,24 @@ scales: {quick: {seeds: [7, 8]}}
 
 def test_errors_name_the_place():
     toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
-    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
+    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: .*'lrr'.*'lr'"):
         toy.plan("paper")
-    with pytest.raises(ConfigError, match="unknown scale 'papr'; did you mean 'paper'"):
+    with pytest.raises(ConfigError, match=r"'papr'.*'paper'"):
         toy.plan("papr")
     broken = spec()
     del broken["base"], broken["scales"]
     with pytest.raises(ConfigError, match="base, scales is missing"):
         Suite(broken)
     broken = spec(labels={})
-    with pytest.raises(ConfigError, match="unknown method label 'low'"):
+    with pytest.raises(ConfigError, match="'low'"):
         Suite(broken)
-    with pytest.raises(ConfigError, match=r"published values are missing: there is no .*toy\.csv"):
+    with pytest.raises(ConfigError, match=r"toy\.csv"):
         toy.published()
 
 
 def test_a_scale_has_a_name_that_runs_may_have():
     scales = {**spec()["scales"], "papr": {"seeds": [1]}}
-    with pytest.raises(ConfigError, match=r"unknown scale 'papr'; did you mean 'paper'.*toy\.yaml"):
+    with pytest.raises(ConfigError, match=r"'papr'.*'paper'.*toy\.yaml"):
         Suite(spec(scales=scales), "toy.yaml")
 
 
@@ -332,7 +332,7 @@ def test_pending_rows_have_no_run_and_say_why():
 def test_methods_that_others_report_are_labels_of_the_suite():
     assert Suite(spec(reported=["low"])).reported == ("low",)
     assert Suite(spec()).reported == ()
-    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*toy\.yaml, reported"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'.*toy\.yaml, reported"):
         Suite(spec(reported=["lo"]), "toy.yaml")
 
 
@@ -362,13 +362,13 @@ def test_a_control_is_the_row_that_the_columns_mean():
         None, None, "1/B/low/M=1/note=x", "1/B/low/M=2/note=x", None, None
     ]  # fmt: skip
     tables["1"]["control"] = "lo"
-    with pytest.raises(ConfigError, match="unknown row that others are compared with 'lo'; did you mean 'low'"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         Suite(spec(tables=tables))
 
 
 def test_load():
     assert "rscfed" in suite.available()
-    with pytest.raises(ConfigError, match="unknown paper 'rscfet'; did you mean 'rscfed'"):
+    with pytest.raises(ConfigError, match=r"'rscfet'.*'rscfed'"):
         suite.load("rscfet")
-    with pytest.raises(ConfigError, match=r"suite /nowhere/x\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"/nowhere/x\.yaml"):
         suite.load("/nowhere/x.yaml")
