@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from benchmark import admission
 from benchmark.admission import admit, candidates, judged
 from benchmark.config import Runtime
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
+from run_folders import completed
 
 SPEC = {
     "paper": "toy",
@@ -101,25 +101,14 @@ def test_a_suite_names_what_is_there():
     ("bound", "consistent", "late", "admitted"),
     [(80, 53, 0.0, True), (74, 53, 0.0, False), (80, 52, 0.0, False), (80, 53, 2.0, False)],
 )
-def test_three_figures_decide(suite, runtime, monkeypatch, bound, consistent, late, admitted):
+def test_three_figures_decide(tmp_path, runtime, bound, consistent, late, admitted):
     """Accuracy of the reference 60 and of the central supervised row 50; all curves are flat, or rise by ``late``."""
-    (one,) = candidates(suite, "quick", runtime)
+    longer = {"set": {**SPEC["base"]["set"], "rounds": 8}}
+    (one,) = candidates(Suite({**SPEC, "base": longer}, "toy.yaml", tmp_path), "quick", runtime)
     accuracy = {"base": 60, "bound": bound, "supervised": 50, "consistent": consistent}
-    of = {str(run.folder): accuracy[label] for label, runs in one.runs.items() for run in runs}
-
-    def record(path):
-        environment = {"cpu": "Some CPU", "cores": 2, "threads": 1, "gpu": None, "devices": 1, "accelerator": "cpu"}
-        return {"final": {"acc": float(of[str(path)])}, "environment": environment, "code_version": "abc"}
-
-    class Folder:
-        def __init__(self, path):
-            pass
-
-        def rows(self):
-            return [{"round": n, "acc": 50 + late * n / 2} for n in range(8)]
-
-    monkeypatch.setattr(admission, "read_record", record)
-    monkeypatch.setattr(admission, "RunFolder", Folder)
+    for label, runs in one.runs.items():
+        for run in runs:
+            completed(run, *(accuracy[label] + late * (n - 7) / 2 for n in range(8)))
     found = judged(one, "last")
     assert found["admitted"] is admitted
     assert (found["gap"], found["premise"]) == (bound - 60, consistent - 50)

@@ -15,6 +15,7 @@ from benchmark.registry import KINDS, find_class, known_names
 from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
 from toy_suite import HEAVY
+from two_processes import forks
 
 
 @pytest.mark.parametrize("given", [["--slurm=--gpus-per-task=1 --nodes=2"], ["--slurm", "--gpus-per-task=1 --nodes=2"]])
@@ -39,13 +40,31 @@ def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):
     assert program.wait() == cli.UNREAD
 
 
-@pytest.mark.parametrize("arguments", [["train"], ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]])
-def test_a_reader_of_errors_or_progress_that_goes_away(here, arguments):
+def test_a_reader_of_errors_that_goes_away(here):
     """Nobody can be told; the exit code says it, and what was printed before stays."""
-    program = started(arguments)
+    program = started(["train"])
     program.stderr.close()
     assert program.stdout.read() == ""
     assert program.wait() == cli.UNREAD
+
+
+def unheard(arguments, place):
+    """The whole of a process whose errors and progress nobody reads; what it prints goes to a file."""
+    os.chdir(place)
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    with open(2, "w") as sys.stderr, open("told", "w") as sys.stdout:
+        code = main(arguments)
+    sys.exit(code)
+
+
+def test_a_reader_of_progress_that_goes_away(here):
+    arguments = ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]
+    process = forks().Process(target=unheard, args=(arguments, here))
+    process.start()
+    process.join()
+    assert (here / "told").read_text() == "" and process.exitcode == cli.UNREAD
 
 
 def started(arguments):

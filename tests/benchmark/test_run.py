@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import textwrap
 import traceback
 from dataclasses import replace
@@ -24,7 +25,7 @@ from benchmark.runs.lock import RunLocked, locked
 from benchmark.runs.records import digest, read_record, read_rows, validate
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.digits import Digits
-from runs import MIXED, ROUNDS, SHORT, configuration, interrupted
+from runs import MIXED, ROUNDS, SHORT, configuration, interrupted, planted
 
 
 def test_a_run_and_its_record(reference):
@@ -56,9 +57,8 @@ def test_a_run_and_its_record(reference):
     assert not locked(reference)
 
 
-def test_a_complete_run_is_left_alone(reference, monkeypatch):
+def test_a_complete_run_is_left_alone(reference):
     """A second ``fit`` runs nothing and changes no byte and no time stamp; a left-over checkpoint goes."""
-    monkeypatch.setattr(run, "Fabric", None)
     before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()}
     config = configuration(reference.parents[1], **MIXED)
     (reference / CHECKPOINT).write_bytes(b"the run was killed before it could remove this")
@@ -89,12 +89,16 @@ def test_a_record_made_under_other_defaults_is_refused(tmp_path):
 
 
 def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tmp_path, monkeypatch):
-    config = configuration(tmp_path, **SHORT)
+    source = "from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    more = 0.1\n"
+    (tmp_path / "of_today.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = configuration(tmp_path, **{**SHORT, "method": "of_today.Mine"})
     path = fit(config)
     assert fit(config) == path
-    monkeypatch.setattr("benchmark.launch.resume.method_source", lambda config: "of another day")
+    (tmp_path / "of_today.py").write_text(source.replace("0.1", "0.25"))
+    monkeypatch.delitem(sys.modules, "of_today")
     made = read_record(path)["environment"]["method_source"]
-    with pytest.raises(ConfigError, match=rf"its source was {made} .* is of another day now .* give --overwrite"):
+    with pytest.raises(ConfigError, match=rf"its source was {made} .* is \w+ now .* give --overwrite"):
         fit(config)
 
 
@@ -237,10 +241,10 @@ def test_missing_data_is_missed_before_processes_start(tmp_path, monkeypatch):
     def read(self):
         raise DataError("no file: look there")
 
-    monkeypatch.setattr(Digits, "read", read)
+    mine = planted(monkeypatch, Digits, read=read)
     monkeypatch.setattr(run.Fabric, "launch", lambda *_: pytest.fail("processes were started"))
     with pytest.raises(DataError, match="no file: look there"):
-        fit(configuration(tmp_path, runtime__devices=2, **SHORT))
+        fit(configuration(tmp_path, runtime__devices=2, **{**SHORT, "data": mine}))
 
 
 def test_precision_of_fabric_run(tmp_path, monkeypatch):

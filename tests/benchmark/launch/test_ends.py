@@ -1,6 +1,5 @@
 """Processes that die or are told to stop, and what follows."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -19,13 +18,7 @@ from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import saved_rounds, state
 from runs import MIXED, ROUNDS, assert_same_run, configuration
-
-
-def forks():
-    """Processes that are forks of one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
-    return context
+from two_processes import forks
 
 
 @pytest.mark.timeout(300)
