@@ -1,6 +1,5 @@
 """Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from benchmark.contract.federations import (
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
-from datamodules.digits import Digits
-from datamodules.io.sources import Arrays
+from few_digits import FewDigits
 from methods.base import FedMethod, Visit
 
 __all__ = [
@@ -43,21 +41,6 @@ __all__ = [
     "trained",
     "visited",
 ]
-
-
-class FewDigits(Digits):
-    """The first 250 training and 90 test images, for tests in which the number of images does not matter."""
-
-    def read(self) -> Arrays:
-        """Return the first digits."""
-        whole = super().read()
-        return replace(
-            whole,
-            train_images=whole.train_images[:250],
-            train_labels=whole.train_labels[:250],
-            test_images=whole.test_images[:90],
-            test_labels=whole.test_labels[:90],
-        )
 
 
 def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:

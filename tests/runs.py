@@ -16,10 +16,11 @@ from benchmark.runs.records import read_record, read_rows, without_clock
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 8
 OPTIONS = {
-    "data": "digits",
+    "data": "few_digits.FewDigits",
     "data.num_clients": 6,
     "data.partition": "iid",
     "rounds": ROUNDS,
+    "method.batch_size": 16,  # three steps a visit
     "seed": 3,
     "last_k": 3,
     "runtime.devices": 1,

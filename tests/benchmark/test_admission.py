@@ -19,7 +19,12 @@ SPEC = {
     "report": "last",
     "ranked": True,
     "base": {
-        "set": {"data": "digits", "data.num_clients": 3, "data.pipeline": "randaugment_levels_cutout", "rounds": 2}
+        "set": {
+            "data": "few_digits.FewDigits",
+            "data.num_clients": 3,
+            "data.pipeline": "randaugment_levels_cutout",
+            "rounds": 2,
+        }
     },
     "datasets": {"Digits": {"set": {}}},
     "labels": {

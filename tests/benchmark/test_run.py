@@ -32,7 +32,7 @@ def test_a_run_and_its_record(reference):
     config = configuration(reference.parents[1], **MIXED)
     record, rows = read_record(reference), read_rows(reference)
     validate(record, "here")
-    assert reference == config.folder and reference.name == f"fed_consist-digits-{config.id}"
+    assert reference == config.folder and reference.name == f"fed_consist-few_digits.FewDigits-{config.id}"
     assert record["status"] == "complete" and record["error"] is None
     assert record["config"] == json.loads(json.dumps(identity(config.config)))
     assert record["seeds"] == {"run": 3, "partition": 1337}
@@ -45,9 +45,9 @@ def test_a_run_and_its_record(reference):
     assert record["last_k_mean"]["acc"] == pytest.approx(sum(row["acc"] for row in rows[-3:]) / 3)
     assert record["bytes_up"] == rows[-1]["bytes_up"] == 92_626 * 4 * (1 + 6 * (ROUNDS - 1))
     counts = {role: [sum(map(int, line.split())) for line in lines] for role, lines in record["class_counts"].items()}
-    held = sum(record["labelled_histogram"][0])
-    assert counts == {"labelled": [held, *[0] * 5], "unlabelled": [0, *[239] * 5], "server": []}
-    assert len(record["labelled_histogram"]) == 1 and 230 < sum(record["labelled_histogram"][0]) < 250
+    (held,), (each,) = map(sum, record["labelled_histogram"]), {*counts["unlabelled"][1:]}
+    assert counts == {"labelled": [held, *[0] * 5], "unlabelled": [0, *[each] * 5], "server": []}
+    assert held + 5 * each == 250 and 0 <= held - each < 10
     assert len(record["partition_hash"]) > 8 and record["data_sha256"]
     assert record["environment"]["devices"] == record["environment"]["threads"] == 1
     assert record["environment"]["precision"] == "32-true"

@@ -22,7 +22,7 @@ SPEC = {
     "title": "A toy",
     "published": None,
     "report": "last",
-    "base": {"set": {"data": "digits", "data.num_clients": 3, "rounds": 4, "method.batch_size": 16}},
+    "base": {"set": {"data": "few_digits.FewDigits", "data.num_clients": 3, "rounds": 4, "method.batch_size": 4}},
     "datasets": {"Digits": {"set": {}}},
     "labels": {"plain": {"method": "fedavg"}, "teacher": {"method": "fed_consist"}},
     "tables": {
@@ -134,7 +134,7 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
 
     paths = [one.runs[0].folder for one in trials(suite, "quick", [plain], runtime)]
     assert all(state(path) == "complete" for path in paths)
-    assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 1437 // 2
+    assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 250 // 2
 
     ran = made_up(monkeypatch, lambda run: 0.0)
     assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made and ran == []

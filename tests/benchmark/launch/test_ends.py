@@ -20,6 +20,15 @@ from benchmark.runs.states import saved_rounds, state
 from runs import MIXED, ROUNDS, assert_same_run, configuration
 from two_processes import forks
 
+LONG = {**MIXED, "data": "digits", "method__batch_size": 64}
+"""Rounds that last long enough to be met by a signal."""
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The run that nothing interrupts."""
+    return fit(configuration(tmp_path_factory.mktemp("reference"), **LONG))
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("memory", ["auto", 0.0])
@@ -30,7 +39,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
     """
     context = forks()
     rng = random.Random(0)
-    config = configuration(tmp_path, **MIXED)
+    config = configuration(tmp_path, **LONG)
     config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
     path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
@@ -136,7 +145,7 @@ def assert_no_orphans(pids):
 @pytest.mark.timeout(300)
 def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
     """Although checkpoints are hours apart: the code says so, and the next start goes on exactly there."""
-    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **MIXED)
+    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **LONG)
     path = config.folder
     for number, rows in ((signal.SIGTERM, 2), (signal.SIGUSR1, 5)):
         process = started(config, rows)
@@ -154,7 +163,7 @@ def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
 @pytest.mark.timeout(300)
 def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference):
     """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
-    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **MIXED)
+    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **LONG)
     path = config.folder
     process = started(config, 2)
     pids = ranks(process)
@@ -174,4 +183,4 @@ def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference)
     process.join()
     assert_no_orphans(pids)
     assert state(path) == "stale" and done < saved_rounds(path) < ROUNDS
-    assert_same_run(fit(configuration(tmp_path, **MIXED)), reference)
+    assert_same_run(fit(configuration(tmp_path, **LONG)), reference)

@@ -66,7 +66,7 @@ def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
     small = {"depth": 10, "width": 1}
     server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
     short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
-    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 300, **server, **short}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 60, **server, **short}
     one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
     assert_same_run(two, one)
 
@@ -85,7 +85,7 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     launcher = [Path(sys.executable).with_name("torchrun"), "--nnodes", "2", "--nproc_per_node", "2"]
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}", "--rdzv_id", "test"]
     command = [*launcher, *meeting, "-m", "benchmark", "fit", *words, "--devices", "2", "--num_nodes", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     told = "".join(node.communicate()[0] for node in nodes)
     assert [node.returncode for node in nodes] == [0, 0]
@@ -106,7 +106,7 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
     done = subprocess.run(
         [*launcher, "--main-port", free_port(), ROOT / "benchmark" / "run.py", *words],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
     )
