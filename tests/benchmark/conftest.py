@@ -3,6 +3,7 @@
 import pytest
 
 from benchmark import run
+from benchmark.config import Runtime
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
@@ -20,6 +21,12 @@ def ordinary_memory(monkeypatch):
 def reference(tmp_path_factory):
     """An uninterrupted run of a method with personal state, in one process."""
     return fit(configuration(tmp_path_factory.mktemp("reference"), **MIXED))
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    """One process on the CPU, and results in a folder of the test."""
+    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
 
 
 @pytest.fixture

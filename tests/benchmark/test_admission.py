@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from benchmark.admission import admit, candidates, judged
-from benchmark.config import Runtime
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
@@ -63,11 +62,6 @@ SPEC = {
 @pytest.fixture
 def suite(tmp_path):
     return Suite(SPEC, "toy.yaml", tmp_path / "suites")
-
-
-@pytest.fixture
-def runtime(tmp_path):
-    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
 
 
 def test_bounds_and_central_rows_run_with_seeds_of_their_own(suite, runtime):

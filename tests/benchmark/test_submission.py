@@ -15,28 +15,8 @@ from benchmark.report import leaderboard
 from benchmark.runs import records
 from benchmark.suites.suite import load
 from run_folders import change
+from toy_suite import BOARD
 
-BOARD = """
-paper: board
-title: A board
-published: null
-report: last
-ranked: true
-base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2, method.batch_size: 64}}
-datasets: {A: {}}
-labels: {low: {method: fedavg}}
-tables:
-  one: {title: One, datasets: [A], metrics: [acc], reference: low, set: {data.partition: iid}, rows: [{method: low}]}
-scales:
-  quick:
-    seeds: [0, 1, 2]
-    tuning:
-      factors: [0.5, 1]
-      rates: [method.lr]
-      share_of_rounds: 0.5
-      seeds: [1000]
-      set: {data.labelled_holdout: 0.5}
-"""
 MINE = '''
 from methods.fedavg import FedAvg
 

@@ -9,7 +9,6 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from benchmark import tuning
-from benchmark.config import Runtime
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
@@ -51,11 +50,6 @@ SPEC = {
 
 def toy(tmp_path):
     return Suite(SPEC, "toy.yaml", tmp_path / "suites")
-
-
-@pytest.fixture
-def runtime(tmp_path):
-    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
 
 
 def made_up(monkeypatch, accuracy):
