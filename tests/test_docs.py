@@ -35,11 +35,23 @@ def test_the_reference_has_every_module() -> None:
     assert sorted(found) == sorted(wanted | {"methods.models"})
 
 
-def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
-    """A tutorial after all of its cells have run in an empty folder; an error in a cell is raised."""
+def executed(
+    name: str, shorter: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> nbformat.NotebookNode:
+    """A tutorial after all of its cells have run in an empty folder; an error in a cell is raised.
+
+    Args:
+        name: of its file.
+        shorter: what stands in place of the lengths of its runs; ``make docs`` runs them at full length.
+        folder: where it runs.
+        monkeypatch: sets its environment.
+    """
     for variable, value in HERE.items():
         monkeypatch.setenv(variable, value)
     text = (DOCS / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+    for length, less in shorter.items():
+        assert text.count(length) == 1, length
+        text = text.replace(length, less)
     notebook = read_myst_markdown_notebook(text, MdParserConfig())
     return nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(folder)}}).execute()
 
@@ -51,7 +63,12 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 def test_a_first_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows a split, a picture of it, a curve, and a table in which labels are worth something."""
-    notebook = executed("first-federation", tmp_path, monkeypatch)
+    notebook = executed(
+        "first-federation",
+        {'"rounds": 20': '"rounds": 8', '"warmup_rounds": 5': '"warmup_rounds": 3'},
+        tmp_path,
+        monkeypatch,
+    )
     text = printed(notebook)
     assert re.search(r"all +1437 +120 ", text) and "partition hash" in text
     pictures = [one for cell in notebook.cells for one in cell.get("outputs", []) if "image/png" in one.get("data", {})]
@@ -66,7 +83,7 @@ ROWS = ("all labels", "fed_consist", "labels of one client")
 
 def test_an_own_method_on_a_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method keeps the contract, one with a fault does not, and the board has its row with an interval."""
-    text = printed(executed("own-method", tmp_path, monkeypatch))
+    text = printed(executed("own-method", {"    rounds: 30\n": "    rounds: 9\n"}, tmp_path, monkeypatch))
     assert text.count("passed: ") == 4
     assert "Counts: what a visit gives depends on visits before it" in text and "self.steps_taken" in text
     standing = r"Confident is at [\d.]+ ± [\d.]+ percent \(3 seeds\), [12] of 2"
