@@ -48,8 +48,12 @@ SPEC = {
 }
 
 
-def toy(tmp_path):
-    return Suite(SPEC, "toy.yaml", tmp_path / "suites")
+LEARNS = {**SPEC, "base": {"set": {**SPEC["base"]["set"], "data": "digits", "method.batch_size": 16}}}
+"""With so many steps that three rounds teach something."""
+
+
+def toy(tmp_path, spec=SPEC):
+    return Suite(spec, "toy.yaml", tmp_path / "suites")
 
 
 def made_up(monkeypatch, accuracy):
@@ -111,14 +115,14 @@ def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
 
 def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
     """A rate of a thousandth learns nothing in three rounds; what is chosen is used by the row, and by it alone."""
-    suite = toy(tmp_path)
+    suite = toy(tmp_path, LEARNS)
     plain, teacher = suite.rows
     before = suite.run(plain, "quick").config
     made = tune(suite, "quick", [plain], runtime, jobs=1)
     tried = {one["method.lr"]: one["held_out_accuracy"] for one in made[plain.full_name]["tried"]}
     assert set(tried) == {3e-5, 0.03, 0.06}
     assert tried[3e-5] < max(tried.values())
-    again = toy(tmp_path)
+    again = toy(tmp_path, LEARNS)
     assert again.tuned.entries("quick") == made == yaml.safe_load(again.tuned.path("quick").read_text())
     assert (
         again.run(again.rows[0], "quick").config.method.init_args["lr"] == made[plain.full_name]["options"]["method.lr"]
@@ -128,10 +132,10 @@ def test_the_choice_reaches_the_row(tmp_path, runtime, monkeypatch):
 
     paths = [one.runs[0].folder for one in trials(suite, "quick", [plain], runtime)]
     assert all(state(path) == "complete" for path in paths)
-    assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 250 // 2
+    assert read_record(paths[0])["test_images"] == made[plain.full_name]["held_out_images"] == 1437 // 2
 
     ran = made_up(monkeypatch, lambda run: 0.0)
-    assert tune(toy(tmp_path), "quick", [plain], runtime, jobs=1) == made and ran == []
+    assert tune(toy(tmp_path, LEARNS), "quick", [plain], runtime, jobs=1) == made and ran == []
 
 
 @pytest.mark.parametrize(
@@ -348,7 +352,7 @@ def test_the_best_at_the_edge_asks_for_one_trial_further_out(tmp_path, runtime, 
 def test_the_trial_further_out_is_run_and_may_be_chosen(tmp_path, runtime):
     """Rates that teach nothing lead, from the better of them on, to one that does."""
     tuning = {**SPEC["scales"]["quick"]["tuning"], "factors": [0.0005, 0.05], "beyond": 20}
-    spec = {**SPEC, "scales": {"quick": {**SPEC["scales"]["quick"], "tuning": tuning}}}
+    spec = {**LEARNS, "scales": {"quick": {**SPEC["scales"]["quick"], "tuning": tuning}}}
     suite = Suite(spec, "toy.yaml", tmp_path / "suites")
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)["1/Digits/plain"]
     assert [one["method.lr"] for one in made["tried"]] == [1.5e-5, 0.0015, 0.03]

@@ -1,18 +1,19 @@
 """Runs of several processes, whoever starts them: they are the run of one."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmark.cli import main
 from benchmark.launch.recorder import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
 from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
+from two_processes import forks, free_port
 
 
 @pytest.mark.timeout(300)
@@ -71,26 +72,31 @@ def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
     assert_same_run(two, one)
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+def as_one_of_four(rank, port, words, told):
+    """The whole of one of two processes on each of two nodes, with what torchrun leaves in its environment."""
+    group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)}
+    os.environ |= {**group, **size, **place}
+    with open(told, "w") as sys.stdout:
+        code = main(["fit", *words])
+    sys.exit(code)
 
 
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
-    """Two launchers with two processes each, both on this machine, as a user types it (``docs/usage.md``)."""
-    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
-    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v)) if "devices" not in k]
-    launcher = [Path(sys.executable).with_name("torchrun"), "--nnodes", "2", "--nproc_per_node", "2"]
-    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}", "--rdzv_id", "test"]
-    command = [*launcher, *meeting, "-m", "benchmark", "fit", *words, "--devices", "2", "--num_nodes", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = "".join(node.communicate()[0] for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0]
+    """Its processes, without its launchers, which import for much longer than the run takes."""
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path, "runtime.devices": 2, "num_nodes": 2}
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
+    port, told = free_port(), [tmp_path / f"told.{rank}" for rank in range(4)]
+    processes = [forks().Process(target=as_one_of_four, args=(rank, port, words, told[rank])) for rank in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
     path = configuration(tmp_path, **MIXED).folder
-    assert told.count(str(path)) == 1, "one of the processes speaks for all"
+    assert "".join(file.read_text() for file in told).count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["num_nodes"] == 2
     assert_same_run(path, reference)
 
@@ -104,9 +110,9 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
         del options[f"runtime.{name}"]
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     done = subprocess.run(
-        [*launcher, "--main-port", free_port(), ROOT / "benchmark" / "run.py", *words],
+        [*launcher, "--main-port", str(free_port()), ROOT / "benchmark" / "run.py", *words],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
     )
