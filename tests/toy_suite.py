@@ -26,7 +26,7 @@ title: A board
 published: null
 report: last
 ranked: true
-base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2, method.batch_size: 64}}
+base: {set: {data: few_digits.FewDigits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2}}
 datasets: {A: {}}
 labels: {low: {method: fedavg}}
 tables:

@@ -278,11 +278,13 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What commands print and which modules they import, one after the other in one fresh process; first, to start."""
-    plan_cache.plan(load("rscfed"), "quick", [], Runtime())
-    command = [sys.executable, "-c", TELLS, json.dumps(TELLING)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     here = tmp_path_factory.mktemp("nothing")
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", TELLS, json.dumps(TELLING)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(here))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        plan_cache.plan(load("rscfed"), "quick", [], Runtime())
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     return dict(zip(("", *map(" ".join, TELLING)), json.loads(done.stdout), strict=True))
 
 

@@ -85,7 +85,7 @@ def as_one_of_four(rank, port, words, told):
 
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
-    """Its processes, without its launchers, which import for much longer than the run takes."""
+    """Its processes, without its launchers, which import for much longer than the run takes; ``fabric run`` has one."""
     options = {**OPTIONS, **MIXED, "results_dir": tmp_path, "runtime.devices": 2, "num_nodes": 2}
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     port, told = free_port(), [tmp_path / f"told.{rank}" for rank in range(4)]
