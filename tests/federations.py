@@ -1,7 +1,9 @@
-"""Small federations on real digits, for tests: those of the contract, smaller data, single visits."""
+"""Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
-from dataclasses import replace
 from typing import Any
+
+import torch
+import torch.nn.functional as F
 
 from benchmark.contract.federations import (
     SCENARIOS,
@@ -16,41 +18,30 @@ from benchmark.contract.federations import (
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
-from datamodules.digits import Digits
-from datamodules.io.sources import Arrays
+from few_digits import FewDigits
 from methods.base import FedMethod, Tally, Visit
 
 __all__ = [
     "SCENARIOS",
     "FewDigits",
+    "Supervised",
+    "Unaugmented",
     "contract_federation",
     "different",
     "few_data",
+    "few_federation",
     "make_data",
     "make_federation",
     "make_method",
     "plain_fabric",
     "rounds_until",
     "run_rows",
+    "same_server",
     "site_of",
     "sums_of",
+    "trained",
     "visited",
 ]
-
-
-class FewDigits(Digits):
-    """The first 250 training and 90 test images, for tests in which the number of images does not matter."""
-
-    def read(self) -> Arrays:
-        """Return the first digits."""
-        whole = super().read()
-        return replace(
-            whole,
-            train_images=whole.train_images[:250],
-            train_labels=whole.train_labels[:250],
-            test_images=whole.test_images[:90],
-            test_labels=whole.test_labels[:90],
-        )
 
 
 def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigits:
@@ -60,6 +51,38 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
     )
     data.setup()
     return data
+
+
+class Supervised(FedMethod):
+    """Cross-entropy on labels, with everything at its default."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+
+class Unaugmented(Supervised):
+    """The same on images that are not augmented."""
+
+    views = {"labelled": {"x": "test"}}
+
+
+def few_federation(
+    cls: type = Unaugmented, clients: int = 1, labelled: int | None = None, rounds: int = 2, **args: Any
+) -> Federation:
+    """A federation on the first digits."""
+    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+
+
+def trained(cls: type, **args: Any) -> Federation:
+    """A federation of three clients after two rounds."""
+    federation = few_federation(cls, 3, **args)
+    run_rows(federation)
+    return federation
+
+
+def same_server(a: Federation, b: Federation) -> bool:
+    """Whether the servers of two runs hold the same bits."""
+    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
 
 
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:

@@ -1,4 +1,4 @@
-"""Folders of runs for tests: a complete run of four rounds, and locks held by others."""
+"""Folders of runs for tests: complete ones, records that somebody has changed, and locks held by others."""
 
 import fcntl
 import json
@@ -48,6 +48,25 @@ def whole_run(path):
         folder.append(row(number))
     folder.finish()
     return folder
+
+
+def completed(run, *curve, averaged=None, **facts):
+    """The folder of a run that ended with these accuracies, one of each of its last rounds; nothing is run."""
+    folder = RunFolder(run.folder)
+    folder.open(run, FACTS | facts)
+    for number, accuracy in enumerate(curve, run.config.rounds - len(curve)):
+        folder.append({"round": number, "acc": accuracy})
+    folder.finish(averaged)
+    return folder.path
+
+
+def change(path, edit):
+    """Change a record as somebody would who knows how its digest is made."""
+    record = json.loads((path / "record.json").read_text())
+    edit(record)
+    if "digest" in record:
+        record["digest"] = records.digest(record, records.read_rows(path))
+    (path / "record.json").write_text(json.dumps(record))
 
 
 def stripped(path):

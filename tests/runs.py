@@ -1,7 +1,9 @@
-"""Short runs for tests: configurations, an interrupted run, equality of runs, and comparison of rows."""
+"""Short runs for tests: configurations, classes of a user's own, an interrupted run, equality of runs and of rows."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from benchmark.runs.records import read_record, read_rows, without_clock
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 8
 OPTIONS = {
-    "data": "digits",
+    "data": "few_digits.FewDigits",
     "data.num_clients": 6,
     "data.partition": "iid",
     "rounds": ROUNDS,
+    "method.batch_size": 16,  # three steps a visit
     "seed": 3,
     "last_k": 3,
     "runtime.devices": 1,
@@ -33,6 +36,14 @@ def configuration(results, **options):
     """Create a run from options with ``__`` for dots, on top of ``OPTIONS``."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     return Run.of(from_dict(apply({}, {**OPTIONS, "runtime.results_dir": str(results), **given})))
+
+
+def planted(monkeypatch, base, **members):
+    """The dotted path of a class as a user may write it, in a module of its own; for runs in this process."""
+    module = ModuleType("planted")
+    module.Mine = type("Mine", (base,), {**members, "__module__": "planted"})
+    monkeypatch.setitem(sys.modules, "planted", module)
+    return "planted.Mine"
 
 
 def assert_same_run(path, other):

@@ -9,6 +9,7 @@ import pytest
 from benchmark.arguments import parameters
 from benchmark.registry import KINDS, find_class, own_names
 from benchmark.suites import suite
+from papers import load
 
 TUNED = {
     "cba_tau": "threshold: the base of CBAFed's class-balanced ones",
@@ -70,7 +71,7 @@ def rows_that_set(slot: str) -> dict[tuple[type, str], str]:
     users: dict[tuple[type, str], str] = {}
     named = cache(lambda path: find_class(path, KINDS[slot]))
     for paper in suite.available():
-        loaded = suite.load(paper)
+        loaded = load(paper)
         for scale, spec in loaded.spec["scales"].items():
             for row in (row for row in loaded.rows if not row.minus and not row.pending):
                 for last in [None, spec["tuning"]] if "tuning" in spec else [None]:

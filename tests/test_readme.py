@@ -20,10 +20,10 @@ from benchmark.contract.checks import Check, title
 from benchmark.registry import KINDS, find_class, own_names
 from benchmark.report.excerpt import excerpt
 from benchmark.runs.records import read_record
-from benchmark.suites.suite import load
 from datamodules.io.sources import CLASS_COUNTS
 from federations import make_federation, run_rows
 from methods.base import FedMethod
+from papers import load
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A suite of two rows on digits, and its command."""
+"""A suite of two rows on digits and its command, and a board of one row."""
 
 from benchmark.cli import main
 
@@ -18,6 +18,28 @@ tables:
   1: {title: One, datasets: [A], metrics: [acc], rows: [{method: low}, {method: mid}]}
   2: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}
 scales: {quick: {seeds: [1, 2], note: tiny}}
+"""
+
+BOARD = """
+paper: board
+title: A board
+published: null
+report: last
+ranked: true
+base: {set: {data: few_digits.FewDigits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2}}
+datasets: {A: {}}
+labels: {low: {method: fedavg}}
+tables:
+  one: {title: One, datasets: [A], metrics: [acc], reference: low, set: {data.partition: iid}, rows: [{method: low}]}
+scales:
+  quick:
+    seeds: [0, 1, 2]
+    tuning:
+      factors: [0.5, 1]
+      rates: [method.lr]
+      share_of_rounds: 0.5
+      seeds: [1000]
+      set: {data.labelled_holdout: 0.5}
 """
 
 

@@ -1,10 +1,11 @@
-"""Work done by two or more real processes with gloo, as in runs on several CPU processes."""
+"""Processes for tests, which are forks of one that has imported everything, and work that several do with gloo."""
 
 import multiprocessing
 import os
 import socket
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -12,6 +13,13 @@ from lightning import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
 from benchmark.federation.collectives import wait_for_all
+
+
+def forks() -> BaseContext:
+    """Where such processes come from; a fresh one would import for longer than most tests run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmark.run", "benchmark.cli", "methods.fed_consist", "datamodules.digits"])
+    return context
 
 
 def free_port() -> int:
@@ -42,8 +50,6 @@ def between_two(work: Any) -> list[Any]:
 
 def between(number: int, work: Any) -> list[Any]:
     """Return the results of ``work(fabric)`` in several processes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.federation.loop"])
     port = free_port()
-    with ProcessPoolExecutor(number, context) as pool:
+    with ProcessPoolExecutor(number, forks()) as pool:
         return [done.result() for done in [pool.submit(meet, rank, port, work, number) for rank in range(number)]]

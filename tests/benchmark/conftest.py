@@ -3,6 +3,7 @@
 import pytest
 
 from benchmark import run
+from benchmark.config import Runtime
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.states import state
@@ -20,6 +21,12 @@ def ordinary_memory(monkeypatch):
 def reference(tmp_path_factory):
     """An uninterrupted run of a method with personal state, in one process."""
     return fit(configuration(tmp_path_factory.mktemp("reference"), **MIXED))
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    """One process on the CPU, and results in a folder of the test."""
+    return Runtime(results_dir=str(tmp_path / "results"), wandb="off", accelerator="cpu", devices=1, threads=1)
 
 
 @pytest.fixture
@@ -54,3 +61,18 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(SUITE)
     return tmp_path
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make a package with entry points that can be imported, as an installer leaves it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(package, code, points):
+        (tmp_path / f"{package}.py").write_text(code)
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points.format(package=package))
+
+    return made

@@ -50,7 +50,7 @@ def test_in_memory_and_with_a_record_it_is_the_same_run(here):
     assert runs["final.acc"].tolist() == [readings.loc["final", "acc"]]
     assert runs["path"].tolist() == [str(recorded.path)] and runs["status"].tolist() == ["complete"]
     (recorded.path / "weights.pt").unlink()
-    with pytest.raises(RunError, match="there are no weights"):
+    with pytest.raises(RunError, match=r"weights\.pt"):
         load_run(recorded.path).method  # noqa: B018
 
 
@@ -123,7 +123,7 @@ def test_rounds_under_the_names_of_a_suites_rows(here):
     assert own["seed"].tolist() == [1, 1, 1] and own["acc"].tolist() == [10.0, 11.0, 12.0]
     assert rounds["round"].dtype == rounds["seed"].dtype == "int64"
     assert rounds["timing.seconds"].tolist() == [1.0] * 15
-    with pytest.raises(ConfigError, match="unknown scale 'qick'"):
+    with pytest.raises(ConfigError, match="'qick'"):
         load_rounds("toy.yaml", "qick", "out")
 
 
@@ -175,17 +175,17 @@ def test_a_class_without_source():
     exec(code, names)
     result = fit(names["Bare"], "digits", method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
     assert result.method.hparams.factor == 0.5 and result.method.hparams.lr == 0.2
-    with pytest.raises(ConfigError, match="unknown method argument 'factr'; did you mean 'factor'"):
+    with pytest.raises(ConfigError, match=r"'factr'.*'factor'"):
         fit(names["Bare"], "digits", method_args={"factr": 0.5})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"round": 3}, "unknown configuration argument 'round'; did you mean 'rounds'"),
+        ({"round": 3}, "'round'.*'rounds'"),
         ({"devices": 2}, "devices is for runs with a record: also give results_dir, or leave it out"),
-        ({"wandb": "online"}, "wandb is for runs with a record"),
-        ({"data_args": {"beta": "x"}}, "--data.beta x: expected float"),
+        ({"wandb": "online"}, "wandb .*results_dir"),
+        ({"data_args": {"beta": "x"}}, "--data.beta x: .*float"),
     ],
 )
 def test_bad_input_is_one_error(given, message):
@@ -194,5 +194,5 @@ def test_bad_input_is_one_error(given, message):
 
 
 def test_something_else_is_no_method():
-    with pytest.raises(ConfigError, match="is not a subclass of methods"):
+    with pytest.raises(ConfigError, match=r"Digits.*methods\.base\.FedMethod"):
         fit(Digits, "digits")

@@ -1,5 +1,6 @@
 """The command line: how it reads options, what it says of them, bad input in one line."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,8 +10,12 @@ import pytest
 
 from benchmark import ROOT, cli
 from benchmark.cli import main, split_dotted
+from benchmark.config import Runtime
 from benchmark.registry import KINDS, find_class, known_names
+from benchmark.suites import plan_cache
+from benchmark.suites.suite import load
 from toy_suite import HEAVY
+from two_processes import forks
 
 
 @pytest.mark.parametrize("given", [["--slurm=--gpus-per-task=1 --nodes=2"], ["--slurm", "--gpus-per-task=1 --nodes=2"]])
@@ -22,27 +27,44 @@ def test_options_of_sbatch_stay_as_they_are_spelled(given):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["fit", "--data.help", "digits"],
         ["list", "models"],  # so short that Python keeps it until the end
         ["--help"],
-        ["status", "--paper", "toy.yaml"],
-        ["fit", "--suite", "toy.yaml", "--row", "1/A/low", "--scale", "quick", "--dry_run"],
+        ["status", "--paper", "toy.yaml"],  # Rich writes at once
     ],
 )
 def test_a_reader_that_goes_away_is_no_missing_folder(here, arguments):
+    plan_cache.plan(load("toy.yaml"), "quick", [], Runtime())  # so that `status` imports nothing heavy
     program = started(arguments)
     program.stdout.close()
     assert program.stderr.read().splitlines()[-1] == "nobody reads the output any more"
     assert program.wait() == cli.UNREAD
 
 
-@pytest.mark.parametrize("arguments", [["train"], ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]])
-def test_a_reader_of_errors_or_progress_that_goes_away(here, arguments):
+def test_a_reader_of_errors_that_goes_away(here):
     """Nobody can be told; the exit code says it, and what was printed before stays."""
-    program = started(arguments)
+    program = started(["train"])
     program.stderr.close()
     assert program.stdout.read() == ""
     assert program.wait() == cli.UNREAD
+
+
+def unheard(arguments, place):
+    """The whole of a process whose errors and progress nobody reads; what it prints goes to a file."""
+    os.chdir(place)
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    with open(2, "w") as sys.stderr, open("told", "w") as sys.stdout:
+        code = main(arguments)
+    sys.exit(code)
+
+
+def test_a_reader_of_progress_that_goes_away(here):
+    arguments = ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]
+    process = forks().Process(target=unheard, args=(arguments, here))
+    process.start()
+    process.join()
+    assert (here / "told").read_text() == "" and process.exitcode == cli.UNREAD
 
 
 def started(arguments):
@@ -235,31 +257,43 @@ def test_options_are_frozen():
     }  # fmt: skip
 
 
-def test_starting_up_imports_nothing_heavy():
-    code = f"import sys, benchmark.cli; print([m for m in {HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+TELLING = [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS), ["status", "--paper", "rscfed"]]
+"""What only tells. ``status`` has to plan the suite's runs first where nobody has asked before."""
+
+TELLS = """
+import contextlib, io, json, sys
+from benchmark.cli import main
+
+known, found = set(), []
+for words in [None, *json.loads(sys.argv[1])]:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        words and main(words)
+    found.append([told.getvalue(), sorted(set(sys.modules) - known)])
+    known = set(sys.modules)
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["list"], ["--help"], *([name, "--help"] for name in cli.COMMANDS), ["status", "--paper", "rscfed"]],
-    ids=" ".join,
-)
-def test_what_only_tells_imports_nothing_heavy(words, tmp_path):
-    """Where nobody has asked before, ``status`` has to plan the suite's runs first."""
-    code = (
-        "import sys; from benchmark.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
-    )
-    for _ in range(1 + (words[0] == "status")):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    told, _, heavy = done.stdout.rpartition("HEAVY ")
-    assert heavy == "[]\n" and len(told.splitlines()) > 5
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What commands print and which modules they import, one after the other in one fresh process; first, to start."""
+    here = tmp_path_factory.mktemp("nothing")
+    command = [sys.executable, "-c", TELLS, json.dumps(TELLING)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(here))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        plan_cache.plan(load("rscfed"), "quick", [], Runtime())
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    return dict(zip(("", *map(" ".join, TELLING)), json.loads(done.stdout), strict=True))
+
+
+def test_starting_up_imports_nothing_heavy(told):
+    text, imported = told[""]
+    assert "benchmark.cli" in imported and not {*imported} & {*HEAVY} and text == ""
+
+
+@pytest.mark.parametrize("words", TELLING, ids=" ".join)
+def test_what_only_tells_imports_nothing_heavy(told, words):
+    text, imported = told[" ".join(words)]
+    assert not {*imported} & {*HEAVY} and len(text.splitlines()) > 5

@@ -94,7 +94,7 @@ def test_resolve_fills_every_default_of_the_class_and_its_bases(zoo):
 
 def test_resolve_keeps_where_the_data_lies_out_of_the_identity(zoo):
     assert resolve(config()).data.init_args == {"beta": 0.8, "partition_seed": 1337}
-    with pytest.raises(ConfigError, match="unknown data argument 'data_dir'"):
+    with pytest.raises(ConfigError, match="'data_dir'"):
         resolve(config(data={"class_path": "digits", "init_args": {"data_dir": "/x"}}))
 
 
@@ -134,9 +134,9 @@ def test_run_id_is_ten_hex_digits_and_follows_every_field_but_the_runtime(zoo):
     assert set(changes) == {f.name for f in fields(RunConfig)} - {"runtime"}
     ids = {run_id(replace(plain, **{name: value})) for name, value in changes.items()}
     assert len(ids | {run_id(plain)}) == len(changes) + 1
-    with pytest.raises(ConfigError, match="report is averaged, but nothing is averaged: give average_last"):
+    with pytest.raises(ConfigError, match=r"report.*average_last"):
         replace(plain, report="averaged")
-    with pytest.raises(ConfigError, match="average_last is -1; it must be at least 0"):
+    with pytest.raises(ConfigError, match="average_last is -1"):
         replace(plain, average_last=-1)
     moved = replace(plain, runtime=Runtime(devices=4, threads=1, data_dir="/elsewhere"))
     assert run_id(moved) == run_id(plain)
@@ -373,7 +373,7 @@ def test_a_configuration_that_contains_itself_is_refused(place):
 @pytest.mark.parametrize(("name", "most"), [("threads", 1024), ("slots", 1024)])
 def test_numbers_that_no_machine_bears_are_refused(name, most):
     assert getattr(Runtime(**{name: most}), name) == most
-    with pytest.raises(ConfigError, match=f"{name} is 999999999999999; it must be at most {most}"):
+    with pytest.raises(ConfigError, match=f"{name} is 999999999999999; .*{most}"):
         Runtime(**{name: 999999999999999})
 
 

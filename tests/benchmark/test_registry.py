@@ -22,21 +22,6 @@ theirs = {package}:Theirs
 """
 
 
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Make a package with entry points that can be imported, as an installer leaves it."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def made(package, code, points):
-        (tmp_path / f"{package}.py").write_text(code)
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(points.format(package=package))
-
-    return made
-
-
 def test_a_method_of_another_package_has_a_short_name(install):
     """It is listed and found; a run is identified by its dotted path."""
     install("other_package", CODE, POINTS)

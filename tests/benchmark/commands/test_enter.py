@@ -5,28 +5,15 @@ import yaml
 
 from benchmark.cli import main
 from benchmark.suites.suite import load
+from toy_suite import BOARD
 
-BOARD = """
-paper: board
-title: A board
-published: null
-report: last
-ranked: true
-base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 3, method.batch_size: 64}}
-datasets: {A: {}}
-labels: {low: {method: fedavg}, mid: {method: fed_consist, method.warmup_rounds: 1}}
-tables:
-  one: {title: One, datasets: [A], metrics: [acc], reference: low, rows: [{method: low}, {method: mid}]}
-  two: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}
-scales:
-  quick:
-    seeds: [0, 1, 2]
-    tuning:
-      factors: [0.5, 1]
-      rates: [method.lr]
-      share_of_rounds: 0.5
-      set: {seed: 1000, data.labelled_holdout: 0.5}
-"""
+MORE = {
+    "low: {method: fedavg}": "low: {method: fedavg}, mid: {method: fed_consist, method.warmup_rounds: 1}",
+    "rows: [{method: low}]}": "rows: [{method: low}, {method: mid}]}\n"
+    "  two: {title: Two, datasets: [A], metrics: [acc], rows: [{method: low}]}",
+}
+"""What the board has besides: another row, and a table in which nothing is compared."""
+
 MINE = """
 from methods.fedavg import FedAvg
 
@@ -41,7 +28,10 @@ ENTER = ["enter", "--paper", "board.yaml", "--method", "mine_of_a_stranger.Mine"
 def board(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "board.yaml").write_text(BOARD)
+    board = BOARD
+    for one, both in MORE.items():
+        board = board.replace(one, both)
+    (tmp_path / "board.yaml").write_text(board)
     (tmp_path / "mine_of_a_stranger.py").write_text(MINE)
     return tmp_path
 

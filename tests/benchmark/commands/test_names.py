@@ -1,12 +1,10 @@
 """``--version``, ``list``, and lists of names in options."""
 
 from importlib import import_module
-from importlib.metadata import EntryPoint
 
 import pytest
 
 from benchmark.cli import main
-from benchmark.commands import names
 from benchmark.commands.common import listed
 from benchmark.registry import KINDS, own_names
 from benchmark.suites.suite import available
@@ -55,13 +53,12 @@ def test_a_terminal_shows_lines_whole(monkeypatch, capsys):
     assert first.startswith("small_cnn") and second.startswith(" " * first.index("Two")) and second.strip()
 
 
-def test_what_other_packages_offer_is_listed_without_importing_it(monkeypatch, capsys):
+def test_what_other_packages_offer_is_listed_without_importing_it(install, capsys):
     """A name that one of ours has, too, is listed by its path, which is how a run finds it."""
-    points = [EntryPoint(name, "nowhere.mine:Mine", KINDS["method"].group) for name in ("mine", "fedavg")]
-    monkeypatch.setattr(names, "entry_points", lambda group: points if group == KINDS["method"].group else [])
+    install("others", "1 / 0", "[fssl_bench.methods]\nmine = {package}:Mine\nfedavg = {package}:Mine\n")
     assert main(["list", "methods"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["mine"] == lines["nowhere.mine.Mine"] == "of the package nowhere.mine: nowhere.mine.Mine"
+    assert lines["mine"] == lines["others.Mine"] == "of the package others: others.Mine"
     assert lines["fedavg"].startswith("FedAvg")
 
 

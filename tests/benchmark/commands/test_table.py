@@ -1,6 +1,5 @@
 """``table``: from nothing to nothing left to do."""
 
-import json
 import os
 import re
 import subprocess
@@ -8,10 +7,10 @@ import sys
 
 from benchmark import ROOT, run
 from benchmark.cli import main
-from benchmark.launch import placement
 from benchmark.runs import loggers, states
 from benchmark.runs.folder import RunFolder
-from benchmark.runs.records import digest, read_record, read_rows
+from benchmark.runs.records import read_record
+from run_folders import change
 from toy_suite import FACTS, HEAVY, SUITE, table
 
 
@@ -229,9 +228,8 @@ def test_table_reports_failures_and_goes_on(here, fitted, capsys):
 
 def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypatch):
     assert table("--seeds", "1") == 0
-    for path in here.glob("results/runs/fedavg-*/record.json"):
-        record = json.loads(path.read_text().replace('"momentum": 0.9', '"momentum": 0.5'))
-        path.write_text(json.dumps({**record, "digest": digest(record, read_rows(path.parent))}))
+    for path in here.glob("results/runs/fedavg-*"):
+        change(path, lambda record: record["config"]["method"]["init_args"].update(momentum=0.5))
     assert table("--seeds", "1", "--only", "nothing-to-run/*") == 2
     assert table("--seeds", "1", "--methods", "mid") == 0
     text = (here / "results/tables/toy-quick.md").read_text()
@@ -254,9 +252,8 @@ def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, 
     assert second.startswith("  continues fedavg-digits-") and "from round 2 of 2, after its last check" in second
 
 
-def test_a_real_table_from_nothing(here, monkeypatch):
-    monkeypatch.setattr(placement, "cores", lambda: 1)
-    assert table("--seeds", "1") == 0
+def test_a_real_table_from_nothing(here):
+    assert table("--seeds", "1", "--threads", "1") == 0
     text = (here / "results/tables/toy-quick.md").read_text()
     assert "digits (as A)" in text and "not run" not in text
     for path in here.glob("results/runs/*"):

@@ -8,42 +8,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.fabric.loggers import CSVLogger
-from torch.optim import SGD
 
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
-from federations import few_data, make_federation, make_method, plain_fabric, run_rows
-from methods.base import FedMethod
+from federations import (
+    Supervised,
+    few_data,
+    make_federation,
+    make_method,
+    plain_fabric,
+    run_rows,
+    same_server,
+    trained,
+)
 
 
-class Plain(FedMethod):
-    """Supervised, with everything at its default."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-
-
-def run(cls: type, **args: Any) -> Federation:
-    federation = make_federation(cls, few_data(3), rounds=2, **args)
-    run_rows(federation)
-    return federation
-
-
-def same(a: Federation, b: Federation) -> bool:
-    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
-
-
-def returning(change: Any) -> type:
-    """``Plain`` with another form of what ``configure_optimizers`` returns."""
-
-    class Returning(Plain):
-        def configure_optimizers(self) -> Any:
-            return change(super().configure_optimizers())
-
-    return Returning
-
-
-class Annealed(Plain):
+class Annealed(Supervised):
     """A schedule over the visit, as one writes it with Lightning."""
 
     def configure_optimizers(self) -> Any:
@@ -65,47 +45,47 @@ def test_the_trainer_is_there_when_optimisers_are_made(slots: int | None) -> Non
             rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
             rates[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
 
-    federation = run(Seen, local_epochs=2, slots=slots)
+    federation = trained(Seen, local_epochs=2, slots=slots)
     assert list(rates.values()) == [pytest.approx([1.0, 0.5])] * 6
-    assert federation.client_state_bytes == run(Plain).client_state_bytes
+    assert federation.client_state_bytes == trained(Supervised).client_state_bytes
     assert federation.method._trainer is None
 
 
 def test_batches_pass_the_hooks_of_a_transfer() -> None:
     """What a method makes of its batches there is what ``training_step`` gets."""
 
-    class Doubles(Plain):
+    class Doubles(Supervised):
         def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return {"labelled": {**batch["labelled"], "x": 0.5 * batch["labelled"]["x"]}}
 
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return {"labelled": {**batch["labelled"], "x": 4.0 * batch["labelled"]["x"]}}
 
-    class Twofold(Plain):
+    class Twofold(Supervised):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return F.cross_entropy(self(2.0 * batch["labelled"]["x"]), batch["labelled"]["y"])
 
-    assert same(run(Doubles), run(Twofold))
+    assert same_server(trained(Doubles), trained(Twofold))
 
 
 def test_a_loss_may_come_in_a_dict() -> None:
     """``training_step`` may return the loss or a dict that holds it."""
 
-    class Wrapped(Plain):
+    class Wrapped(Supervised):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return {"loss": super().training_step(batch, batch_idx), "more": 1.0}
 
-    assert same(run(Wrapped), run(Plain))
+    assert same_server(trained(Wrapped), trained(Supervised))
 
 
 def test_none_takes_no_step() -> None:
     """``None`` instead of a loss leaves the model alone."""
 
-    class Idle(Plain):
+    class Idle(Supervised):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return None
 
-    federation = run(Idle)
+    federation = trained(Idle)
     assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
 
 
@@ -113,22 +93,16 @@ def test_none_takes_no_step() -> None:
 def test_something_else_than_a_loss_is_refused(made: Any) -> None:
     """The error says method, client, round, and what is allowed."""
 
-    class Odd(Plain):
+    class Odd(Supervised):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return made
 
     with pytest.raises(RunError, match=r"Odd, client 0 .*round 0: training_step returned .* scalar loss"):
-        run(Odd)
+        trained(Odd)
 
 
-def test_several_optimisers_need_manual_optimisation() -> None:
-    """Automatic optimisation has one optimiser, as in Lightning."""
-    with pytest.raises(RunError, match="automatic_optimization = False"):
-        run(returning(lambda o: [o, SGD(o.param_groups[0]["params"], lr=0.1)]))
-
-
-class Manual(Plain):
-    """``Plain`` by hand."""
+class Manual(Supervised):
+    """``Supervised`` by hand."""
 
     def __init__(self, model: Any, **base: Any) -> None:
         super().__init__(model, **base)
@@ -145,7 +119,7 @@ class Manual(Plain):
 
 def test_manual_optimisation_takes_the_same_steps() -> None:
     """``optimizers``, ``manual_backward`` and clipping by hand are the automatic step, bit for bit."""
-    assert same(run(Manual, clip_norm=0.5), run(Plain, clip_norm=0.5))
+    assert same_server(trained(Manual, clip_norm=0.5), trained(Supervised, clip_norm=0.5))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -155,7 +129,7 @@ def test_hooks_get_the_outputs_that_lightning_gives_them(form: str, manual: bool
     """A dict with the detached loss, or an empty one."""
     seen: list[Any] = []
 
-    class Tells(Plain):
+    class Tells(Supervised):
         def __init__(self, model: Any, **base: Any) -> None:
             super().__init__(model, **base)
             self.automatic_optimization = not manual
@@ -187,19 +161,19 @@ def test_what_is_no_output_is_refused_with_manual_optimisation() -> None:
             return 1.0
 
     with pytest.raises(RunError, match=r"Odd, client 0 .*manual optimisation it returns a tensor, a dict, or None"):
-        run(Odd)
+        trained(Odd)
 
 
 def test_gradients_are_clipped_by_value_as_torch_does_it() -> None:
     """Every entry on its own."""
     largest: list[float] = []
 
-    class Clipped(Plain):
+    class Clipped(Supervised):
         def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
             self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
             largest.append(max(float(p.grad.abs().max()) for p in self.model.parameters()))
 
-    run(Clipped)
+    trained(Clipped)
     assert largest[0] == pytest.approx(1e-3)
 
 
@@ -239,7 +213,7 @@ class Twice(Manual):
         super().training_step(batch, batch_idx)
 
 
-class WarmsUp(Plain):
+class WarmsUp(Supervised):
     """Hooks behind the automatic step do more than they must."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -255,7 +229,7 @@ class WarmsUp(Plain):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("base", [Plain, Manual, Twice, WarmsUp])
+@pytest.mark.parametrize("base", [Supervised, Manual, Twice, WarmsUp])
 def test_hooks_are_called_in_lightnings_order(base: type) -> None:
     """The method's hooks and a callback's fire in the order of ``Trainer.fit``, which leaves the same model."""
     cls, ours = recording(base)
@@ -277,7 +251,7 @@ def test_what_a_method_sees_of_the_trainer() -> None:
     """``self.trainer``, ``current_epoch`` and ``global_step`` work; what is not there says what is."""
     seen = []
 
-    class Curious(Plain):
+    class Curious(Supervised):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             seen.append((self.current_epoch, self.global_step, self.trainer.max_epochs, batch_idx))
 
@@ -285,18 +259,18 @@ def test_what_a_method_sees_of_the_trainer() -> None:
             with pytest.raises(AttributeError, match=r"trainer.datamodule is not there .* offers current_epoch"):
                 _ = self.trainer.datamodule
 
-    run(Curious, local_epochs=2)
+    trained(Curious, local_epochs=2)
     assert seen[:4] == [(0, 0, 2, 0), (0, 1, 2, 1), (1, 2, 2, 0), (1, 3, 2, 1)]
 
 
 def test_minus_one_ends_the_epoch() -> None:
     """As in Lightning, ``on_train_batch_start`` may end an epoch."""
 
-    class Lazy(Plain):
+    class Lazy(Supervised):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             return -1
 
-    federation = run(Lazy)
+    federation = trained(Lazy)
     assert all(torch.equal(v, federation.engine.initial[k]) for k, v in federation.server.items())
 
 
@@ -305,7 +279,7 @@ def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:
     fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[CSVLogger(tmp_path, name="", version="")])
     fabric.launch()
     data = few_data(2)
-    federation = Federation(make_method(Plain), data, data.roster(0), fabric, rounds=2, seed=0)
+    federation = Federation(make_method(Supervised), data, data.roster(0), fabric, rounds=2, seed=0)
     rows = run_rows(federation)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 3 and str(rows[-1]["acc"]) in lines[-1]
@@ -316,12 +290,12 @@ def test_loggers_of_fabric_get_every_evaluated_round(tmp_path: Any) -> None:
 
     fabric = L.Fabric(accelerator="cpu", devices=1, loggers=[Broken(tmp_path)])
     fabric.launch()
-    federation = Federation(make_method(Plain), data, data.roster(0), fabric, rounds=2, seed=0)
+    federation = Federation(make_method(Supervised), data, data.roster(0), fabric, rounds=2, seed=0)
     with pytest.warns(UserWarning, match="Broken is off, the run goes on: no space left"):
         assert run_rows(federation) == rows
 
 
 def test_a_fit_leaves_no_trainer_behind() -> None:
     """After a visit the method is attached to nothing."""
-    assert run(Plain).method._trainer is None
+    assert trained(Supervised).method._trainer is None
     assert plain_fabric().world_size == 1

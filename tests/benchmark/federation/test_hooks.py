@@ -8,20 +8,11 @@ from torch import nn
 
 from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
-from federations import few_data, make_federation, run_rows, site_of
-from methods.base import FedMethod, Upload
+from federations import Unaugmented, few_data, make_federation, run_rows, site_of
+from methods.base import Upload
 from methods.parts.tally import FRAMEWORK
 
 ENGINES = [{}, {"slots": 2}]
-
-
-class Everybody(FedMethod):
-    """Cross-entropy on images that are not augmented."""
-
-    views = {"labelled": {"x": "test"}}
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
 
 def federation(cls, clients=3, labelled=None, rounds=2, **args):
@@ -31,7 +22,7 @@ def federation(cls, clients=3, labelled=None, rounds=2, **args):
 # --- names of columns
 
 
-class Logs(Everybody):
+class Logs(Unaugmented):
     """Logs under the framework's names, as one does with Lightning, and under its own."""
 
     def training_step(self, batch, batch_idx):
@@ -45,7 +36,7 @@ class Logs(Everybody):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_logged_values_replace_nothing(engine):
     """A row is that of a method that logs nothing, and has the logged values under names of their own."""
-    plain, logged = (run_rows(federation(cls, **engine)) for cls in (Everybody, Logs))
+    plain, logged = (run_rows(federation(cls, **engine)) for cls in (Unaugmented, Logs))
     for bare, full in zip(plain, logged, strict=True):
         assert {name: full[name] for name in bare} == bare
         more = {name: value for name, value in full.items() if name not in bare}
@@ -67,7 +58,7 @@ def test_every_column_that_the_framework_fills_is_reserved():
 # --- hidden labels
 
 
-class Peeps(Everybody):
+class Peeps(Unaugmented):
     """Reports its labels one by one and looks for the answers wherever a method can read."""
 
     def local_work(self, client):
@@ -92,7 +83,7 @@ def test_what_hidden_labels_say_cannot_be_read_back():
 # --- uploads
 
 
-class Aliases(Everybody):
+class Aliases(Unaugmented):
     """Uploads its live tensors: the next client writes into them."""
 
     def make_upload(self, client):
@@ -101,12 +92,12 @@ class Aliases(Everybody):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_uploads_are_tensors_of_their_own(engine):
-    plain, aliased = federation(Everybody, **engine), federation(Aliases, **engine)
+    plain, aliased = federation(Unaugmented, **engine), federation(Aliases, **engine)
     assert run_rows(aliased) == run_rows(plain)
     assert all(torch.equal(value, aliased.server[name]) for name, value in plain.server.items())
 
 
-class Momenta(Everybody):
+class Momenta(Unaugmented):
     """Uploads the momentum of a parameter; the slots engine keeps it in one place for all clients."""
 
     def make_upload(self, client):
@@ -123,7 +114,7 @@ class Momenta(Everybody):
         super().aggregate(uploads)
 
 
-class Remembers(Everybody):
+class Remembers(Unaugmented):
     """Keeps the live weight of the server, which the next client writes into."""
 
     def remember(self, uploads):
@@ -154,7 +145,7 @@ def test_what_is_remembered_is_a_copy():
 def test_a_broadcast_sees_the_server():
     """Tensors that stay with it, read from the method itself, are the server's for every client of a round."""
 
-    class Gains(Everybody):
+    class Gains(Unaugmented):
         scopes = {"gain": "server"}
 
         def __init__(self, model, **base):
@@ -174,7 +165,7 @@ def test_a_broadcast_sees_the_server():
 
 
 def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
-    method = federation(Everybody).method
+    method = federation(Unaugmented).method
     with pytest.raises(RunError, match=r"'model\.conv1\.bias' has the shape \[\d+\]; the value has \[1\]"):
         method.load_tensors({"model.conv1.bias": torch.zeros(1)})
     with pytest.raises(RunError, match="no registered tensor 'teacher'"):
@@ -184,7 +175,7 @@ def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
 # --- numbers that are not finite
 
 
-class Broken(Everybody):
+class Broken(Unaugmented):
     """Client 1 breaks in round 1: what it uploads, its loss, or a statistic is not finite. It keeps a count."""
 
     scopes = {"visited": "personal", "factor": "local"}
@@ -307,7 +298,7 @@ def test_the_count_survives_a_checkpoint():
 def test_what_is_there_but_empty_may_be_declared():
     """A part that a switch turns off has no tensors, and its scope stays declared."""
 
-    class Switched(Everybody):
+    class Switched(Unaugmented):
         scopes = {"teacher": "personal", "list": "local", "model.head": "server"}
 
         def __init__(self, model, **base):

@@ -5,35 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.optim import SGD
 
-from benchmark.federation.loop import Federation
 from datamodules.common.errors import RunError
-from federations import few_data, make_federation, run_rows
-from methods.base import FedMethod
-
-
-class Plain(FedMethod):
-    """Supervised, with everything at its default."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
-
-
-def run(cls: type, **args: Any) -> Federation:
-    federation = make_federation(cls, few_data(3), rounds=2, **args)
-    run_rows(federation)
-    return federation
-
-
-def same(a: Federation, b: Federation) -> bool:
-    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
+from federations import Supervised, same_server, trained
 
 
 def returning(change: Any) -> type:
-    """``Plain`` with another form of what ``configure_optimizers`` returns."""
+    """``Supervised`` with another form of what ``configure_optimizers`` returns."""
 
-    class Returning(Plain):
+    class Returning(Supervised):
         def configure_optimizers(self) -> Any:
             return change(super().configure_optimizers())
 
@@ -60,7 +41,7 @@ def by_step(optimizer: Any, **more: Any) -> dict[str, Any]:
 )
 def test_every_form_of_configure_optimizers(form: Any) -> None:
     """All of Lightning's forms without a scheduler train as the bare optimiser does."""
-    assert same(run(returning(form)), run(Plain))
+    assert same_server(trained(returning(form)), trained(Supervised))
 
 
 @pytest.mark.parametrize(
@@ -84,21 +65,21 @@ def test_every_form_of_schedulers(form: Any, rates: list[float], slots: int | No
             rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])
             seen[self.visit.round, self.visit.client].append(rate / self.hparams.lr)
 
-    run(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
+    trained(Scheduled, batch_size=64, local_epochs=2, slots=slots)  # 80 images or so: two batches
     assert list(seen.values()) == [pytest.approx(rates)] * 6
 
 
 def test_schedulers_give_the_same_in_both_engines() -> None:
     """Rates are read by recorded steps, too."""
     cls = returning(lambda o: {"optimizer": o, "lr_scheduler": by_step(o)})
-    assert same(run(cls, batch_size=32, slots=2, replay=True), run(cls, batch_size=32))
+    assert same_server(trained(cls, batch_size=32, slots=2, replay=True), trained(cls, batch_size=32))
 
 
 def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
     """No metric is measured while a client trains."""
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     with pytest.raises(RunError, match=r"ReduceLROnPlateau, which waits for a metric"):
-        run(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
+        trained(returning(lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o), "monitor": "loss"}}))
 
 
 @pytest.mark.parametrize("given", [{"interval": "batch"}, {"scheduler": None}])
@@ -110,10 +91,16 @@ def test_a_scheduler_that_would_never_move_is_refused(given: dict[str, Any]) -> 
         return {name: value for name, value in made.items() if value is not None}
 
     with pytest.raises(RunError, match=r"round 0: configure_optimizers describes a scheduler by .*'step' or 'epoch'"):
-        run(returning(lambda o: {"optimizer": o, "lr_scheduler": described(o)}))
+        trained(returning(lambda o: {"optimizer": o, "lr_scheduler": described(o)}))
 
 
 def test_something_else_than_an_optimiser_is_refused() -> None:
     """The error names the forms."""
     with pytest.raises(RunError, match="configure_optimizers returned a int"):
-        run(returning(lambda o: [3]))
+        trained(returning(lambda o: [3]))
+
+
+def test_several_optimisers_need_manual_optimisation() -> None:
+    """Automatic optimisation has one optimiser, as in Lightning."""
+    with pytest.raises(RunError, match="automatic_optimization = False"):
+        trained(returning(lambda o: [o, SGD(o.param_groups[0]["params"], lr=0.1)]))

@@ -10,19 +10,16 @@ from torch import nn
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import FIRST_SCALE, LossScaler, fabric_precision
 from datamodules.common.errors import ConfigError, RunError
-from federations import contract_federation, different, few_data, make_federation, plain_fabric, run_rows
+from federations import Supervised, contract_federation, different, few_data, make_federation, plain_fabric, run_rows
 from methods.ablations.feddure import Released
-from methods.base import Batch, FedMethod
+from methods.base import Batch
 
 OVERFLOWS = [(0, 0), (1, 2)]
 """Epochs and batches of a visit whose gradient overflows."""
 
 
-class Plain(FedMethod):
-    """Supervised."""
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Any:
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+class Plain(Supervised):
+    """It knows which steps overflow."""
 
     def overflows(self, number: int) -> bool:
         return (self.trainer.current_epoch, number) in OVERFLOWS

@@ -5,21 +5,17 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from benchmark.federation import slots
 from benchmark.federation.loop import Federation
 from benchmark.federation.slots import RecordedStep
-from federations import contract_federation, few_data, make_federation, run_rows
-from methods.base import FedMethod, Visit
+from federations import Supervised, contract_federation, few_data, make_federation, run_rows
+from methods.base import Visit
 
 
-class Plain(FedMethod):
-    """Supervised, with everything at its default."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+class Plain(Supervised):
+    """It can set the numbers of its optimiser."""
 
     def set_all(self, **values: float) -> None:
         """Set numbers of the optimiser, as one does with Lightning."""

@@ -1,10 +1,8 @@
 """Processes that die or are told to stop, and what follows."""
 
-import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -12,13 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.cli import main
 from benchmark.federation import checkpoint
 from benchmark.launch.recorder import CHECKPOINT
 from benchmark.launch.signals import STOPPED
 from benchmark.run import fit
 from benchmark.runs.records import read_record, read_rows
 from benchmark.runs.states import saved_rounds, state
-from runs import MIXED, ROOT, ROUNDS, assert_same_run, configuration
+from runs import MIXED, ROUNDS, assert_same_run, configuration
+from two_processes import forks
+
+LONG = {**MIXED, "data": "digits", "method__batch_size": 64}
+"""Rounds that last long enough to be met by a signal."""
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The run that nothing interrupts."""
+    return fit(configuration(tmp_path_factory.mktemp("reference"), **LONG))
 
 
 @pytest.mark.timeout(300)
@@ -28,10 +37,9 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
 
     With the clients' states in memory, and in files.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
+    context = forks()
     rng = random.Random(0)
-    config = configuration(tmp_path, **MIXED)
+    config = configuration(tmp_path, **LONG)
     config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
     path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
@@ -71,27 +79,34 @@ class Leaves(FedAvg):
 """
 
 
+def carried_out(command, place):
+    """The whole of a process: a command in a folder, from which classes can be imported, with its errors in a file."""
+    os.chdir(place)
+    sys.path.insert(0, str(place))
+    with open("told", "w") as sys.stderr:
+        code = main(command.split())
+    sys.exit(code)
+
+
 @pytest.mark.parametrize("engine", ["reference", "slots"])
 def test_a_method_that_leaves_without_a_word_has_failed(tmp_path, engine):
     """``os._exit(0)`` would end the one process of a run with the code of a success, and no result."""
     (tmp_path / "leaves.py").write_text(LEAVES)
-    command = "-m benchmark fit --method leaves.Leaves --data digits --rounds 1 --devices 1 --threads 1 --wandb off"
+    command = "fit --method leaves.Leaves --data digits --rounds 1 --devices 1 --threads 1 --wandb off"
     command += f" --accelerator cpu --engine {engine}"
-    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, *command.split()], cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "error: Leaves, client 0" in done.stderr and "ended the program (exit code 0)" in done.stderr
+    process = forks().Process(target=carried_out, args=(command, tmp_path))
+    process.start()
+    process.join()
+    told = (tmp_path / "told").read_text()
+    assert process.exitcode == 2
+    assert "error: Leaves, client 0" in told and "ended the program (exit code 0)" in told
     (path,) = tmp_path.glob("results/runs/*")
     assert state(path) == "failed"
 
 
 def started(config, rows):
     """A process that works on a run, which has so many rows by now."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmark.run", "methods.fed_consist", "datamodules.digits"])
-    process, path = context.Process(target=fit, args=(config,)), config.folder
+    process, path = forks().Process(target=fit, args=(config,)), config.folder
     process.start()
     while process.is_alive() and len(read_rows(path)) < rows:
         time.sleep(0.005)
@@ -130,7 +145,7 @@ def assert_no_orphans(pids):
 @pytest.mark.timeout(300)
 def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
     """Although checkpoints are hours apart: the code says so, and the next start goes on exactly there."""
-    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **MIXED)
+    config = configuration(tmp_path, runtime__checkpoint_every_s=1e9, **LONG)
     path = config.folder
     for number, rows in ((signal.SIGTERM, 2), (signal.SIGUSR1, 5)):
         process = started(config, rows)
@@ -148,7 +163,7 @@ def test_a_signal_saves_the_end_of_the_last_round(tmp_path, reference):
 @pytest.mark.timeout(300)
 def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference):
     """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
-    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **MIXED)
+    config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **LONG)
     path = config.folder
     process = started(config, 2)
     pids = ranks(process)
@@ -168,4 +183,4 @@ def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference)
     process.join()
     assert_no_orphans(pids)
     assert state(path) == "stale" and done < saved_rounds(path) < ROUNDS
-    assert_same_run(fit(configuration(tmp_path, **MIXED)), reference)
+    assert_same_run(fit(configuration(tmp_path, **LONG)), reference)

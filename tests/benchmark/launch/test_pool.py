@@ -24,6 +24,7 @@ from benchmark.runs.lock import run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from datamodules.common.errors import RunError
+from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
@@ -32,6 +33,7 @@ from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
 from datamodules.common.errors import RunError
+from run_folders import change
 from benchmark.runs.folder import RunFolder
 
 class Base: pass
@@ -135,7 +137,11 @@ def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
     assert [threads(1), threads(1, 1), threads(2), threads(16)] == [("auto", "auto"), (1, 8), (1, 4), (1, 1)]
     asked = [run.replace(runtime=Runtime(threads=3)) for run in runs]
     assert threads(2, runs=asked) == (1, 3)
-    monkeypatch.setattr("benchmark.launch.pool.kept_threads", lambda run: 5)
+    begun = RunFolder(runs[0].folder)
+    begun.open(runs[0], FACTS)
+    begun.saved(1)
+    (begun.path / "checkpoint.pt").touch()
+    change(begun.path, lambda record: record["environment"].update(threads=5))
     assert [threads(2), threads(2, runs=asked)] == [(1, 5), (1, 3)]  # of a run that continues
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
@@ -229,15 +235,12 @@ def test_a_worker_survives_a_log_that_cannot_be_written(tmp_path, fake):
     assert message.startswith("IsADirectoryError") and LOG in message
 
 
-def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake, monkeypatch):
+def test_attempt_where_nothing_can_be_written_still_says_what_went_wrong(tmp_path, fake):
     def fails(run):
         raise RunError("no data")
 
-    def full(*_):
-        raise OSError("No space left on device")
-
     (run,) = planned(tmp_path, 1)
-    monkeypatch.setattr(RunFolder, "fail", full)
+    (tmp_path / "r").write_text("a file in place of the folder of results")
     assert attempt(run, fails) == ("failed", "no data")
 
 

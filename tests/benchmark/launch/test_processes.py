@@ -1,25 +1,23 @@
 """Runs of several processes, whoever starts them: they are the run of one."""
 
-import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from lightning.fabric.strategies import DDPStrategy
 
-from benchmark import run
+from benchmark.cli import main
 from benchmark.launch.recorder import Recorder
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from datamodules.common.errors import RunError
 from runs import MIXED, OPTIONS, ROOT, SHORT, assert_same_run, configuration
+from two_processes import forks, free_port
 
 
 @pytest.mark.timeout(300)
-def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
+def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch, quick_processes):
     """Although they take over from one process that was interrupted after a round."""
     record = Recorder.on_round_end
 
@@ -33,17 +31,6 @@ def test_two_processes_give_the_bits_of_one(tmp_path, reference, monkeypatch):
     path = fit(configuration(tmp_path, runtime__devices=2, **MIXED))
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
-
-
-@pytest.fixture
-def quick_processes(monkeypatch):
-    """Processes of a run are forks of one that has imported everything: a fresh one takes longer than these runs."""
-
-    def forked(**options):
-        return DDPStrategy(**{**options, "start_method": "forkserver"})
-
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmark.run", "benchmark.launch.worker"])
-    monkeypatch.setattr(run, "DDPStrategy", forked)
 
 
 FAILS = """
@@ -80,31 +67,36 @@ def test_two_processes_share_the_norm_statistics(tmp_path, quick_processes):
     small = {"depth": 10, "width": 1}
     server = {"data__scenario": "server", "data__num_labels": 20, "data__pipeline": "randaugment_uniform", "rounds": 2}
     short = {"method__local_epochs": 1, "method__server_pretrain": 0, "roster__participants": 2}
-    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 300, **server, **short}
+    options = {"method": "fl2", "model": "wrn28_2", "model_args": small, "method__sbn_batch": 60, **server, **short}
     one, two = (fit(configuration(tmp_path / str(n), runtime__devices=n, **options)) for n in (1, 2))
     assert_same_run(two, one)
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+def as_one_of_four(rank, port, words, told):
+    """The whole of one of two processes on each of two nodes, with what torchrun leaves in its environment."""
+    group = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)}
+    os.environ |= {**group, **size, **place}
+    with open(told, "w") as sys.stdout:
+        code = main(["fit", *words])
+    sys.exit(code)
 
 
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
-    """Two launchers with two processes each, both on this machine, as a user types it (``docs/usage.md``)."""
-    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
-    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v)) if "devices" not in k]
-    launcher = [Path(sys.executable).with_name("torchrun"), "--nnodes", "2", "--nproc_per_node", "2"]
-    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}", "--rdzv_id", "test"]
-    command = [*launcher, *meeting, "-m", "benchmark", "fit", *words, "--devices", "2", "--num_nodes", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    nodes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = "".join(node.communicate()[0] for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0]
+    """Its processes, without its launchers, which import for much longer than the run takes; ``fabric run`` has one."""
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path, "runtime.devices": 2, "num_nodes": 2}
+    words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
+    port, told = free_port(), [tmp_path / f"told.{rank}" for rank in range(4)]
+    processes = [forks().Process(target=as_one_of_four, args=(rank, port, words, told[rank])) for rank in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
     path = configuration(tmp_path, **MIXED).folder
-    assert told.count(str(path)) == 1, "one of the processes speaks for all"
+    assert "".join(file.read_text() for file in told).count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["num_nodes"] == 2
     assert_same_run(path, reference)
 
@@ -118,9 +110,9 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
         del options[f"runtime.{name}"]
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     done = subprocess.run(
-        [*launcher, "--main-port", free_port(), ROOT / "benchmark" / "run.py", *words],
+        [*launcher, "--main-port", str(free_port()), ROOT / "benchmark" / "run.py", *words],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
     )

@@ -1,7 +1,5 @@
 """Where a run continues: what checkpoints, rows and records must show before it does."""
 
-import hashlib
-import io
 import json
 
 import pytest
@@ -12,6 +10,7 @@ from benchmark.launch.recorder import CHECKPOINT
 from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
+from checkpoints import sealed
 from datamodules.common.errors import RunError
 from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
 
@@ -20,7 +19,7 @@ def test_a_checkpoint_without_its_sums_is_refused(tmp_path):
     config = configuration(tmp_path, **MIXED)
     path = interrupted(config, 4) / CHECKPOINT
     checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
-    with pytest.raises(RunError, match=r"summed\..* is missing, unknown, or of another shape; bring this run's own"):
+    with pytest.raises(RunError, match=r"summed\..*of another shape"):
         fit(config)
 
 
@@ -30,7 +29,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
     path = interrupted(config, 3)
     rows = (path / "metrics.jsonl").read_bytes()
     (path / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"at round 3, but metrics\.jsonl has no row of round 0; restore the file"):
+    with pytest.raises(RunError, match=r"round 3, .*metrics\.jsonl .*round 0"):
         fit(config)
     assert state(path) == "failed"
     (path / "metrics.jsonl").write_bytes(rows)
@@ -41,8 +40,8 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
     ("change", "says"),
     [
         ("a digit", r"metrics\.jsonl: the rows before round 3 differ from those written when the check"),
-        ("twice", r"metrics\.jsonl: line 3 has round 1 after round 1; restore the file"),
-        ("swapped", r"metrics\.jsonl: line 3 has round 1 after round 2; restore the file"),
+        ("twice", r"metrics\.jsonl: line 3 .*round 1 after round 1"),
+        ("swapped", r"metrics\.jsonl: line 3 .*round 1 after round 2"),
     ],
 )
 def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
@@ -85,9 +84,7 @@ def test_a_head_that_lacks_something_is_one_clear_error(tmp_path):
     saved = checkpoint.load(path)
     for field, values in HEADS.items():
         for value in values:
-            head = io.BytesIO()
-            torch.save({k: v for k, v in {**saved, field: value}.items() if v is not ...}, head)
-            path.write_bytes(checkpoint.MAGIC + hashlib.sha256(head.getvalue()).digest() + head.getvalue())
+            path.write_bytes(sealed({k: v for k, v in {**saved, field: value}.items() if v is not ...}))
             with pytest.raises(RunError, match=rf"checkpoint\.pt: .*\b{field}\b.*; .*delete .* to start .*over"):
                 fit(config)
     checkpoint.save(path, saved)
@@ -106,7 +103,7 @@ def test_a_checkpoint_says_where_it_comes_from(tmp_path, capsys):
     with pytest.raises(RunError, match=f"its run_id is {ours.id} .*, not {other.id}; bring this run's own"):
         fit(other)
     checkpoint.save(path, {**theirs, "origin": {**theirs["origin"], "partition_hash": "another"}})
-    with pytest.raises(RunError, match="its partition_hash is another"):
+    with pytest.raises(RunError, match="partition_hash is another"):
         fit(other)
     checkpoint.save(path, {key: value for key, value in theirs.items() if key not in ("origin", "rows")})
     assert state(fit(other)) == "complete"

@@ -9,18 +9,21 @@ from benchmark.registry import ClassSpec
 from benchmark.report.compare import compare
 from benchmark.runs.folder import RunFolder
 from datamodules.common.errors import RunError
+from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {"x": "1"}, "labelled_histogram": []}
 ACCURACY = (10.0, 20.0, 30.0, 40.0)
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
+def make(tmp_path):
     """Make a run, by default always the same one, in a folder of its own."""
 
     def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, more=None, **changes):
-        monkeypatch.setattr("benchmark.runs.folder.environment", lambda: {"threads": threads})
-        monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: f"code {threads}")
+        def elsewhere(record):
+            record["code_version"] = f"code {threads}"
+            record["environment"] |= {"threads": threads, "code_versions": [f"code {threads}"]}
+
         config = RunConfig(ClassSpec("fedavg"), ClassSpec("digits"), **{"rounds": 4, **changes})
         made = Run.of(replace(config, runtime=Runtime(results_dir=str(tmp_path / where), threads=threads)))
         run = RunFolder(made.folder)
@@ -30,6 +33,7 @@ def make(tmp_path, monkeypatch):
             run.append({"round": number, "acc": value, **logged, "timing": {"seconds": value * threads}})
         if len(accuracy) == config.rounds:
             run.finish()
+        change(run.path, elsewhere)
         return run.path
 
     return make

@@ -10,6 +10,7 @@ from benchmark.report import cost
 from benchmark.report.cost import Measured, estimate, measured_here, parts, summary
 from benchmark.runs.environment import machine
 from benchmark.runs.folder import RunFolder
+from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 
@@ -43,13 +44,13 @@ def test_only_runs_of_the_same_configuration_count():
 
 
 @pytest.mark.parametrize(("another", "count"), [({}, 1), ({"cpu": "another"}, 0), ({"gpu": "a GPU"}, 0)])
-def test_only_records_of_this_machine_count(tmp_path, monkeypatch, another, count):
+def test_only_records_of_this_machine_count(tmp_path, another, count):
     made = planned(replace(config(), runtime=Runtime(results_dir=str(tmp_path))))
-    monkeypatch.setattr("benchmark.runs.folder.environment", lambda: machine() | another)
     run = RunFolder(made.folder, heartbeat_s=0)
     run.open(made, FACTS)
     assert measured_here(tmp_path) == []
     run.append({"round": 0, "acc": 1.0})
+    change(run.path, lambda record: record["environment"].update(machine() | another))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "record.json").write_text("{")
     assert [one.rounds for one in measured_here(tmp_path)] == [1] * count

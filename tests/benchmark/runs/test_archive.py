@@ -115,7 +115,7 @@ def test_nothing_is_written_outside_of_runs(tmp_path, name):
 def test_links_and_devices_are_refused(tmp_path, kind):
     member = tarfile.TarInfo("runs/a-1/record.json")
     member.type, member.linkname = kind, "/etc/passwd"
-    with pytest.raises(ConfigError, match="is refused"):
+    with pytest.raises(ConfigError, match=r"runs/a-1/record.json"):
         unpack(tar(tmp_path / "bad.tar.gz", {"": member}), tmp_path / "there")
     assert not left(tmp_path / "there")
 

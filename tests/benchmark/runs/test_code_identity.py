@@ -1,6 +1,7 @@
 """Which code made a run: the version of the checkout, and the digest of what a method calculates with."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -15,19 +16,30 @@ def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(code_identity, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(code_identity, "version", lambda name: "0.1.0")
-    assert code_identity.code_version() == "0.1.0-unknown (a checkout, and no git to ask)"
+    released = code_identity.package_version()
+    assert code_identity.code_version() == f"{released}-unknown (a checkout, and no git to ask)"
     (tmp_path / ".git").rmdir()
-    assert code_identity.code_version() == "0.1.0"
+    assert code_identity.code_version() == released
 
 
-def test_a_checkout_is_described_and_marked_if_it_differs(monkeypatch, tmp_path):
-    (tmp_path / ".git").mkdir()
+def test_a_checkout_is_described_and_marked_if_its_code_differs(monkeypatch, tmp_path):
+    def git(*command):
+        who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True)
+
     monkeypatch.setattr(code_identity, "ROOT", tmp_path)
-    for changes, expected in (("", "v1-3-gabc"), (" M benchmark/run.py", "v1-3-gabc-dirty")):
-        answers = {"describe": "v1-3-gabc", "status": changes}
-        monkeypatch.setattr(code_identity, "_git", lambda *command, answers=answers: answers[command[0]])
-        assert code_identity.code_version() == expected
+    code, page = tmp_path / "benchmark" / "run.py", tmp_path / "README.md"
+    code.parent.mkdir()
+    for file in (code, page):
+        file.write_text("first\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "First")
+    git("tag", "v1")
+    page.write_text("second\n")
+    assert code_identity.code_version() == "v1"
+    code.write_text("second\n")
+    assert code_identity.code_version() == "v1-dirty"
 
 
 PLUGIN = """

@@ -77,7 +77,7 @@ def test_resume_refuses_another_run_and_other_data(tmp_path):
     folder.open(RUN, FACTS)
     folder.open(RUN, {**FACTS, "partition_hash": "other"})
     folder.append(row(0))
-    with pytest.raises(RunError, match="cannot resume, partition_hash was other and is now ab"):
+    with pytest.raises(RunError, match=r"partition_hash was other .*ab"):
         RunFolder(tmp_path).open(RUN, FACTS)
     other = Run.of(RunConfig(RUN.config.method, RUN.config.data, rounds=5))
     with pytest.raises(RunError, match=f"holds run {RUN.id}, not {other.id}"):
@@ -108,7 +108,7 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     for _ in range(2):
         folder = RunFolder(tmp_path)
         folder.open(run, FACTS)
-        with pytest.raises(RunError, match=f"was at round 3, but metrics.jsonl has no row of round {lost}; restore"):
+        with pytest.raises(RunError, match=rf"round 3, .*metrics\.jsonl .*round {lost}; restore"):
             folder.rewind(3)
     (tmp_path / "metrics.jsonl").write_text(whole)
     folder.rewind(3)

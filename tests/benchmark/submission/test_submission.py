@@ -12,32 +12,12 @@ from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report import leaderboard
 from benchmark.runs import records
-from benchmark.runs.records import digest, read_rows
 from benchmark.submission.checking import check
 from benchmark.submission.folder import importable
 from benchmark.suites.suite import load
+from run_folders import change
+from toy_suite import BOARD
 
-BOARD = """
-paper: board
-title: A board
-published: null
-report: last
-ranked: true
-base: {set: {data: digits, data.num_clients: 3, data.labelled_clients: 3, rounds: 2, method.batch_size: 64}}
-datasets: {A: {}}
-labels: {low: {method: fedavg}}
-tables:
-  one: {title: One, datasets: [A], metrics: [acc], reference: low, set: {data.partition: iid}, rows: [{method: low}]}
-scales:
-  quick:
-    seeds: [0, 1, 2]
-    tuning:
-      factors: [0.5, 1]
-      rates: [method.lr]
-      share_of_rounds: 0.5
-      seeds: [1000]
-      set: {data.labelled_holdout: 0.5}
-"""
 MINE = '''
 from methods.fedavg import FedAvg
 
@@ -98,15 +78,6 @@ def run_of(seed, folder="mine"):
         if json.loads((path / "record.json").read_text())["config"]["seed"] == seed
     ]
     return path
-
-
-def change(path, edit):
-    """Change a record as somebody would who knows how its digest is made."""
-    record = json.loads((path / "record.json").read_text())
-    edit(record)
-    if "digest" in record:
-        record["digest"] = digest(record, read_rows(path))
-    (path / "record.json").write_text(json.dumps(record))
 
 
 def edited(file, edit):

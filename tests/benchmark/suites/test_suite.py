@@ -1,24 +1,13 @@
-"""Suite files: layers, expansion to distinct runs, filters; the RSCFed suite and its published values."""
-
-import csv
-from collections import Counter
+"""Suite files: layers, expansion to distinct runs, filters."""
 
 import pytest
 
-from benchmark.arguments import build
-from benchmark.config import Run, Runtime, from_dict, from_yaml, run_id, to_yaml
+from benchmark.config import Runtime, run_id
 from benchmark.files import dump_yaml
-from benchmark.run import fit
-from benchmark.runs.records import read_record
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
-from benchmark.suites.published import read_others, read_published
 from benchmark.suites.suite import LAYERS, Suite
 from datamodules.common.errors import ConfigError
-from methods import models
-
-PUBLISHED = suite.PUBLISHED / "rscfed.csv"
-SCALES = ("quick", "lite", "paper")
 
 
 def spec(**changes):
@@ -141,10 +130,10 @@ def test_layers_of_a_scale_for_a_table_and_for_one_of_its_data_sets():
     assert toy.run(toy.tables[1].rows[0], "quick").config.rounds == 2
 
     quick["tables"] = {1: {"datasets": {"C": {"set": {"rounds": 5}}}}}
-    with pytest.raises(ConfigError, match=r"unknown data set label 'C'.*scales\.quick\.tables\.1"):
+    with pytest.raises(ConfigError, match=r"'C'.*scales\.quick\.tables\.1"):
         Suite(changed)
     quick["tables"] = {1: {"dataset": {"B": {}}}}
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset is unknown; did you mean 'datasets'"):
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tables\.1\.dataset\b.*'datasets'"):
         Suite(changed)
 
 
@@ -192,15 +181,15 @@ def test_filters():
     some = next(iter(plan.runs))
     assert [run.id for run in toy.select(plan, only=[some[:8]])] == [some]
     assert cells(only=["1/B/gain"]) == {"1/B/low", "1/B/high"}
-    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+    with pytest.raises(ConfigError, match="1/B/lov"):
         toy.select(plan, only=["1/B/low", "1/B/lov"])
-    with pytest.raises(ConfigError, match="no row matches 1/B/lov; a row is"):
+    with pytest.raises(ConfigError, match="1/B/lov"):
         toy.matching(["1/B/low", "1/B/lov"], "paper")
-    with pytest.raises(ConfigError, match=f"no row matches {some[:3]}; a row is"):
+    with pytest.raises(ConfigError, match=rf"\b{some[:3]}\b"):
         toy.select(plan, only=[some[:3]])
-    with pytest.raises(ConfigError, match="unknown table '3'"):
+    with pytest.raises(ConfigError, match="'3'"):
         toy.select(plan, tables=["3"])
-    with pytest.raises(ConfigError, match="unknown method of this suite 'lo'; did you mean 'low'"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         toy.select(plan, methods=["lo"])
     with pytest.raises(ConfigError, match=r"tables: 1, 2; data sets: A, B; methods: low, high$"):
         toy.select(plan, only=["9/*"])
@@ -226,7 +215,7 @@ def test_operands_of_a_difference_share_table_data_set_and_columns():
     first, second = operands(rows[6], rows)
     assert (first.dataset, first.method, first.columns) == ("B", "high", {"M": "1"})
     assert (second.dataset, second.method) == ("B", "low")
-    with pytest.raises(ConfigError, match="no row low"):
+    with pytest.raises(ConfigError, match=r"1/B/gain.*low"):
         operands(rows[6], rows[5:])
 
 
@@ -236,7 +225,7 @@ def test_a_scale_leaves_out_labels_that_exist():
     plan = toy.plan("quick")
     assert {run.config.method.name for run in plan.runs.values()} == {"rscfed"}
     scales["quick"]["without"] = {"lo": "why"}
-    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*scale quick, without"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'.*quick, without"):
         Suite(spec(scales=scales)).plan("quick")
 
 
@@ -285,24 +274,24 @@ scales: {quick: {seeds: [7, 8]}}
 
 def test_errors_name_the_place():
     toy = Suite(spec(base={"set": {"data": "digits", "method.lrr": 1}}), "toy.yaml")
-    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'"):
+    with pytest.raises(ConfigError, match=r"toy\.yaml, 1/A/low: .*'lrr'.*'lr'"):
         toy.plan("paper")
-    with pytest.raises(ConfigError, match="unknown scale 'papr'; did you mean 'paper'"):
+    with pytest.raises(ConfigError, match=r"'papr'.*'paper'"):
         toy.plan("papr")
     broken = spec()
     del broken["base"], broken["scales"]
     with pytest.raises(ConfigError, match="base, scales is missing"):
         Suite(broken)
     broken = spec(labels={})
-    with pytest.raises(ConfigError, match="unknown method label 'low'"):
+    with pytest.raises(ConfigError, match="'low'"):
         Suite(broken)
-    with pytest.raises(ConfigError, match=r"published values are missing: there is no .*toy\.csv"):
+    with pytest.raises(ConfigError, match=r"toy\.csv"):
         toy.published()
 
 
 def test_a_scale_has_a_name_that_runs_may_have():
     scales = {**spec()["scales"], "papr": {"seeds": [1]}}
-    with pytest.raises(ConfigError, match=r"unknown scale 'papr'; did you mean 'paper'.*toy\.yaml"):
+    with pytest.raises(ConfigError, match=r"'papr'.*'paper'.*toy\.yaml"):
         Suite(spec(scales=scales), "toy.yaml")
 
 
@@ -343,30 +332,8 @@ def test_pending_rows_have_no_run_and_say_why():
 def test_methods_that_others_report_are_labels_of_the_suite():
     assert Suite(spec(reported=["low"])).reported == ("low",)
     assert Suite(spec()).reported == ()
-    with pytest.raises(ConfigError, match=r"unknown method label 'lo'; did you mean 'low'.*toy\.yaml, reported"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'.*toy\.yaml, reported"):
         Suite(spec(reported=["lo"]), "toy.yaml")
-
-
-def test_others_values_are_read_by_column(tmp_path):
-    path = tmp_path / "others.csv"
-    path.write_text('method,dataset,setting,value,std,seeds,source\nM,D,"a, b",50.10,,,P\n')
-    line = {"method": "M", "dataset": "D", "setting": "a, b", "value": "50.10", "std": "", "seeds": "", "source": "P"}
-    assert read_others(path) == [line]
-    path.write_text("method,dataset,setting,value,std,seeds\nM,D,a,50.10,,\n")
-    with pytest.raises(ConfigError, match=r"others\.csv: the column source is missing"):
-        read_others(path)
-    path.write_text("method,dataset,setting,value,std,seeds,source\nM,D,a,much,,,P\n")
-    with pytest.raises(ConfigError, match=r"others\.csv, line 2: value is 'much'; print a number"):
-        read_others(path)
-
-
-def test_published_spreads(tmp_path):
-    path = tmp_path / "toy.csv"
-    path.write_text("table,dataset,method,M,metric,value,std\n1,A,low,1,acc,50.1,2.0\n1,A,low,2,acc,51.0,\n")
-    where = "1", "A", "low", (("M", "1"),)
-    values = read_published(path)
-    assert (values[*where, "acc"], values[*where, "acc std"]) == ("50.1", "2.0")
-    assert len(values) == 3
 
 
 def test_a_control_is_the_row_that_the_columns_mean():
@@ -395,236 +362,13 @@ def test_a_control_is_the_row_that_the_columns_mean():
         None, None, "1/B/low/M=1/note=x", "1/B/low/M=2/note=x", None, None
     ]  # fmt: skip
     tables["1"]["control"] = "lo"
-    with pytest.raises(ConfigError, match="unknown row that others are compared with 'lo'; did you mean 'low'"):
+    with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
         Suite(spec(tables=tables))
 
 
 def test_load():
     assert "rscfed" in suite.available()
-    with pytest.raises(ConfigError, match="unknown paper 'rscfet'; did you mean 'rscfed'"):
+    with pytest.raises(ConfigError, match=r"'rscfet'.*'rscfed'"):
         suite.load("rscfet")
-    with pytest.raises(ConfigError, match=r"suite /nowhere/x\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"/nowhere/x\.yaml"):
         suite.load("/nowhere/x.yaml")
-
-
-@pytest.fixture(scope="module")
-def rscfed():
-    return suite.load("rscfed")
-
-
-@pytest.fixture(scope="module")
-def plans(rscfed):
-    return {scale: rscfed.plan(scale, seeds=[1337]) for scale in SCALES}
-
-
-@pytest.fixture(scope="module")
-def published():
-    with open(PUBLISHED, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_rscfed_has_a_row_for_every_published_value_and_no_other(rscfed):
-    printed = [table for table in rscfed.tables if table.number not in ("controls", "presets", "same_client")]
-    keys = [row.key(metric) for table in printed for row in table.rows for metric in table.metrics]
-    assert len(keys) == 156 and set(keys) == set(rscfed.published())
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_rscfed_expands_to_forty_distinct_runs_and_eight_controls_per_seed(plans, scale):
-    plan = plans[scale]
-    assert len(plan.runs) == 48
-    for run in plan.runs.values():
-        assert from_yaml(to_yaml(run.config)) == run.config
-    labels = Counter(cell.split("/")[1] for run in plan.runs.values() for cell in run.cells[:1])
-    assert labels == {"SVHN": 29, "CIFAR-100": 13, "ISIC2018": 6}
-
-
-def test_the_control_of_fedirm_has_the_weight_of_its_original_and_a_record(rscfed):
-    """Table 1 trains with weight 1; the record that was made with 15 is that of the control row."""
-    plan = rscfed.plan("paper")
-    runs = {row.name: plan.run(row, 1337) for row in rscfed.rows if row.minus is None and row.dataset == "CIFAR-100"}
-    table, control = runs["1/CIFAR-100/fedirm"], runs["controls/CIFAR-100/fedirm_15"]
-    assert runs["controls/CIFAR-100/fedirm"] is table
-    args = table.config.method.init_args
-    assert args["loss_weight"] == 1 and control.config.method.init_args == {**args, "loss_weight": 15}
-    assert plan.found[control.id].state == "complete"
-    assert plan.found[table.id].state != "outdated"
-
-
-def test_rscfed_paper_scale_is_the_protocol(rscfed, plans):
-    plan = plans["paper"]
-    runs = {(row.name, tuple(row.columns.values())): plan.run(row, 1337).config for row in rscfed.rows if not row.minus}
-    svhn = runs["1/SVHN/rscfed", ("1", "9", "yes")]
-    wanted = {
-        "subsets": 3, "subset_size": 5, "dma": True, "labelled_multiplier": 6.0,
-        "labelled_weight_mode": "once", "dma_beta_labelled": 100.0, "dma_beta_unlabelled": 10000.0,
-        "dma_distance": "sum_tensor", "reset_momentum": False, "lambda_u": 0.02,
-        "warmup_rounds": 7, "ema_ramp": True, "ema_decay": 0.999,
-        "temperature": 0.5, "lr": 0.03, "lr_unlabelled": 0.021, "batch_size": 64, "momentum": 0.9,
-        "weight_decay": 5e-4, "clip_norm": 5.0, "local_epochs": 1,
-    }  # fmt: skip
-    assert {name: svhn.method.init_args[name] for name in wanted} == wanted
-    data = {"beta": 0.75, "partition_seed": 1337, "num_clients": 10, "labelled_clients": 1, "min_size": 10}
-    assert {name: svhn.data.init_args[name] for name in data} == data
-    assert (svhn.rounds, svhn.last_k, svhn.eval_every, svhn.report, svhn.model) == (
-        1000,
-        50,
-        1,
-        "best",
-        "small_cnn",
-    )
-    isic = runs["1/ISIC2018/rscfed", ("1", "9", "yes")]
-    wanted = {
-        "labelled_multiplier": 200.0, "dma_beta_labelled": 0.01, "dma_beta_unlabelled": 0.01, "lr": 0.002,
-        "lr_unlabelled": 0.001, "batch_size": 12,
-    }  # fmt: skip
-    assert {name: isic.method.init_args[name] for name in wanted} == wanted
-    assert (isic.rounds, isic.model, isic.data.init_args["partition_seed"]) == (800, "resnet18_cifar", 10087)
-    upper, lower = runs["1/SVHN/fedavg_upper", ("10", "0")], runs["1/SVHN/fedavg_lower", ("1", "0")]
-    assert upper.data.init_args | {"labelled_clients": 1} == lower.data.init_args == svhn.data.init_args
-    assert runs["1/CIFAR-100/rscfed", ("1", "9", "yes")].data.init_args["beta"] == 0.8
-    two = runs["3/SVHN/rscfed", ("2", "8")]
-    assert (two.method.init_args["labelled_multiplier"], two.method.init_args["dma_beta_unlabelled"]) == (
-        2,
-        7000,
-    )
-    assert two.data.init_args | {"labelled_clients": 1} == svhn.data.init_args
-    many = runs["4/SVHN/rscfed", ("1", "49")]
-    assert many.data.init_args == svhn.data.init_args | {"num_clients": 50}
-    part = runs["5/SVHN/rscfed", ("0.10", "no")]
-    assert (part.data.init_args["scenario"], part.data.init_args["label_fraction"]) == ("all_clients", 0.1)
-    assert part.method.init_args["labelled_multiplier"] == 1 and part.method.init_args["lr_unlabelled"] == 0.03
-    for row, (subsets, size) in {"8": (2, 4), "9": (3, 3), "10": (2, 5), "15": (3, 5)}.items():
-        args = runs["6/SVHN/rscfed", (row, f"{int(row) / 10}")].method.init_args
-        assert (args["subsets"], args["subset_size"]) == (subsets, size) and subsets * size == int(row)
-    for (name, columns), config in runs.items():
-        if name == "7/SVHN/rscfed":
-            args = config.method.init_args
-            assert (str(args["subsets"]), str(args["subset_size"])) == columns
-
-
-def test_rscfed_s_conflicts_of_paper_and_code_have_control_rows(rscfed, plans):
-    """Each differs from its row without it in what the label says, and an ablation takes its method's options."""
-    for scale in SCALES:
-        runs = {row.method: plans[scale].run(row, 1337).config for row in rscfed.rows if row.table == "presets"}
-        both = {"lambda_u": 1.0, "ema_ramp": False}
-        consensus = {"labelled_weight_mode": "share:0.5", "dma_beta_labelled": 10_000.0, "dma_distance": "global_l2"}
-        for label, plain, changed in (
-            ("fed_consist_as_written", "fed_consist", both),
-            ("rscfed_as_written", "rscfed", both | consensus),
-            ("rscfed_squared", "rscfed", {"labelled_weight_mode": "squared"}),
-            ("rscfed_forced", "rscfed", {}),
-            ("fedirm_two_views", "fedirm", {}),
-        ):
-            base = runs[plain]
-            assert runs[label].method.init_args == base.method.init_args | changed
-            assert (runs[label].method.class_path == base.method.class_path) is bool(changed)
-            assert (runs[label].model_args, runs[label].data) == (base.model_args, base.data)
-        runs |= {
-            f"{row.method} of 25": plans[scale].run(row, 1337).config
-            for row in rscfed.rows
-            if row.table == "same_client"
-        }
-        for label, plain, changed in (
-            ("rscfed_random80", "rscfed", {"split": "random80"}),
-            ("rscfed_same_client of 25", "rscfed of 25", {"labelled_from": 10}),
-        ):
-            assert runs[label].data.init_args == runs[plain].data.init_args | changed
-            assert runs[label].method == runs[plain].method
-
-
-def test_rscfed_quick_needs_no_download_and_keeps_the_clients(rscfed, plans):
-    quick, paper = plans["quick"], plans["paper"]
-    for row in rscfed.rows:
-        if row.minus is None:
-            small, real = quick.run(row, 1337).config, paper.run(row, 1337).config
-            assert small.data.name == "digits" and small.model == "mlp" and small.rounds <= 50
-            stand_in = {"side": 16, "zoom": 18, "flip": 0.0}  # of the images alone
-            if row.dataset == "ISIC2018":
-                stand_in["beta"] = 0.5  # a more uneven partition, which leaves room between the bounds
-            assert small.data.init_args == real.data.init_args | stand_in
-            assert not rscfed.compares("quick") and rscfed.compares("paper")
-
-
-def test_rscfed_published_values(published):
-    assert Counter(row["table"] for row in published) == dict(zip("1234567", (60, 18, 16, 36, 8, 10, 8), strict=True))
-    for row in published:
-        value = float(row["value"])
-        low, high = (0, 5) if row["method"] == "improvement" else (10, 100)
-        assert low < value < high, row
-        assert row["metric"] in ("acc", "auc", "precision", "recall")
-        assert len(row["value"].partition(".")[2]) in (1, 2)
-        assert row["dataset"] == "SVHN" or row["table"] in "12"
-
-
-def test_rscfed_published_improvements_are_the_differences_of_their_rows(published):
-    table = {(r["method"], r["unlabelled"], r["metric"]): float(r["value"]) for r in published if r["table"] == "4"}
-    gains = [key for key in table if key[0] == "improvement"]
-    assert len(gains) == 12
-    for _, unlabelled, metric in gains:
-        gain = table["rscfed", unlabelled, metric] - table["fed_consist", unlabelled, metric]
-        assert gain == pytest.approx(table["improvement", unlabelled, metric], abs=1e-6)
-
-
-def test_rscfed_published_values_repeat_consistently_between_tables(published):
-    """The standard setting is printed in Tables 1, 2, 4, 6 and 7, sometimes with one decimal."""
-    standard = {}
-    for row in published:
-        again = (row["table"] == "4" and row["unlabelled"] == "9") or row["comm_cost"] == "1.5" or row["M"] == "3"
-        if row["method"] == "rscfed" and (row["table"] in "12" or again):
-            standard.setdefault((row["dataset"], row["metric"]), []).append(float(row["value"]))
-    assert len(standard["SVHN", "acc"]) == 5
-    assert all(max(values) - min(values) < 0.0501 for values in standard.values())
-
-
-@pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
-def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(paper):
-    """Real data sets, another network (and its input size) or fewer rounds, no comparison with published values."""
-    papers = suite.load(paper)
-    scale, plan = papers.scale("small"), papers.plan("small")
-    assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
-    assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
-    for row in papers.rows:
-        if row.full_name in plan.of_row:
-            ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
-            if not row.dataset.startswith("AGNews"):
-                mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
-                assert (ours.data.class_path, mine) == (theirs.data.class_path, its)
-                assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
-            shape = {"in_features": 8} if ours.model == "linear" else {}
-            models.build(ours.model, 10, **shape, **ours.model_args)
-
-
-@pytest.mark.parametrize("paper", suite.available())
-def test_every_run_of_a_suite_can_be_made(paper):
-    """None averages more last rounds than it has, and what only the constructor of a data module refuses shows here,
-    not after the first run has been started.
-    """
-    papers = suite.load(paper)
-    runs = [run for scale in papers.spec["scales"] for run in papers.plan(scale).runs.values()]
-    assert [run.cells[0] for run in runs if run.config.last_k > run.config.rounds] == []
-    for spec in {str(run.config.data): run.config.data for run in runs}.values():
-        build(spec, "data")
-
-
-@pytest.mark.parametrize(
-    ("paper", "row", "all_labels"),
-    [
-        ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none"}),
-        ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed"}),
-        ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000}),
-        ("common", "clients/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
-        ("common", "all/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
-    ],
-)
-def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
-    """The few labels teach something, all labels 15 points more: between them unlabelled images can be of use."""
-    papers = suite.load(paper)
-    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
-    accuracy = []
-    for options in ({}, all_labels):
-        values = papers.values(papers.row(row, "quick"), "quick", last={"set": options})
-        run = Run.of(from_dict(values)).replace(runtime=runtime)
-        accuracy.append(read_record(fit(run))["final"]["acc"])
-    lower, upper = accuracy
-    assert lower > 40 and upper > 85 and upper - lower > 15

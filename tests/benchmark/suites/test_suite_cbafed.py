@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from benchmark.config import RunConfig, from_yaml, to_yaml
-from benchmark.suites import suite
 from benchmark.suites.suite import Suite
+from papers import load
 
 
 @pytest.fixture(scope="module")
 def cbafed() -> Suite:
-    return suite.load("cbafed")
+    return load("cbafed")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.registry import KINDS, find_class
-from benchmark.suites import suite
+from papers import load
 from runs import setting
 
 SCALES = ("paper", "laptop", "quick")
@@ -11,7 +11,7 @@ SCALES = ("paper", "laptop", "quick")
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_rows_of_a_table_share_the_setting(scale: str) -> None:
-    common = suite.load("common")
+    common = load("common")
     for table in common.tables:
         for dataset in ("Fashion-MNIST", "CIFAR-10"):
             rows = [row for row in table.rows if row.dataset == dataset]
@@ -25,7 +25,7 @@ def test_rows_of_a_table_share_the_setting(scale: str) -> None:
 
 def test_seeds_and_the_last_round() -> None:
     """As RULES.md asks of submitted records; nothing is compared, since nobody published these settings."""
-    common = suite.load("common")
+    common = load("common")
     assert common.report == "last" and common.published() == {}
     for scale in SCALES:
         seeds = (0, 1, 2, 3, 4) if scale == "laptop" else (0, 1, 2)
@@ -33,7 +33,7 @@ def test_seeds_and_the_last_round() -> None:
 
 
 def test_every_setting_has_methods_made_for_it() -> None:
-    common = suite.load("common")
+    common = load("common")
     for table in common.tables:
         configs = [common.run(row, "paper").config for row in table.rows]
         scenario = configs[0].data.init_args["scenario"]
@@ -44,7 +44,7 @@ def test_every_setting_has_methods_made_for_it() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_server_with_labels_trains_alike_before_the_first_round(scale: str) -> None:
     """What one method's paper does there is no advantage of the method."""
-    common = suite.load("common")
+    common = load("common")
     rows = [row for row in common.rows if row.table == "server" and row.method != "all labels"]
     assert len(rows) == 2 * 6
     assert {common.run(row, scale).config.method.init_args["server_pretrain"] for row in rows} == {10}
@@ -52,7 +52,7 @@ def test_every_server_with_labels_trains_alike_before_the_first_round(scale: str
 
 def test_tuning_sees_neither_reported_seeds_nor_test_images() -> None:
     """Every row has the same number of values to try, the paper's among them, in a quarter of the rounds."""
-    tuning = suite.load("common").scale("laptop")["tuning"]
+    tuning = load("common").scale("laptop")["tuning"]
     assert tuning["set"]["seed"] >= 1000
     assert 0 < tuning["set"]["data.labelled_holdout"] < 1
     assert tuning["share_of_rounds"] == 0.25

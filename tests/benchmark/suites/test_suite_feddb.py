@@ -6,15 +6,15 @@ import pytest
 
 from benchmark.config import RunConfig
 from benchmark.report.tables import render
-from benchmark.suites import suite
 from benchmark.suites.plan import Plan
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
+from papers import load
 
 
 @pytest.fixture(scope="module")
 def feddb() -> Suite:
-    return suite.load("feddb")
+    return load("feddb")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import pytest
 
 from benchmark.config import RunConfig
 from benchmark.suites.plan import Row
-from benchmark.suites.suite import Suite, load
+from benchmark.suites.suite import Suite
+from papers import load
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,16 @@ import pytest
 from benchmark.config import RunConfig
 from benchmark.report.tables import render
 from benchmark.runs.states import RunState
-from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
+from papers import load
 
 PRETRAIN = {"CIFAR10-10": 10, "CIFAR10-40": 10, "SVHN-40": 102, "SVHN-250": 16, "CIFAR100-100": 10, "CIFAR100-400": 10}
 
 
 @pytest.fixture(scope="module")
 def fl2() -> Suite:
-    return suite.load("fl2")
+    return load("fl2")
 
 
 def config(fl2: Suite, table: str, dataset: str, method: str, scale: str = "paper", **columns: str) -> RunConfig:

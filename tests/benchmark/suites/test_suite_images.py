@@ -8,7 +8,7 @@ from benchmark.admission import candidates
 from benchmark.config import Run, Runtime, apply, from_dict, identity, resolve
 from benchmark.run import fit
 from benchmark.runs.folder import RunFolder
-from benchmark.suites import suite
+from papers import load
 from runs import setting
 
 ROWS = [
@@ -21,7 +21,7 @@ ROWS = [
 
 
 def test_rows_of_a_table_share_the_setting() -> None:
-    papers = suite.load("images")
+    papers = load("images")
     for table in papers.tables:
         configs = {row.method: papers.run(row, "board").config for row in table.rows}
         first = configs[table.reference or table.rows[0].method]
@@ -32,7 +32,7 @@ def test_rows_of_a_table_share_the_setting() -> None:
 
 def test_rows_and_labels_are_those_of_the_texts() -> None:
     """But for the two of the central trial, which are in no table."""
-    own, texts = suite.load("images"), suite.load("text")
+    own, texts = load("images"), load("text")
     assert [(t.number, [row.method for row in t.rows]) for t in own.tables] == [
         (t.number, [row.method for row in t.rows]) for t in texts.tables
     ]
@@ -42,7 +42,7 @@ def test_rows_and_labels_are_those_of_the_texts() -> None:
 
 
 def test_seeds_and_data() -> None:
-    papers = suite.load("images")
+    papers = load("images")
     assert papers.ranked and papers.report == "averaged" and papers.plan("board").seeds == tuple(range(8))
     streams = set()
     for run in papers.plan("board").runs.values():
@@ -55,7 +55,7 @@ def test_seeds_and_data() -> None:
 
 def test_one_central_trial_serves_all_settings() -> None:
     """Its two rows differ in the weight of unlabelled images alone, and its seeds were in no pilot."""
-    asked = candidates(suite.load("images"), "board", Runtime())
+    asked = candidates(load("images"), "board", Runtime())
     assert [one.name for one in asked] == [f"{name}/Fashion-MNIST" for name in ("clients", "server", "all")]
     trials = [{label: one.runs[label] for label in (one.supervised, one.semi_supervised)} for one in asked]
     ids = {run.id for trial in trials for runs in trial.values() for run in runs}
@@ -71,7 +71,7 @@ def test_one_central_trial_serves_all_settings() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_runs_a_round_on_grey_images(name: str, tmp_path: Path) -> None:
     """On digits, which need no download."""
-    papers = suite.load("images")
+    papers = load("images")
     config = papers.run(papers.row(name, "board"), "board").config
     small = {
         "data": "digits",

@@ -10,13 +10,13 @@ import torch
 from benchmark.config import RunConfig
 from benchmark.registry import KINDS, find_class
 from benchmark.report.tables import render
-from benchmark.suites import suite
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
 from datamodules.views.batches import epoch
 from federations import few_data, make_federation, site_of
 from methods.base import Pass
 from methods.models import num_parameters
+from papers import load
 
 PUBLISHED_ONLY = {"FedLabel", "FedLoke"}
 JOINT = {"FedAvg", "FedProx", "FedAvg-SL", "FixMatch-LPL", "FixMatch-GPL", "FedProx+FixMatch", "FedAvg+FlexMatch"}
@@ -29,7 +29,7 @@ LABELS = {"CIFAR10": 5000, "CIFAR100": 5000, "SVHN": 4600, "CINIC10": 9000}
 
 @pytest.fixture(scope="module")
 def proxyfl() -> Suite:
-    return suite.load("proxyfl")
+    return load("proxyfl")
 
 
 def config(

@@ -1,0 +1,191 @@
+"""Tensors in their scopes, and modes of modules, in visits of the reference engine."""
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules.base import SiteData
+from datamodules.common.streams import SERVER
+from federations import Unaugmented, few_federation, make_federation, run_rows, visited
+from methods.base import Visit
+
+ROUNDS = 2
+
+
+class Scoped(Unaugmented):
+    """A counter of steps in every scope, and what each visit finds in them."""
+
+    scopes = {"mine": "personal", "scratch": "local", "secret": "server"}
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        for name in ("mine", "scratch", "secret", "common", "mute"):
+            self.register_buffer(name, torch.zeros(()))
+        self.found = []
+
+    def counters(self):
+        return {n: float(v) for n, v in self.named_buffers()}
+
+    def broadcast(self, server, visit):
+        return {k: v for k, v in super().broadcast(server, visit).items() if k != "mute"}
+
+    def on_train_start(self):
+        self.found.append((self.visit, self.visit.first, self.counters()))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for _, buffer in self.named_buffers():
+            buffer += 1.0
+
+    def aggregate(self, uploads):
+        self.found.append(("aggregate", None, self.counters()))
+        super().aggregate(uploads)
+
+    def server_step(self, server):
+        self.found.append(("before" if server.visit.before_first_round else "server", None, self.counters()))
+        self.secret += 10.0
+
+    def refresh_norm(self, data):
+        self.found.append(("refresh", None, self.counters()))
+
+
+def test_scopes():
+    """Personal tensors stay, local ones are rebuilt, the server's never travel, unsent ones are not another's."""
+    run = few_federation(Scoped, clients=3)
+    site = run.data.client(1)
+    run.data.clients[1] = SiteData(site.labelled[:40], site.labels[:40], site.unlabelled)
+    run_rows(run)
+    assert [run.data.client(c).size for c in range(3)] == [83, 40, 83]
+    steps = [2, 1, 2]
+    mean = (83 * 2 + 40 * 1 + 83 * 2) / 206
+    visits = [(v, f, n) for v, f, n in run.method.found if isinstance(v, Visit) and v.client != SERVER]
+    assert len(visits) == 3 * ROUNDS
+    for visit, first, found in visits:
+        again = visit.round > 0
+        assert first is not again
+        assert found["mine"] == (steps[visit.client] if again else 0)
+        assert found["common"] == pytest.approx(mean if again else 0)
+        assert found["scratch"] == found["secret"] == found["mute"] == 0
+    at_server = [(v, n) for v, _, n in run.method.found if isinstance(v, str)]
+    assert [v for v, _ in at_server] == ["before", "refresh", *["aggregate", "server", "refresh"] * ROUNDS]
+    for _, found in at_server:
+        assert found["mine"] == found["scratch"] == 0
+    assert float(run.server["secret"]) == 10 * (1 + ROUNDS)
+    assert run.server.keys() == set(run.method.names("shared", "server"))
+    assert all(state.tensors.keys() == {"mine"} for state in run.clients.values())
+
+
+def test_uploads_and_downloads_hold_shared_tensors_only():
+    run = few_federation(Scoped, clients=2)
+    visit = run.visits(0)[0]
+    (upload, _, down, steps), kept = visited(run, visit)
+    assert upload.tensors.keys() == set(run.method.names("shared"))
+    assert upload.weight == visit.size == run.data.client(0).size
+    assert float(kept.tensors["mine"]) > 0
+    assert down == 4 * (61_906 + 1)  # the network and `common`
+    assert steps == -(-visit.size // run.method.hparams.batch_size)
+
+
+def test_a_visit_depends_only_on_what_it_is_given():
+    """Whoever was visited before, in whichever mode they left the module."""
+    run = few_federation(Scoped, clients=3)
+    visits = run.visits(0)
+    alone = visited(run, visits[2])[0].upload
+    visited(run, visits[0])
+    run.method.eval()
+    after = visited(run, visits[2])[0].upload
+    assert all(torch.equal(v, after.tensors[k]) for k, v in alone.tensors.items())
+
+
+class Modes(Unaugmented):
+    def note(self):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+
+    def local_work(self, client):
+        self.modes = []
+        self.note()
+        self.eval()
+        return super().local_work(client)
+
+    def on_train_start(self):
+        self.note()
+
+    def training_step(self, batch, batch_idx):
+        self.note()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", {"momentum": 0.9}),
+        ("fedavg", {"momentum": 0.0}),
+        ("fedavg", {"reset_momentum": True}),
+        ("fed_consist", {"warmup_rounds": 0}),
+        ("local_ssl", {"reset_momentum": False}),
+    ],
+)
+def test_what_clients_keep_is_foretold(name, options):
+    """The bytes shown before a run are those of the store after it."""
+    run = make_federation(name, rounds=1, **options)
+    foretold = run.engine.kept_bytes()
+    run_rows(run)
+    for state in run.clients.values():
+        kept = [
+            t for own in state.optimizers for s in own for t in s.values() if isinstance(t, torch.Tensor) and t.ndim
+        ]
+        every = [*state.tensors.values(), *kept]
+        assert foretold == sum(t.numel() * t.element_size() for t in every)
+    assert run.clients
+
+
+def test_modes():
+    """All hooks find training mode and gradients, whatever mode the preparation, or another visit, has left."""
+    run = few_federation(Modes, clients=6)
+    run.method.eval()
+    visited(run, run.visits(0)[0])
+    assert run.method.modes == [(True, True)] * 3
+
+
+class PartlyFrozen(Unaugmented):
+    """One part is in evaluation mode from the start; hooks change modes and leave them so."""
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.resting, self.trained = nn.Dropout(), nn.Dropout()
+        self.resting.eval()
+        self.modes = []
+
+    def local_work(self, client):
+        self.resting.train()
+        [work] = super().local_work(client)
+
+        def made_in_turn():
+            self.train(client.visit.client == 0)  # the hidden part wakes, or the other one rests
+            return work
+
+        return [work, made_in_turn]
+
+    def note(self):
+        self.modes.append((self.resting.training, self.trained.training))
+
+    def training_step(self, batch, batch_idx):
+        self.note()
+        return super().training_step(batch, batch_idx)
+
+    def make_upload(self, client):
+        self.eval()
+        return super().make_upload(client)
+
+    def server_step(self, server):
+        self.note()
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_a_part_built_in_evaluation_mode_stays_there(slots):
+    """As in Lightning's fit, clients and the server train what was built to train."""
+    run = few_federation(PartlyFrozen, clients=3, slots=slots, replay=False)
+    run_rows(run)
+    methods = [slot.engine.method for slot in run.engine.slots] if slots else [run.method]
+    for method in methods:
+        assert method.modes
+        assert set(method.modes) == {(False, True)}

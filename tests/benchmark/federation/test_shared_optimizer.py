@@ -1,0 +1,111 @@
+"""One optimiser state for all clients, which goes from visit to visit."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+
+from benchmark.federation.checkpoint import Checkpoint
+from benchmark.federation.loop import Federation
+from datamodules.common.streams import generator
+from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows
+from methods import models
+from methods.parts.aggregation import weighted_mean
+from two_processes import between_two
+
+ROUNDS = 2
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
+
+
+class HandsOn(Unaugmented):
+    """One optimiser state for all clients."""
+
+    def optimizer_scopes(self):
+        return ["shared"]
+
+
+class LastFirst(HandsOn):
+    """Clients come from the last to the first."""
+
+    def select_clients(self, round, roster):
+        return [roster.sample(round)[::-1]]
+
+
+def test_a_shared_optimiser_goes_from_visit_to_visit():
+    """One optimiser of plain torch for both clients and all rounds, in the order drawn, bit for bit."""
+    run = few_federation(LastFirst, clients=2, lr=0.1, clip_norm=None)
+    data = run.data
+    run_rows(run)
+    assert not any(state.optimizers for state in run.clients.values())
+    assert run.client_state_bytes == 0
+
+    torch.manual_seed(0)
+    model = models.build("small_cnn", 10, image_size=SIDE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, fused=True)
+    for number in range(ROUNDS):
+        sent = {name: value.clone() for name, value in model.state_dict().items()}
+        left = {}
+        for client in (1, 0):
+            site = data.client(client)
+            model.load_state_dict(sent)
+            order = torch.randperm(site.size, generator=generator(0, "order/labelled/1", number, client, 0))
+            for part in order.split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(model(data.take("test", site.labelled[part])), site.labels[part]).backward()
+                optimizer.step()
+            left[client] = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(weighted_mean([left[0], left[1]], [data.client(k).size for k in (0, 1)]))
+    assert all(torch.equal(value, run.server[f"model.{name}"]) for name, value in model.state_dict().items())
+
+
+def test_an_interrupted_run_takes_up_the_shared_optimiser(tmp_path):
+    """From its file it goes on as if nothing had been."""
+    whole, half, rest = (few_federation(HandsOn, clients=2, rounds=3) for _ in range(3))
+    rows = run_rows(whole)
+    half.run_round(0)
+    half.round = 1
+    Checkpoint(tmp_path / "checkpoint.pt").save(half.state_dict())
+    rest.load_state_dict(Checkpoint(tmp_path / "checkpoint.pt").load())
+    assert run_rows(rest) == rows[1:]
+    assert equal(rest.server, whole.server)
+    forgotten = few_federation(HandsOn, clients=2, rounds=3)
+    forgotten.load_state_dict({**half.state_dict(), "handed_on": []})
+    assert run_rows(forgotten) != rows[1:]
+
+
+def test_a_visit_that_is_left_out_leaves_no_momentum():
+    """The next round begins with the optimiser state that the round with it had begun with."""
+
+    class Diverges(HandsOn):
+        def make_upload(self, client):
+            upload = super().make_upload(client)
+            if (client.visit.round, client.visit.client) == (1, 1):
+                upload.tensors["model.conv1.bias"].fill_(float("nan"))
+            return upload
+
+    run = few_federation(Diverges, clients=3, rounds=3)
+    run.nonfinite = "skip"
+    run.run_round(0)
+    before = copy.deepcopy(run.engine.shared_optimizer_state)
+    run.run_round(1)
+    pairs = zip(before[0], run.engine.shared_optimizer_state[0], strict=True)
+    assert run.skipped == 1 and all(equal(old, new) for old, new in pairs)
+    run.run_round(2)
+    assert any(not equal(old, new) for old, new in zip(before[0], run.engine.shared_optimizer_state[0], strict=True))
+
+
+def hand_on(fabric):
+    """A run's rows, and its last model, in one of several processes."""
+    method = make_method(HandsOn)
+    data = few_data(3)
+    run = Federation(method, data, data.roster(0), fabric, rounds=2, seed=0)
+    return run_rows(run), {name: value.tolist() for name, value in run.server.items()}
+
+
+def test_several_processes_hand_on_as_one_does():
+    """Both hold what one process alone comes to."""
+    alone = hand_on(plain_fabric())
+    assert between_two(hand_on) == [alone, alone]

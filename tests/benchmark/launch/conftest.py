@@ -1,0 +1,18 @@
+"""Fixtures for tests of processes."""
+
+import pytest
+from lightning.fabric.strategies import DDPStrategy
+
+from benchmark import run
+from two_processes import forks
+
+
+@pytest.fixture
+def quick_processes(monkeypatch):
+    """Processes of a run are forks: a fresh one takes longer than these runs."""
+
+    def forked(**options):
+        return DDPStrategy(**{**options, "start_method": "forkserver"})
+
+    forks()
+    monkeypatch.setattr(run, "DDPStrategy", forked)

@@ -1,0 +1,67 @@
+"""What holds for all suites: their runs can be made, and their reduced scales leave room between the bounds."""
+
+import pytest
+
+from benchmark.arguments import build
+from benchmark.config import Run, Runtime, from_dict
+from benchmark.run import fit
+from benchmark.runs.records import read_record
+from benchmark.suites import suite
+from methods import models
+from papers import load
+
+
+@pytest.mark.parametrize("paper", ["cbafed", "fl2", "feddb", "feddure"])
+def test_scale_small_uses_the_paper_s_data_and_says_that_it_is_not_the_protocol(paper):
+    """Real data sets, another network (and its input size) or fewer rounds, no comparison with published values."""
+    papers = load(paper)
+    scale, plan = papers.scale("small"), papers.plan("small")
+    assert "not the paper's protocol" in scale["note"] and not papers.compares("small")
+    assert not {run.config.data.name for run in plan.runs.values()} & {"digits"}
+    for row in papers.rows:
+        if row.full_name in plan.of_row:
+            ours, theirs = papers.run(row, "small").config, papers.run(row, "paper").config
+            if not row.dataset.startswith("AGNews"):
+                mine, its = ({**c.data.init_args, "side": None, "zoom": None} for c in (ours, theirs))
+                assert (ours.data.class_path, mine) == (theirs.data.class_path, its)
+                assert (ours.model, ours.model_args, ours.rounds) != (theirs.model, theirs.model_args, theirs.rounds)
+            shape = {"in_features": 8} if ours.model == "linear" else {}
+            models.build(ours.model, 10, **shape, **ours.model_args)
+
+
+@pytest.mark.parametrize("paper", suite.available())
+def test_every_run_of_a_suite_can_be_made(paper):
+    """None averages more last rounds than it has, and what only the constructor of a data module refuses shows here,
+    not after the first run has been started.
+    """
+    papers = load(paper)
+    runs = [run for scale in papers.spec["scales"] for run in papers.plan(scale).runs.values()]
+    assert [run.cells[0] for run in runs if run.config.last_k > run.config.rounds] == []
+    for spec in {str(run.config.data): run.config.data for run in runs}.values():
+        build(spec, "data")
+
+
+@pytest.mark.parametrize(
+    ("paper", "row", "all_labels"),
+    [
+        ("feddb", "1/CIFAR10-4000/FedAvg", {"data.hidden_labels": "pooled", "data.union_mode": "none"}),
+        ("feddure", "1/cifar10/FedAvg*/partition=iid_iid", {"data.hidden_labels": "revealed"}),
+        ("fl2", "labels/CIFAR10-40/server_only", {"data.num_labels": 1000}),
+        ("common", "clients/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
+        ("common", "all/Fashion-MNIST/FedAvg", {"data.hidden_labels": "pooled"}),
+    ],
+)
+def test_bounds_of_quick_leave_room(paper, row, all_labels, tmp_path):
+    """The few labels teach something, all labels 15 points more: between them unlabelled images can be of use.
+
+    Only the last round is evaluated.
+    """
+    papers = load(paper)
+    runtime = Runtime(results_dir=str(tmp_path), accelerator="cpu")
+    accuracy = []
+    for options in ({}, all_labels):
+        values = papers.values(papers.row(row, "quick"), "quick", last={"set": {**options, "eval_every": 1000}})
+        run = Run.of(from_dict(values)).replace(runtime=runtime)
+        accuracy.append(read_record(fit(run))["final"]["acc"])
+    lower, upper = accuracy
+    assert lower > 40 and upper > 85 and upper - lower > 15
