@@ -14,7 +14,7 @@ ARGS ?=
 COMMA := ,
 BIN := .venv/bin
 STAMP := .venv/.installed
-CODE := benchmark methods datamodules tests
+CODE := benchmark methods datamodules tests docs
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
@@ -47,7 +47,7 @@ format: $(STAMP) ## fix style and formatting in place
 bench-table1: $(STAMP) ## run what is missing in ALL tables of a paper, or only in TABLES=1; print and write them (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(ARGS)
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)
 
 site: $(STAMP) ## build pages from all records in results/runs; open site/index.html in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)

@@ -10,7 +10,7 @@ from benchmark.commands.common import add_jobs_argument, add_suite_arguments, jo
 from benchmark.config import Runtime
 from benchmark.suites.suite import load
 
-ABOUT = "Test by their bounds whether the settings of a leaderboard can be ranked."
+ABOUT = "Test whether the settings of a leaderboard can be ranked, using only bounds and central rows."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
