@@ -212,12 +212,14 @@ class _Help(DefaultHelpFormatter):
 
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")
+        if action.nargs == "*":
+            return text.removesuffix(" (required)")  # jsonargparse says so of every positional argument
         at = max(text.rfind(start) for start in (" (required, type: ", " (type: ", " (default: "))
         if at < 0:
             return text
         about, facts = text[:at], text[at:].removesuffix(")")
         if facts.startswith(" (required"):
-            return about if action.nargs == "*" else f"{about} (required)"
+            return f"{about} (required)"
         default = facts.partition("default: ")[2]
         return about if default in ("", "null", "False") else f"{about} (default: {default})"
 
