@@ -240,12 +240,12 @@ def _confusion(lines: Sequence[str]) -> dict[str, Any]:
         {name: name for name in names},
         {"title": "Confusion matrix of the last model"},
     )
-    side = max(5, len(matrix) / 6)  # inches
+    side, many = max(5, len(matrix) / 6), len(matrix) > 12  # inches; many classes leave no room for numbers
     figure = Figure(figsize=(side, side), layout="constrained")
+    figure.suptitle("Percent of each true class")
+    look: Any = {"cmap": "Blues", "values_format": ".0f", "colorbar": False}
     shares = ConfusionMatrixDisplay(100 * matrix / matrix.sum(axis=1, keepdims=True).clip(1))
-    shares.plot(
-        ax=figure.subplots(), cmap="Blues", values_format=".0f", include_values=len(matrix) <= 12, colorbar=False
-    )
+    shares.plot(ax=figure.subplots(), include_values=not many, xticks_rotation=90 if many else 0, **look)
     return {"confusion": chart, "confusion_image": wandb.Image(figure)}
 
 
