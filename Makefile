@@ -14,7 +14,7 @@ ARGS ?=
 COMMA := ,
 BIN := .venv/bin
 STAMP := .venv/.installed
-CODE := benchmark methods datamodules tests
+CODE := benchmark methods datamodules tests docs
 CHECK := 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed: make install PYTHON=...")'
 
 .DEFAULT_GOAL := help
@@ -44,10 +44,10 @@ format: $(STAMP) ## fix style and formatting in place
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench-table1: $(STAMP) ## run what is missing in ALL tables of a paper, or only in TABLES=1; print and write them (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
+bench-table1: $(STAMP) ## run what the tables of a paper still lack, then print and write them: ALL tables, or only TABLES=1 (PAPER=rscfed SCALE=quick TABLES= METHODS= SEEDS= JOBS= DATA_DIR= ARGS=)
 	$(BIN)/python -m benchmark table --paper $(PAPER) --scale $(SCALE) $(if $(TABLES),--tables $(TABLES)) \
 		$(if $(METHODS),--methods $(METHODS)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(ARGS)
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR)) $(ARGS)
 
 site: $(STAMP) ## build pages from all records in results/runs; open site/index.html in a browser (ARGS="--papers rscfed")
 	$(BIN)/python -m benchmark site $(ARGS)
@@ -55,11 +55,11 @@ site: $(STAMP) ## build pages from all records in results/runs; open site/index.
 docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs/index.html in a browser (ARGS="-D nb_execution_mode=off" skips the notebooks)
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
-perf: $(STAMP) ## measure the speed of this machine (needs a quiet machine for 15 minutes), write docs/performance.md (ARGS="--write other.md")
+perf: $(STAMP) ## measure the speed of this machine, idle for 15 minutes, and write docs/performance.md (ARGS="--write other.md")
 	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions augmentation \
 		memory start:fedavg --write docs/performance.md $(ARGS)
 
-perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, write docs/performance.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
+perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, and write docs/performance.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write docs/performance.md \
 		--goal fl2 ablation/CIFAR10-40/fl2 1 1.0 \
 			method.selection=fixed method.threshold=0.0 method.server_pretrain=0 \

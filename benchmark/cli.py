@@ -51,6 +51,23 @@ MODULES: dict[str, Any] = {
     "records": records,
     "list": names,
 }
+UNITS = {
+    "client_memory": "GB",
+    "checkpoint_every_s": "SECONDS",
+    "eval_every": "ROUNDS",
+    "last_k": "ROUNDS",
+    "average_last": "ROUNDS",
+    "slurm_bundle": "RUNS",
+    "slurm_at_once": "TASKS",
+    "config": "FILE",
+    "export": "FILE",
+    "plot": "FILE",
+    "readme": "FILE",
+    "out": "PATH",
+    "data_dir": "FOLDER",
+    "results_dir": "FOLDER",
+}
+"""What the help writes for the value of an option, where the option's name does not say it."""
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE has ended
 COMMANDS: dict[str, Callable[[Namespace, dict[str, Any]], int]] = {name: module.run for name, module in MODULES.items()}
 
@@ -195,6 +212,8 @@ class _Help(DefaultHelpFormatter):
 
     def _expand_help(self, action: Any) -> str:
         text = super()._expand_help(action).replace("``", "")
+        if action.nargs == "*":
+            return text.removesuffix(" (required)")  # jsonargparse says so of every positional argument
         at = max(text.rfind(start) for start in (" (required, type: ", " (type: ", " (default: "))
         if at < 0:
             return text
@@ -203,6 +222,11 @@ class _Help(DefaultHelpFormatter):
             return f"{about} (required)"
         default = facts.partition("default: ")[2]
         return about if default in ("", "null", "False") else f"{about} (default: {default})"
+
+    def _get_default_metavar_for_optional(self, action: Any) -> str:
+        """The unit of an option's value, ``N`` for any other whole number, or else the option's name."""
+        number = "N" if "int" in type_in_words(type_of(action)).split(" or ") else ""
+        return UNITS.get(action.dest) or number or super()._get_default_metavar_for_optional(action)
 
     def start_section(self, heading: str | None) -> None:
         """Begin a group, its heading wrapped like the texts below it."""

@@ -39,14 +39,14 @@ class Runtime:
         devices: number of processes (GPUs, or CPU processes), or ``auto``.
         accelerator: ``cpu``, ``cuda`` or ``auto``, as in Lightning.
         num_nodes: number of machines.
-        threads: CPU threads per process, or ``auto``. Results are bit for bit equal at equal threads only.
+        threads: CPU threads per process, or ``auto``. Only runs with equal threads are equal bit for bit.
         engine: ``reference``: a process trains its clients one after the other; ``slots``: clients take turns in
             copies of the method, and a training step is recorded once and replayed (on a GPU as a CUDA graph).
-        slots: copies of the method in the engine ``slots``. ``auto``: as many as the GPU has memory for, judged by the
-            first client, and at most 8; on a CPU one.
+        slots: copies of the method in the engine ``slots``. ``auto``: as many as the GPU has memory for, at most 8;
+            on a CPU one.
         replay: whether the engine ``slots`` records and replays its steps.
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
-            run's folder. ``auto``: the process's share of half of the memory that is free when the run begins.
+            run's folder. ``auto``: the process's share of half of the memory that is free when the run starts.
         logger: Lightning loggers that also receive every evaluated round: ``csv``, ``tensorboard``, ``wandb``; separate
             several by commas. They write to the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.

@@ -26,16 +26,19 @@ DOTTED = (
 
 def add_suite_arguments(parser: ArgumentParser) -> None:
     """Add the options of commands on a suite."""
-    parser.add_argument("--paper", type=str, required=True, help="a suite, or the path of a .yaml file")
+    parser.add_argument("--paper", type=str, required=True, help="name of a suite, or the path of a .yaml file")
     parser.add_argument(
-        "--scale", type=str, default="quick", help="quick, small, laptop, lite, board or paper, where the suite has it"
+        "--scale",
+        type=str,
+        default="quick",
+        help="quick, small, laptop, lite, board or paper; a suite has some of them",
     )
 
 
 def add_seeds_argument(parser: ArgumentParser) -> None:
     """Add the option of commands on the runs of a suite."""
     text = str | None
-    parser.add_argument("--seeds", type=text, help="instead of those of the suite, e.g. 1,2,3")
+    parser.add_argument("--seeds", type=text, help="seeds to run in place of the suite's, e.g. 1,2,3")
 
 
 def add_jobs_arguments(parser: ArgumentParser) -> None:
@@ -44,8 +47,8 @@ def add_jobs_arguments(parser: ArgumentParser) -> None:
         "--jobs",
         type=int | Literal["auto"],
         default="auto",
-        help="runs at once; auto: one per GPU, or core. On the CPU they share the cores' threads, and other numbers of "
-        "threads round differently",
+        help="number of runs at once; auto: one per GPU, or per core. On a CPU they share the cores, and a different "
+        "number of threads rounds differently",
     )
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 

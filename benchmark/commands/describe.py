@@ -4,10 +4,13 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import DOTTED, asked_help, require
+from benchmark.commands.common import asked_help, require
 from benchmark.config import apply, class_spec
 
-ABOUT = f"Print and draw how a data set is split over clients. {DOTTED}"
+ABOUT = (
+    "Print and draw how a data set is split over clients. Options of the data set are given with a dot: "
+    "--data.beta 0.8. `--data.help NAME` lists them."
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -15,9 +18,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = str | None
     parser.add_argument("--data", type=text, help="name or dotted path of the data set")
     parser.add_argument("--data_dir", type=str, default="data", help="folder with the data sets")
-    parser.add_argument("--seed", type=int | None, help="of the run, which draws where data.partition_seed is null")
-    parser.add_argument("--plot", type=text, help="PNG to draw clients and classes into")
-    parser.add_argument("--export", type=text, help="save the partition, for --data.partition_file")
+    parser.add_argument(
+        "--seed", type=int | None, help="seed of the run, which draws the partition if data.partition_seed is null"
+    )
+    parser.add_argument("--plot", type=text, help="draw clients and classes into this PNG file")
+    parser.add_argument("--export", type=text, help="write the partition to this file, for --data.partition_file")
 
 
 def run(options: Namespace, dotted: dict[str, Any]) -> int:

@@ -21,8 +21,8 @@ from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError, RunError
 
 ABOUT = (
-    "Give a method its row in a setting of a leaderboard: tune its learning rate by the rules, run its seeds and what "
-    "else is missing of the setting, and say where it stands. Options of the method are given as --method.NAME."
+    "Give a method a row in a setting of a leaderboard: tune its learning rate by the rules, run its seeds and "
+    "whatever else the setting lacks, and show where it ranks. Options of the method are given as --method.NAME."
 )
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=text, help="seed of every random stream (default: 1337); several, 0,1,2, are run one by one"
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
+        "--dry_run", action="store_true", help="run nothing; estimate rounds, time, memory and disk space"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="delete what an earlier run of this configuration has left, and run it"

@@ -15,19 +15,21 @@ ABOUT = "Draw columns of the records of runs, or of a suite's rows with their se
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     text = str | None
-    parser.add_argument("runs", nargs="*", help="folders below results/runs; or name rows of a suite")
+    parser.add_argument("runs", nargs="*", help="folders of runs; or name rows of a suite with --suite and --row")
     parser.add_argument("--suite", type=text, help="the suite of --row, or the path of a .yaml file")
     parser.add_argument(
         "--row",
         action="append",
         help="table/dataset/method, as `status` lists it, or a pattern of these; may be given several times",
     )
-    parser.add_argument("--scale", type=str, default="paper", help="of the suite")
+    parser.add_argument("--scale", type=str, default="paper", help="scale of the suite")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
-    parser.add_argument("--axis", type=Literal["round", "bytes", "seconds"], default="round", help="to draw against")
+    parser.add_argument(
+        "--axis", type=Literal["round", "bytes", "seconds"], default="round", help="what to draw against"
+    )
     parser.add_argument("--columns", type=str, default="acc", help="keys of metrics.jsonl, e.g. acc,pseudo/selected")
     parser.add_argument("--labels", type=text, help="names of the curves in the legend, one per curve, e.g. a,b,c")
-    parser.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix says the format")
+    parser.add_argument("--out", type=str, default="curves.png", help="file to write; its suffix gives the format")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:

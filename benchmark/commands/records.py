@@ -9,15 +9,17 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import listed, refuse
 from datamodules.common.errors import ConfigError
 
-ABOUT = "Export complete runs into one file, or import those of a release, to compare with."
+ABOUT = "Export complete runs to one file, or import those of a release."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("what", type=Literal["export", "import"], help="what to do")
-    parser.add_argument("file", type=str, help="the archive, such as board-0.3.0.tar.gz; to import also its address")
+    parser.add_argument("file", type=str, help="the archive, such as board-0.3.0.tar.gz; to import, also its URL")
     parser.add_argument("--results_dir", type=str, default="results", help="folder that holds runs/")
-    parser.add_argument("--scales", type=str | None, help="export only runs of these, e.g. board,paper; default: all")
+    parser.add_argument(
+        "--scales", type=str | None, help="export only runs of these scales, e.g. board,paper; default: all"
+    )
     parser.add_argument("--sha256", type=str | None, help="import only an archive with this digest")
 
 

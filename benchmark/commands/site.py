@@ -18,14 +18,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--papers",
         type=str | None,
-        help="suites, or paths of .yaml files, separated by commas; default: all that ran",
+        help="suites, or paths of .yaml files, separated by commas; default: all that were run",
     )
     parser.add_argument(
         "--metrics",
         type=str | None,
         help="columns of the leaderboard in LaTeX, e.g. acc,acc_worst_clients; default: those of the suite",
     )
-    parser.add_argument("--runs", action="store_true", help="a page for every run, too, which takes longer")
+    parser.add_argument("--runs", action="store_true", help="also make a page for every run, which takes longer")
 
 
 def run(options: Namespace, dotted: Mapping[str, Any]) -> int:

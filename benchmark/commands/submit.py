@@ -13,9 +13,9 @@ from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 
 ABOUT = (
-    "Hand in a row of a leaderboard. With --paper: pack what `enter` has left into a folder, contract tests included, "
-    "and check it. With --check: say point by point whether a folder keeps the rules. With --verify: run a seed of it "
-    "again, and mark the row as verified."
+    "Hand in a row of a leaderboard. With --paper: pack what `enter` has left into a folder, run the contract tests, "
+    "and check the folder. With --check: say point by point whether a folder keeps the rules. With --verify: run one "
+    "of its seeds again, and mark the row as verified."
 )
 WAYS = ("paper", "check", "verify")
 
@@ -28,10 +28,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=text, help="the folder to make (default: submissions/, named after the suite)")
     parser.add_argument("--check", type=text, metavar="FOLDER", help="check this submission; exits with 1 if it fails")
     parser.add_argument(
-        "--contract", action="store_true", help="with --check: run the contract tests, whatever the folder says of them"
+        "--contract",
+        action="store_true",
+        help="with --check: run the contract tests again, whatever the folder says of them",
     )
     parser.add_argument("--verify", type=text, metavar="FOLDER", help="run a seed of this submission again")
-    parser.add_argument("--seed", type=int | None, help="the seed to run again, of the maintainer's choice")
+    parser.add_argument(
+        "--seed", type=int | None, help="with --verify: the seed to run again, of the maintainer's choice"
+    )
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from benchmark.runs.records import Record
     from benchmark.suites.plan import Plan
 
-ABOUT = "Run what the tables of a paper need and is missing, then write the tables."
+ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,12 +41,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_suite_arguments(parser)
     add_seeds_argument(parser)
     parser.add_argument("--tables", type=text, help="run only what these tables need, e.g. 1,4")
-    parser.add_argument("--methods", type=text, help="run only these rows, labels separated by commas")
+    parser.add_argument("--methods", type=text, help="run only these rows: labels, separated by commas")
     parser.add_argument("--only", type=text, help="run only patterns of table/dataset/method, or run ids")
     parser.add_argument(
         "--precision",
         type=text,
-        help=f"{', '.join(PRECISIONS)}, instead of that of the suite: runs of their own, and tables named after it",
+        help=f"{', '.join(PRECISIONS)}, in place of the suite's: makes separate runs, and tables named after it",
     )
     parser.add_argument(
         "--overwrite",
@@ -54,20 +54,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="delete what earlier runs have left of all that is asked for, and run it",
     )
     parser.add_argument(
-        "--dry_run", action="store_true", help="run nothing; say how many rounds, how long, how much memory and disk"
+        "--dry_run", action="store_true", help="run nothing; estimate rounds, time, memory and disk space"
     )
     parser.add_argument(
         "--slurm",
         type=text,
         metavar="OPTIONS",
-        help="run nothing here; submit what is missing as a job array, with these options of sbatch ('' for none)",
+        help="submit the missing runs as a job array, with these options for sbatch ('' for none); run nothing here",
     )
-    parser.add_argument("--slurm_bundle", type=int, default=1, help="runs of a task of that array, one after the other")
+    parser.add_argument("--slurm_bundle", type=int, default=1, help="runs that a task of the array makes, one by one")
     parser.add_argument(
-        "--slurm_at_once", type=int | None, help="tasks of that array that go on at the same time; default: no limit"
+        "--slurm_at_once", type=int | None, help="most tasks of the array that run at the same time; default: no limit"
     )
     parser.add_argument(
-        "--readme", type=text, help="file whose marked blocks are updated; default: README.md, with --results_dir: none"
+        "--readme", type=text, help="file whose marked blocks are updated (default: README.md; none with --results_dir)"
     )
     add_jobs_arguments(parser)
 

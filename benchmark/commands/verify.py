@@ -8,12 +8,12 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import refuse
 
-ABOUT = "Compare two runs; exits with 0 if their results are equal in every round, else with 1."
+ABOUT = "Compare two runs; exits with 0 if their results are equal in every round, with 1 if not."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("one", type=str, help="folder of a run, below results/runs")
+    parser.add_argument("one", type=str, help="folder of a run")
     parser.add_argument("other", type=str, help="folder of another run")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import numpy as np
 from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
@@ -173,7 +174,7 @@ class Mirror:
         sums = {name: record[name] for name in ("bytes_up", "bytes_down") if name in record}
         self._do(lambda logger: logger.experiment.summary.update({**readings, **sums}))
         if confusion := record.get("confusion"):
-            self._do(lambda logger: logger.experiment.log({"confusion": _confusion(confusion)}))
+            self._do(lambda logger: logger.experiment.log(_confusion(confusion)))
 
     def tables(self, frames: Mapping[str, Any]) -> None:
         """Mirror data frames as ``wandb.Table``, by name."""
@@ -225,19 +226,28 @@ class Mirror:
             warnings.warn(f"the W&B mirror is off, the run continues: {error}", stacklevel=4)
 
 
-def _confusion(lines: Sequence[str]) -> Any:
-    """Convert a record's confusion matrix to a W&B chart."""
+def _confusion(lines: Sequence[str]) -> dict[str, Any]:
+    """Convert a record's confusion matrix to W&B's chart of counts, and to an image in percent of each true class."""
     import wandb
+    from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay
 
-    matrix = [[int(count) for count in line.split()] for line in lines]
-    cells = [[str(t), str(p), count] for t, line in enumerate(matrix) for p, count in enumerate(line)]
+    matrix = np.array([line.split() for line in lines], dtype=int)
+    cells = [[str(t), str(p), int(count)] for (t, p), count in np.ndenumerate(matrix)]
     names = ["Actual", "Predicted", "nPredictions"]
-    return wandb.plot_table(
+    chart = wandb.plot_table(
         "wandb/confusion_matrix/v1",
         wandb.Table(columns=[*names], data=cells),
         {name: name for name in names},
         {"title": "Confusion matrix of the last model"},
     )
+    side, many = max(5, len(matrix) / 6), len(matrix) > 12  # inches; many classes leave no room for numbers
+    figure = Figure(figsize=(side, side), layout="constrained")
+    figure.suptitle("Percent of each true class")
+    look: Any = {"cmap": "Blues", "values_format": ".0f", "colorbar": False}
+    shares = ConfusionMatrixDisplay(100 * matrix / matrix.sum(axis=1, keepdims=True).clip(1))
+    shares.plot(ax=figure.subplots(), include_values=not many, xticks_rotation=90 if many else 0, **look)
+    return {"confusion": chart, "confusion_image": wandb.Image(figure)}
 
 
 def _has_key() -> bool:

@@ -24,6 +24,7 @@ class Smoothed(FedMethod):
         super().__init__(model, **base)
 
     def training_step(self, batch, batch_idx):
+        """Compute the loss of a batch."""
         samples = batch["labelled"]
         return F.cross_entropy(self(samples["x"]), samples["y"], label_smoothing=self.hparams.smoothing)
 
@@ -34,6 +35,7 @@ class Parity(Digits):
     num_classes = 2
 
     def read(self):
+        """Read the digits, with two classes."""
         digits = super().read()
         return replace(
             digits,

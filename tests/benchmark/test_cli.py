@@ -220,6 +220,16 @@ def test_help_is_plain_and_fits_the_terminal(width, monkeypatch):
         assert max(map(len, about.splitlines())) <= width
     shown = " ".join(commands["table"].format_help().split())
     assert ".yaml file (required)" in shown and "(default: quick)" in shown
+    assert "(required)" not in commands["plot"].format_help()
+
+
+def test_help_says_what_a_value_is_counted_in():
+    _, commands = cli._parser()
+    shown = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
+    for text in ("--jobs N ", "--client_memory GB", "--checkpoint_every_s SECONDS", "--slurm_at_once TASKS"):
+        assert text in shown["table"]
+    options = {option.dest for command in commands.values() for option in command._actions}
+    assert set(cli.UNITS) <= options
 
 
 def test_options_are_frozen():

@@ -105,6 +105,10 @@ def test_a_summary_has_each_number_by_itself_and_tables_have_pictures(tmp_path):
     mirror.record({**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]})
     assert summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
     assert logged[0]["confusion"].table.data == [["0", "0", 5], ["0", "1", 1], ["1", "0", 0], ["1", "1", 7]]
+    image = logged[0]["confusion_image"].image
+    assert image.getpixel((image.width // 3, image.height // 3)) != image.getpixel(
+        (image.width // 3, image.height * 3 // 5)
+    )
     with Mirror("offline", tmp_path / "run") as offline:
         offline.figures({"curve": Figure()})
     assert list((tmp_path / "run").rglob("media/images/*.png"))
