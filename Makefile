@@ -56,8 +56,8 @@ docs: $(STAMP) ## build the documentation and run its notebooks; open build/docs
 	$(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going $(ARGS) . build/docs
 
 perf: $(STAMP) ## measure the speed of this machine, idle for 15 minutes, and write docs/performance.md (ARGS="--write other.md")
-	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions augmentation \
-		memory start:fedavg --write docs/performance.md $(ARGS)
+	$(BIN)/python -m benchmark.perf epochs:fed_consist sharpness:fl2 layouts:fedavg growth:fedavg partitions replays \
+		augmentation memory start:fedavg --write docs/performance.md $(ARGS)
 
 perf-gpu: ## check, time and profile everything on a GPU, with the existing .venv or PYTHON, and write docs/performance.md (METHODS=fedavg,fixmatch ARGS="--parts agreement"; docs/gpu.md)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmark.perf gpu:$(subst $(COMMA),:,$(or $(METHODS),fedavg)) --write docs/performance.md \

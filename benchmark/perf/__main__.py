@@ -25,6 +25,7 @@ SECTIONS: dict[str, tuple[str, int]] = {
     "layouts": ("rounds.layouts", 1),
     "growth": ("growth.section", 1),
     "partitions": ("rounds.partitions", 0),
+    "replays": ("replays.section", 0),
     "augmentation": ("augmentation.section", 0),
     "memory": ("memory.section", 0),
     "start": ("start.section", 1),

@@ -22,6 +22,7 @@ from benchmark.perf import (
     loops,
     measure,
     profiles,
+    replays,
     sharpness,
     start,
 )
@@ -30,6 +31,7 @@ from benchmark.perf.measure import Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here, process, together
 from datamodules.common.errors import ConfigError
 from methods.base import Tally
+from methods.fedavg import FedAvg
 
 
 def meet(folder: str):
@@ -372,3 +374,21 @@ def test_a_start_is_a_command_that_succeeds(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(subprocess.CalledProcessError):
         start._call([*words, "--method.lr", "fast"])
+
+
+class Burns(FedAvg):
+    """A method whose hook between the steps takes long."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        until = time.process_time() + 0.01
+        while time.process_time() < until:
+            pass
+
+
+def test_host_time_of_a_replayed_step_is_without_the_step(monkeypatch):
+    """A step whose operations take long costs no more than another; a hook between the steps that does is seen."""
+    monkeypatch.setattr(replays, "MANY", 24)
+    plain, tensors, _ = replays.host_seconds("fedavg")
+    assert 0 < plain < 5e-3 and tensors == 2
+    assert replays.host_seconds(f"{__name__}.Burns")[0] > 0.01 > plain
+    assert replays.host_seconds("server_only")[:2] == (0.0, 0)  # its clients take no steps
