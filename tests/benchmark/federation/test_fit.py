@@ -97,7 +97,7 @@ def test_something_else_than_a_loss_is_refused(made: Any) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return made
 
-    with pytest.raises(RunError, match=r"Odd, client 0 .*round 0: training_step returned .* scalar loss"):
+    with pytest.raises(RunError, match=r"Odd, client 0 .*round 0: training_step "):
         trained(Odd)
 
 

@@ -212,9 +212,7 @@ def test_a_plan_with_a_client_that_does_not_exist(client):
         def select_clients(self, round, roster):
             return [[0, client]]
 
-    with pytest.raises(
-        RunError, match=rf"Plans\.select_clients, round 0: there is no client {client}; ids run from 0 to 3"
-    ):
+    with pytest.raises(RunError, match=rf"Plans\.select_clients, round 0: .* {client}; .* 0 to 3"):
         federation(Plans).run()
 
 

@@ -124,7 +124,7 @@ def test_a_pipe_in_place_of_a_file_is_one_clear_error(tmp_path, name):
     os.mkfifo(path / name)
     (path / f"{CHECKPOINT}.previous").unlink(missing_ok=True)
     assert state(path) == ("damaged" if name == "record.json" else "failed")
-    with pytest.raises(RunError, match=rf"{name}.*it is no regular file.*(delete|remove) "):
+    with pytest.raises(RunError, match=rf"{name}.*no regular file"):
         fit(config)
 
 

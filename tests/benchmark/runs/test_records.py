@@ -29,7 +29,7 @@ def test_the_averaged_reading_is_sealed_by_the_digest_and_kept_from_runs_without
     assert read_record(tmp_path / "with")["averaged"] == {"rounds": 3, "acc": 62.5, "loss": None}
     file = tmp_path / "with" / "record.json"
     file.write_text(json.dumps({**record, "averaged": {**record["averaged"], "acc": 99.0}}))
-    with pytest.raises(RunError, match="the digest differs"):
+    with pytest.raises(RunError, match="digest"):
         read_record(tmp_path / "with")
     file.write_text(json.dumps({**record, "averaged": 99.0}))
     with pytest.raises(RunError, match="averaged is float"):
@@ -67,9 +67,7 @@ def test_a_record_of_an_older_version_stays_valid(tmp_path):
     assert read_record(tmp_path) == record and state(tmp_path) == "complete"
     record["best"]["acc"] = 60.1
     (tmp_path / "record.json").write_text(json.dumps(record))
-    with pytest.raises(
-        RunError, match=r"record\.json has best\.acc = 60\.1, but the rows of metrics\.jsonl give 60\.0"
-    ):
+    with pytest.raises(RunError, match=r"best\.acc = 60\.1.* 60\.0"):
         read_record(tmp_path)
     assert state(tmp_path) == "damaged"
 
@@ -84,7 +82,7 @@ def test_all_committed_records_are_what_their_rows_say():
 @pytest.mark.parametrize("line", ['{"rou', "5", '{"acc": 1.0}'])
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"round": 0, "acc": 1.0}}\n{line}\n{{"round": 2}}\n')
-    with pytest.raises(RunError, match="line 2 is damaged"):
+    with pytest.raises(RunError, match="line 2 "):
         RunFolder(tmp_path).rows()
 
 
@@ -120,7 +118,7 @@ def test_validate_names_everything_that_is_wrong(tmp_path):
         validate({**good, "status": "done"}, "here")
     with pytest.raises(RunError, match="error is empty"):
         validate({**good, "status": "failed"}, "here")
-    with pytest.raises(RunError, match="schema 9 is newer than 2; update fssl-bench"):
+    with pytest.raises(RunError, match=r"schema 9 .* 2;"):
         validate({**good, "schema_version": 9}, "here")
 
 
