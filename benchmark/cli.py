@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ def split_dotted(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _parse(arguments: list[str]) -> Namespace:
-    top, commands = _parser()
+    script = Path(sys.argv[0]).name
+    top, commands = _parser(script) if script == "fssl-bench" else _parser()
     try:
         chosen: Namespace = top.parse_args(arguments, defaults=arguments[:1] != ["fit"])
     except ArgumentError as error:
@@ -233,9 +235,8 @@ class _Help(DefaultHelpFormatter):
         super().start_section(heading and textwrap.fill(heading.replace("``", ""), self._width))
 
 
-def _parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
-    script = Path(sys.argv[0]).name
-    prog = script if script == "fssl-bench" else "python -m benchmark"
+@cache
+def _parser(prog: str = "python -m benchmark") -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     style: Any = {"formatter_class": _Help, "exit_on_error": False}
     top = ArgumentParser(prog=prog, description=__doc__, **style)
     commands = {name: ArgumentParser(description=module.ABOUT, **style) for name, module in MODULES.items()}
