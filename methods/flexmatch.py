@@ -41,8 +41,7 @@ class FlexMatch(JointSteps):
     """
 
     scopes = {**JointSteps.scopes, "status": "personal", "beta": "personal"}
-    # At first every pseudo-label counts; with a weight of 1 they would outweigh the few labels.
-    contract_args = {**JointSteps.contract_args, "lr": 0.003, "lambda_u": 0.3}
+    contract_args = {**JointSteps.contract_args, "lr": 0.001}  # at first every pseudo-label counts
     warm_up: ClassVar[bool] = True
     status: Tensor
     beta: Tensor

@@ -32,7 +32,7 @@ def test_the_labelling_model_alone_decides(who: str, local: list[float], receive
 
 def first_steps(method: type | str, steps: int, **args: Any) -> dict[str, Tensor]:
     """What client 0 uploads after so many steps of its first visit."""
-    run = contract_federation(method, rounds=1, batch_size=3, **args)
+    run = contract_federation(method, rounds=1, **args)
     batches: list[Any] = []
     run.method.on_train_batch_start = lambda batch, number: batches.append(batch) or (-1 if number == steps else None)
     upload = visited(run, run.visits(0)[0])[0].upload
@@ -51,8 +51,7 @@ def test_both_models_label_alike_before_the_first_step() -> None:
 
 def test_a_visit_is_what_plain_torch_computes() -> None:
     """Losses with labels of the received model, FedProx's pull, momentum and decay, by hand in double precision."""
-    args = {"batch_size": 5, "prox_mu": 0.3, "lambda_u": 0.5}
-    run = contract_federation("client_fixmatch", rounds=1, precision="64-true", **args)
+    run = contract_federation("client_fixmatch", rounds=1, precision="64-true", prox_mu=0.3, lambda_u=0.5)
     method, batches = run.method, []
     method.on_train_batch_start = lambda batch, _: batches.append(batch)
     received = {name: value.clone() for name, value in run.server.items()}
@@ -113,7 +112,7 @@ def test_a_heavy_pull_keeps_the_model_where_it_was() -> None:
     start = contract_federation("client_fixmatch").server
 
     def moved(mu: float) -> float:
-        run = contract_federation("client_fixmatch", local_epochs=3, prox_mu=mu)
+        run = contract_federation("client_fixmatch", prox_mu=mu)
         rounds_until(run, 1)
         return float(torch.stack([(run.server[name] - value).square().sum() for name, value in start.items()]).sum())
 
