@@ -29,7 +29,7 @@ from benchmark.launch.signals import STOPPED, children, stop, stoppable
 from benchmark.launch.worker import worker_main
 from benchmark.registry import imported, one_line, unknown
 from benchmark.runs import loggers
-from benchmark.runs.environment import check_processes
+from benchmark.runs.capacity import check_processes
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state

@@ -13,7 +13,8 @@ from benchmark.config import Run, identity
 from benchmark.console import Console, duration, size
 from benchmark.launch.calibration import BUSY, Calibration, Sizes, Unmeasured
 from benchmark.report.cost import Measured, Part, measured_here, parts, summary
-from benchmark.runs.environment import cores, gpu_name, idle_cores
+from benchmark.runs.capacity import cores, idle_cores
+from benchmark.runs.environment import gpu_name
 from datamodules.common.errors import BenchError
 
 

@@ -14,7 +14,7 @@ from benchmark.config import Run, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.placement import placed
-from benchmark.runs.environment import IDLE, others
+from benchmark.runs.capacity import IDLE, others
 from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 

@@ -17,7 +17,7 @@ from benchmark.launch.placement import kept_threads
 from benchmark.launch.progress import Display
 from benchmark.launch.signals import STOPPED, check_stopped, stop, stoppable
 from benchmark.registry import imported, one_line
-from benchmark.runs.environment import asked_threads, bearable, check_processes, cores
+from benchmark.runs.capacity import asked_threads, bearable, check_processes, cores
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked
 from benchmark.runs.states import state

@@ -9,7 +9,7 @@ from benchmark.perf.federations import Noise
 from benchmark.perf.loops import PillowViews
 from benchmark.perf.measure import Section, Unit, interleaved, threads
 from benchmark.perf.sharpness import STRONG, WEAK
-from benchmark.runs.environment import cores
+from benchmark.runs.capacity import cores
 
 IMAGES, ONE_BY_ONE = 10_240, 1_024
 NOTE = (

@@ -10,7 +10,7 @@ from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, Unit, interleaved, threads
 from benchmark.perf.worker import process, together
-from benchmark.runs.environment import cores
+from benchmark.runs.capacity import cores
 from methods import models
 
 IMAGES, CLASSES = 5_000, 100

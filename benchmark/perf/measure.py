@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from benchmark.runs.capacity import cores
 from benchmark.runs.code_identity import code_version
-from benchmark.runs.environment import cores, cpu_model
+from benchmark.runs.environment import cpu_model
 
 Unit = Callable[..., Any]
 REPEATS = 3

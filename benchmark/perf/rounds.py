@@ -10,7 +10,7 @@ from lightning import Fabric
 from benchmark.launch.allocator import keep_memory
 from benchmark.perf.federations import Noise, federation
 from benchmark.perf.measure import Section, seconds, threads
-from benchmark.runs.environment import cores
+from benchmark.runs.capacity import cores
 from datamodules.partition import split
 
 REPEATS = 3

@@ -20,7 +20,7 @@ from benchmark.perf.federations import Noise, federation, launched
 from benchmark.perf.loops import PillowViews
 from benchmark.perf.measure import Section, Unit, interleaved
 from benchmark.perf.worker import process
-from benchmark.runs.environment import cores
+from benchmark.runs.capacity import cores
 from methods import models
 
 BATCH, STEPS, SERVER_BATCH, SERVER_STEPS, NORM_BATCH, RHO, ETA = 32, 16, 10, 20, 2048, 0.1, 0.01

@@ -1,24 +1,18 @@
-"""What a run ran on: software, hardware, and how busy the machine is. Recorded, never part of a run's identity."""
+"""What a run ran on: software and hardware. Recorded, never part of a run's identity."""
 
 import os
 import platform
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datamodules.common.errors import ConfigError
+from benchmark.runs.capacity import cores
 
 NATIVE = {  # CPU flags of native 16-bit arithmetic as Linux names them; the last of each is Arm's
     "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
     "16-mixed": ("float16", ["avx512_fp16", "amx_fp16", "asimdhp"]),
 }
-LOOK_S = 0.1  # seconds for which the load of other programs is observed
-IDLE = 0.5  # cores: a lower load counts as none
-PROCESS_BYTES = 400_000_000  # memory of a process without data: Python, torch and Lightning
 GPUS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # on Linux, one exists with a GPU
-MOST_PER_CORE = 4  # processes; more than one already slows the others down
 
 
 def environment() -> dict[str, Any]:
@@ -62,113 +56,6 @@ def hardware(environment: dict[str, Any]) -> str:
         return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
     processes = devices if isinstance(devices, int) else 1
     return f"{environment['cpu']}, {processes * environment['threads']} of {environment['cores']} cores per run"
-
-
-def cores() -> int:
-    """CPU cores that this process may use: those it is bound to, limited by the CPU quota of its container."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = cpu_share()
-    return own if share is None else max(1, min(own, int(share)))
-
-
-def cpu_share(system: Path = Path("/")) -> float | None:
-    """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit.
-
-    Args:
-        system: the folder that holds ``sys``.
-    """
-    group = system / "sys" / "fs" / "cgroup"
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            return int(quota) / int(period) if int(quota) > 0 else None
-        except (OSError, ValueError):  # no such file, or no limit (``max``)
-            continue
-    return None
-
-
-def bearable(processes: int) -> int:
-    """How many of ``processes`` fit into the free memory, before they load any data; at least 1."""
-    from datamodules.common.memory import available_bytes  # imports torch
-
-    free = available_bytes()
-    return processes if free is None else max(1, min(processes, free // PROCESS_BYTES))
-
-
-def check_processes(option: str, processes: int) -> None:
-    """Refuse more processes than this machine can run.
-
-    Args:
-        option: the option that asks for them.
-        processes: how many would be started here.
-
-    Raises:
-        ConfigError: there are too many for the cores or the memory.
-    """
-    from datamodules.common.memory import available_bytes, in_words  # imports torch
-
-    free = available_bytes()
-    most = min(MOST_PER_CORE * cores(), bearable(processes))
-    if processes > most:
-        memory = "" if free is None else f", of which {in_words(free)} are free"
-        raise ConfigError(
-            f"{option} {processes}: so many processes take {in_words(processes * PROCESS_BYTES)} of memory before they "
-            f"have any data{memory}, and share {cores()} cores; give {most} at most, and one per core is fastest"
-        )
-
-
-def asked_threads() -> int | None:
-    """CPU threads that ``OMP_NUM_THREADS`` asks for; ``None`` if it is not set to a number."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP allows a list, one number per nesting level
-    return int(asked) if asked.isdigit() and int(asked) > 0 else None
-
-
-def idle_cores() -> int:
-    """Cores that no other program is using at the moment, at least 1 (all of them if the system does not tell).
-
-    All threads of a process wait for the slowest at the end of every operation. One that waits for a core therefore
-    slows the run down, many times over if its operations are small.
-    """
-    used = others()
-    time.sleep(LOOK_S)
-    count = used()
-    return cores() if count < IDLE else max(1, int(cores() - count))
-
-
-def others() -> Callable[[], float]:
-    """Start to measure the load of other programs on this process's cores.
-
-    Returns:
-        a function that gives the mean number of cores they have used since, without this process's own use; 0 if the
-        system does not tell.
-    """
-    before, own = _busy_and_all(), time.process_time()
-
-    def used() -> float:
-        after = _busy_and_all()
-        if before is None or after is None or after[1] == before[1]:
-            return 0.0
-        ours = (time.process_time() - own) * os.sysconf("SC_CLK_TCK")
-        return cores() * max(0.0, after[0] - before[0] - ours) / (after[1] - before[1])
-
-    return used
-
-
-def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
-    """Busy time and total time of this process's cores, in clock ticks."""
-    try:
-        lines = [line.split() for line in stat.read_text().splitlines()]
-        own = os.sched_getaffinity(0)
-    except (OSError, AttributeError):
-        return None
-    ticks = [
-        [int(n) for n in line[1:9]]
-        for line in lines
-        if line[0][:3] == "cpu" and line[0][3:].isdigit() and int(line[0][3:]) in own
-    ]
-    everything = sum(map(sum, ticks))
-    idle = sum(core[3] + core[4] for core in ticks)  # idle, and waiting for a disk
-    return everything - idle, everything
 
 
 def cpu_model() -> str:

@@ -6,7 +6,7 @@ import torch
 
 from benchmark.launch import placement
 from benchmark.launch.placement import placed
-from benchmark.runs.environment import PROCESS_BYTES
+from benchmark.runs.capacity import PROCESS_BYTES
 from runs import SHORT, configuration, interrupted
 
 
