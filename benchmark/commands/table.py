@@ -116,7 +116,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     methods = listed(options.methods, "--methods", suite.spec["labels"])
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
-    suite.published()  # fails before anything runs if the file is missing
+    published = suite.published()  # fails before anything runs if the file is missing
     if options.overwrite and not options.dry_run:
         discard(wanted)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
@@ -125,8 +125,10 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     for note in notes:
         print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
-    if options.slurm is not None and (missing or options.dry_run):
-        return _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
+    if options.slurm is not None:
+        code = _submit(missing, options, f"{suite.paper}-{_name(options)}", runtime)
+        if code is not None:
+            return code
     if options.dry_run:
         from benchmark.commands.dry_run import show
 
@@ -147,7 +149,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             return code
 
     plan.look_again()
-    pages, files = _write(suite, plan, _name(options), runtime, readme, mirror=bool(outcomes))
+    pages, files = _write(suite, plan, published, _name(options), runtime, readme, mirror=bool(outcomes))
     page = Path(runtime.results_dir) / "tables" / f"{suite.paper}-{_name(options)}.md"
     _show(pages, wished, page)
     if not missing:
@@ -159,14 +161,16 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     return 1 if bad else 0
 
 
-def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runtime) -> int:
-    """Hand the missing runs to SLURM, or say what would be handed over."""
+def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runtime) -> int | None:
+    """Hand the missing runs to SLURM, or say what would be handed over; ``None`` if there are none."""
     from benchmark.launch import slurm
 
     array = slurm.Array(options.slurm_bundle, options.slurm_at_once)
     if options.dry_run:
         print(slurm.plan(missing, options.slurm, array) if missing else "nothing is missing")
         return 0
+    if not missing:
+        return None
     script = slurm.write(missing, name, Path(runtime.results_dir), array)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
@@ -175,13 +179,19 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runt
 
 
 def _write(
-    suite: Suite, plan: "Plan", scale: str, runtime: Runtime, readme: Path | None, mirror: bool
+    suite: Suite,
+    plan: "Plan",
+    published: Mapping[Any, str],
+    scale: str,
+    runtime: Runtime,
+    readme: Path | None,
+    mirror: bool,
 ) -> "tuple[list[Rendered], list[Path]]":
     """Write what is made of the runs; returns the tables and all files that hold them."""
     from benchmark.report import excerpt, leaderboard, tables
 
     results, name = Path(runtime.results_dir), f"{suite.paper}-{scale}"
-    pages = tables.render(suite, plan, suite.published())
+    pages = tables.render(suite, plan, published)
     written = tables.write(suite, scale, pages, results, readme)
     if suite.ranked:
         written += leaderboard.write(suite, plan, results, name, readme)

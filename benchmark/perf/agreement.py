@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.arguments import typed_args, without_default
+from benchmark.arguments import handed_over, typed_args
 from benchmark.config import Run, RunConfig
 from benchmark.federation.loop import Federation
 from benchmark.perf.federations import Noise, federation_of, tensor_cores
@@ -53,7 +53,7 @@ NOTE = (
 def configured(method: str, precision: str = "32-true") -> Run:
     """Configure a short run of a method in its scenario: one warm-up round, one epoch, with pseudo-labels."""
     cls: type[FedMethod] = find_class(method, KINDS["method"])
-    known = typed_args(cls, {}, "method", KINDS["method"].supplied | without_default(cls))
+    known = typed_args(cls, {}, "method", handed_over(cls, "method"))
     short: dict[str, Any] = {name: 1 for name in SHORT if (known.get(name) or 0) > 1}
     short |= {"batch_size": BATCH} | {name: value for name, value in FLOWING.items() if name in known}
     held = {
