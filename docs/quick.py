@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmark.report.layout import pipe_table
+from benchmark.report.formats import pipe_table
 from benchmark.report.tables import replace_block
 
 BOUNDS = {  # by suite: the rows with the labels alone and with all labels, where a suite has them

@@ -217,7 +217,7 @@ def _mirror(
     """Send tables (long and as published) and learning curves to W&B."""
     from benchmark.report import excerpt, leaderboard
     from benchmark.report.differences import draw_differences, panels
-    from benchmark.report.layout import numeric
+    from benchmark.report.formats import numeric
     from benchmark.report.settings import settings
     from benchmark.runs.loggers import choose_mode, mirror_tables
 

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from benchmark.files import write_changed
 from benchmark.report.curves import read_curve
-from benchmark.report.layout import Rendered, pipe_table
+from benchmark.report.formats import pipe_table
+from benchmark.report.layout import Rendered
 from benchmark.report.plots import draw_learning_curves, row_labels, svg_text
 from benchmark.report.tables import replace_block
 from benchmark.suites.plan import Plan

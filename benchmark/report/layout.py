@@ -1,14 +1,15 @@
-"""Tables in the published layout (methods as rows, data sets as columns) in Markdown, LaTeX and CSV."""
+"""Tables in the published layout: methods as rows, data sets as columns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
 import pandas as pd
-from pandas.api.types import is_numeric_dtype, is_scalar
+from pandas.api.types import is_numeric_dtype
 from tabulate import tabulate
 
+from benchmark.report.formats import csv_text, latex_comment, latex_table, numeric, pipe_table, texts
 from benchmark.report.verdicts import Effect, Level, places
 from benchmark.suites.plan import Row, Table
 
@@ -17,27 +18,6 @@ NONE_RUN = "–"
 WIDTH = 100  # characters per line in a terminal
 UNPUBLISHED = Table.unpublished  # default reason for a missing published value
 OURS = "Ours: mean ± half-width of the 95 % t interval (number of seeds), in percent."
-BOLD = "\x02"  # prefix of texts to set in bold in LaTeX; does not occur in names
-# LaTeX's special characters, and characters that its text fonts may lack.
-LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "{": r"\{",
-        "}": r"\}",
-        "$": r"\$",
-        "&": r"\&",
-        "%": r"\%",
-        "#": r"\#",
-        "_": r"\_",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "Δ": r"$\Delta$",
-        "×": r"$\times$",
-        "−": "$-$",
-        "–": "--",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -152,6 +132,14 @@ class Section:
     title: str
     note: str
     frame: pd.DataFrame
+
+    @property
+    def markdown(self) -> str:
+        """A collapsible block."""
+        shown = texts(self.frame)
+        table = pipe_table(list(shown.columns), shown.to_numpy().tolist())
+        parts = [f"<details><summary>{self.title}</summary>", self.note, table, "</details>"]
+        return "\n\n".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
@@ -318,7 +306,7 @@ class Rendered:
             if self.printed and not any(line.published for line in self.lines):
                 parts += [f"Published values: {self.unpublished}."]
         for section in self.sections:
-            parts += [markdown_section(section)]
+            parts += [section.markdown]
         facts = [f"{name}: {text}" if name else text for name, text in self.facts.items()]
         parts += ["; ".join(facts) + ".", self.legend if shown.rows else ""]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -352,9 +340,10 @@ class Rendered:
     def latex(self) -> str:
         """A ``booktabs`` table of the runs, preceded by facts as comments, and its sections."""
         shown = self.layout.only_run()
-        facts = [_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
+        facts = [latex_comment(f"{name}: {text}" if name else text) for name, text in self.facts.items()]
         if not shown.rows:
-            return "\n".join([_comment(f"Table {self.number}: {self.title}: nothing has been run."), *facts]) + "\n"
+            nothing = latex_comment(f"Table {self.number}: {self.title}: nothing has been run.")
+            return "\n".join([nothing, *facts]) + "\n"
         names: list[tuple[str, ...]] = [("", *[""] * shown.several, head) for head in shown.heads]
         for dataset, metric in shown.columns:
             above = (self.data_label(dataset), metric) if shown.several else (self.data_label(dataset),)
@@ -408,16 +397,6 @@ class Rendered:
         return [values[part] for part in self._latex_parts()]
 
 
-def numeric(frame: pd.DataFrame, texts_in: Sequence[str] = ()) -> pd.DataFrame:
-    """Convert columns that contain only numbers (including printed ones) to numbers, except those named."""
-    columns = {}
-    for name in frame.columns.difference(list(texts_in), sort=False):
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        if (numbers.notna() == frame[name].notna()).all():
-            columns[name] = numbers.astype("float64")
-    return frame.assign(**columns)
-
-
 def varying(lines: Iterable[Line], columns: Iterable[str]) -> list[str]:
     """Return the columns with more than one value."""
     return [c for c in columns if len({line.row.columns.get(c) for line in lines}) > 1]
@@ -428,96 +407,7 @@ def touched(cells: Iterable[Line | None]) -> bool:
     return any(line is not None and not line.untouched for line in cells)
 
 
-def csv_text(frame: pd.DataFrame) -> str:
-    """Format CSV; numbers with four decimals, published values as printed (empty if missing).
-
-    An apostrophe is put before texts that a spreadsheet would evaluate, such as ``=SUM(A1)``.
-    """
-    texts = {name: column.map(_inert) for name, column in frame.items() if any(map(_is_formula, column))}
-    safe = frame.assign(**texts).rename(columns=_inert)
-    return str(safe.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
-
-
-def _inert(cell: Any) -> Any:
-    return f"'{cell}" if _is_formula(cell) else cell
-
-
-def _is_formula(cell: Any) -> bool:
-    """Whether a spreadsheet would evaluate a cell; not for numbers (including printed ones) and dashes."""
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell == "-":
-        return False
-    try:
-        float(cell)
-    except ValueError:
-        return True
-    return False
-
-
-def pipe_table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table; bars in texts are escaped."""
-    escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (heads, *body)]
-    return str(tabulate(escaped[1:], escaped[0], tablefmt="pipe", disable_numparse=True))
-
-
-def texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Format a frame for readers: two decimals, empty if missing, names without underscores."""
-    shown = pd.DataFrame({name: [cell_text(value) for value in frame[name]] for name in frame}, dtype=object)
-    return shown.rename(columns=lambda name: str(name).replace("_", " "))
-
-
-def cell_text(value: Any) -> str:
-    """Format a value of a frame for readers."""
-    if value is None or (is_scalar(value) and pd.isna(value)):
-        return ""
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str:
-    """Format a ``booktabs`` table of escaped texts; ``align`` has ``l`` or ``r`` for each column."""
-    style = frame.style.hide(axis="index").format(latex_text).format_index(latex_text, axis="columns")
-    return str(
-        style.to_latex(
-            hrules=True,
-            multicol_align="c",
-            position="t",
-            position_float="centering",
-            column_format=align,
-            caption=latex_text(caption.strip()),
-            label=f"tab:{name}",
-        )
-    )
-
-
-def latex_bold(text: str) -> str:
-    """Mark a text to be set in bold by ``latex_table``."""
-    return f"{BOLD}{text}"
-
-
-def latex_text(value: object) -> str:
-    """Escape a text for LaTeX; in bold if marked by ``latex_bold``."""
-    text = str(value)
-    escaped = text.removeprefix(BOLD).translate(LATEX)
-    return rf"\textbf{{{escaped}}}" if text.startswith(BOLD) else escaped
-
-
-def _comment(text: str) -> str:
-    """Format a text as a LaTeX comment in one line."""
-    return f"% {' '.join(text.split())}"
-
-
 def same_name(one: str, other: str) -> bool:
     """Whether two names differ only in spelling: ``CIFAR-10`` and ``cifar10``."""
     first, second = ("".join(filter(str.isalnum, name)).lower() for name in (one, other))
     return first == second
-
-
-def markdown_section(section: Section) -> str:
-    """Format a section as a collapsible block."""
-    shown = texts(section.frame)
-    parts = [
-        f"<details><summary>{section.title}</summary>",
-        section.note,
-        pipe_table(list(shown.columns), shown.to_numpy().tolist()),
-        "</details>",
-    ]
-    return "\n\n".join(filter(None, parts))

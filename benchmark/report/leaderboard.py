@@ -8,12 +8,14 @@ from typing import Any
 import pandas as pd
 
 from benchmark.files import write_changed
+from benchmark.report.cells import network
 from benchmark.report.differences import draw_differences, panels
-from benchmark.report.layout import NONE_RUN, csv_text, latex_bold, latex_table, pipe_table
+from benchmark.report.formats import csv_text, latex_bold, latex_table, pipe_table
+from benchmark.report.layout import NONE_RUN
 from benchmark.report.plots import svg_text
 from benchmark.report.settings import ENOUGH, METRIC, Setting, not_compared, settings, told_apart, values
 from benchmark.report.statistics import interval, superiority
-from benchmark.report.tables import network, replace_block
+from benchmark.report.tables import replace_block
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import code_versions
 from benchmark.runs.states import RunState

@@ -1,26 +1,23 @@
 """The papers' tables, computed from records."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmark.config import Run, RunConfig
+from benchmark.config import RunConfig
 from benchmark.files import write_changed
 from benchmark.report import others
-from benchmark.report.layout import OURS, Line, Rendered, Section, csv_text, markdown_section, varying
-from benchmark.report.statistics import interval
-from benchmark.report.verdicts import Effect, Level, difference, effect, judge, level
+from benchmark.report.cells import BROKEN, Cell
+from benchmark.report.formats import csv_text
+from benchmark.report.layout import OURS, Line, Rendered, Section, varying
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, code_versions
-from benchmark.runs.states import RunState
-from benchmark.suites.plan import Plan, Row, Table, control_of, operands
+from benchmark.suites.plan import Plan, Table
 from benchmark.suites.suite import Suite
-from datamodules.common.errors import ConfigError
 
 SAY = {
     "best": "the round of best test accuracy",
@@ -46,8 +43,6 @@ RIGHT = (
     *READING,
     "runs",
 )
-LACKS = ("failed", "damaged", "outdated", "running", "stale", "missing")  # the first that applies to a seed's runs
-BROKEN = LACKS[:3]  # rows with such a seed get no verdict
 
 
 def render(suite: Suite, plan: Plan, published: Mapping[Any, str]) -> list[Rendered]:
@@ -88,7 +83,7 @@ def write(suite: Suite, scale: str, tables: Sequence[Rendered], results: Path, r
 def exports(suite: Suite, tables: Sequence[Rendered]) -> dict[str, str]:
     """Return all tables of a suite at a scale as file contents, by suffix."""
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
-    elsewhere = [markdown_section(section) + "\n" for section in others.sections(suite, tables)]
+    elsewhere = [section.markdown + "\n" for section in others.sections(suite, tables)]
     own = [c for c in frame if c not in (*LEFT, *RIGHT)]
     frame = frame[[c for c in (*LEFT, *own, *RIGHT) if c in frame]]
     return {
@@ -104,17 +99,6 @@ def replace_block(text: str, name: str, body: str) -> str:
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
     return f"{head}{begin}\n{body.strip()}\n{end}{tail}" if found and closed else text
-
-
-def deviation(values: Sequence[float]) -> float | None:
-    """Standard deviation of a sample (divisor n - 1); ``None`` for fewer than two values."""
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
-def network(config: RunConfig) -> str:
-    """Return the trained network's name and arguments, e.g. ``resnet9 (width=4)``."""
-    args = ", ".join(f"{name}={value}" for name, value in config.model_args.items())
-    return f"{config.model} ({args})" if args else config.model
 
 
 def last_rounds(config: RunConfig) -> str:
@@ -134,15 +118,12 @@ def averaged_rounds(config: RunConfig) -> str:
 def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table) -> Rendered:
     compare = suite.compares(plan.scale)
     hidden = () if compare else suite.replaced
-    rows = [row for row in table.rows if row.method not in suite.left_out(plan.scale)]
-    columns = tuple(dict.fromkeys(c for row in rows for c in row.columns if c not in hidden))
-    of_data = {r.dataset: plan.run(r, plan.seeds[0]).config for r in rows if not (r.minus or r.pending)}
-    blocks = []
-    for row in rows:
-        parts = operands(row, rows) if row.minus else (row,)
-        groups = [] if row.pending else [[plan.run(part, seed) for part in parts] for seed in plan.seeds]
-        config = groups[0][0].config if groups else of_data.get(row.dataset)  # a pending row takes its neighbours'
-        blocks.append([_line(suite, plan, published, table, row, metric, groups, config) for metric in table.metrics])
+    at_scale = replace(table, rows=tuple(row for row in table.rows if row.method not in suite.left_out(plan.scale)))
+    columns = tuple(dict.fromkeys(c for row in at_scale.rows for c in row.columns if c not in hidden))
+    blocks = [
+        [Cell(suite, plan, published, at_scale, row, metric).line() for metric in table.metrics]
+        for row in at_scale.rows
+    ]
     if suite.ranked:
         blocks.sort(key=lambda block: _place(plan, block[0]))
     lines = tuple(line for block in blocks for line in block)
@@ -165,119 +146,6 @@ def _render(suite: Suite, plan: Plan, published: Mapping[Any, str], table: Table
 def _place(plan: Plan, line: Line) -> tuple[int, float]:
     """Where a row of a ranked suite stands: by failed runs, so that survivors place no row, then by the mean."""
     return sum(plan.found[key].state == "failed" for key in line.runs), math.inf if line.ours is None else -line.ours
-
-
-def _line(
-    suite: Suite,
-    plan: Plan,
-    published: Mapping[Any, str],
-    table: Table,
-    row: Row,
-    metric: str,
-    groups: Sequence[Sequence[Run]],
-    config: RunConfig | None,
-) -> Line:
-    """Build the line of a row's metric; ``groups`` are its runs by seed (two per seed for a difference)."""
-    found = [[plan.found[run.id] for run in group] for group in groups]
-    values = _values(found, suite.report, metric)
-    ours = _mean(values)
-    printed, spread = published.get(row.key(metric)), published.get(row.key(f"{metric} std"))
-    judged = _Judged()
-    if suite.compares(plan.scale):
-        judged = _judged(suite, plan, published, table, row, metric, found)
-    elif not printed and published:
-        judged = _Judged(verdict=f"published: {table.unpublished}")
-    return Line(
-        row=row,
-        metric=metric,
-        data=config.data.name if config else "-",
-        network=network(config) if config else "-",
-        ours=ours,
-        std=deviation(values),
-        ci95=interval(values),
-        n=len(values),
-        planned=len(groups),
-        readings={
-            name: _mean(_values(found, name, metric)) if metric == "acc" else None
-            for name in READING
-            if name != "averaged" or (config and config.average_last)
-        },
-        published=printed,
-        spread=spread,
-        delta=judged.delta,
-        level=judged.level,
-        effect=judged.effect,
-        lacks="pending" if row.pending else _lacks(found, len(values)),
-        verdict=judged.verdict,
-        note=judged.note,
-        runs=tuple(dict.fromkeys(run.id for group in groups for run in group)),
-    )
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """Comparison with the paper: see ``Line``."""
-
-    delta: float | None = None
-    level: Level | None = None
-    effect: Effect | None = None
-    verdict: str = ""
-    note: str = ""
-
-
-def _judged(
-    suite: Suite,
-    plan: Plan,
-    published: Mapping[Any, str],
-    table: Table,
-    row: Row,
-    metric: str,
-    found: Sequence[Sequence[RunState]],
-) -> _Judged:
-    """Judge a cell at a comparable scale; ``found`` are its runs by seed."""
-    own = published.get(row.key(metric))
-    printed, printed_runs, where = own, table.published_runs, ""
-    if row.judged_by:
-        elsewhere = replace(row, table=row.judged_by)
-        printed, spread = published.get(elsewhere.key(metric)), published.get(elsewhere.key(f"{metric} std"))
-        if printed is None:
-            raise ConfigError(f"{suite.where}, {row.name}: judged_by: there is no {metric} of {elsewhere.name}")
-        printed_runs = next(one.published_runs for one in suite.tables if one.number == row.judged_by)
-        where = f", by table {row.judged_by}: {printed}{f' ± {spread}' if spread else ''}"
-    values = _values(found, suite.report, metric)
-    missing = "" if own or not published else f"published: {table.unpublished}"
-    if printed is None or not values:
-        return _Judged(verdict=missing)
-    delta = difference(sum(values) / len(values), own) if own else None
-    control = control_of(row, table.rows, table.control)
-    its_printed = published.get(control.key(metric)) if control else None
-    beside = _found(plan, control) if control and own and its_printed else []
-    if any(run.state in BROKEN for group in found for run in group):
-        return _Judged(delta, note="a failed run")
-    if any(run.state in BROKEN for group in beside for run in group):
-        return _Judged(delta, note="a failed run of the control")
-    if not _of_the_suite(plan, found, set(suite.scale(plan.scale)["seeds"])):
-        return _Judged(delta, note="other seeds than the suite's")
-    of_level, of_effect = level(values, printed, printed_runs), None
-    if own and its_printed:
-        method, control_values = (_by_seed(plan, groups, suite.report, metric) for groups in (found, beside))
-        of_effect = effect(method, control_values, own, its_printed)
-    verdict, note = judge(len(values), of_level, of_effect, bool(own and its_printed))
-    return _Judged(delta, of_level, of_effect, verdict + where if verdict else missing, note)
-
-
-def _found(plan: Plan, row: Row) -> list[list[RunState]]:
-    """Return the runs of a row by seed; none for a pending row."""
-    return [] if row.pending else [[plan.found[plan.run(row, seed).id]] for seed in plan.seeds]
-
-
-def _of_the_suite(plan: Plan, groups: Sequence[Sequence[RunState]], own: set[int]) -> bool:
-    """Whether a mean may be judged: over (some of) the suite's seeds, and over others only if all these are
-    complete."""
-    complete = {
-        seed for seed, group in zip(plan.seeds, groups, strict=True) if all(run.state == "complete" for run in group)
-    }
-    return own <= set(plan.seeds) and (complete <= own or own <= complete)
 
 
 def _frame(table: Table, lines: Sequence[Line], columns: Sequence[str], compare: bool, printed: bool) -> pd.DataFrame:
@@ -306,36 +174,6 @@ def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
     half = line.level.half if line.level else None
     of = line.effect
     return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
-
-
-def _lacks(groups: Sequence[Sequence[RunState]], n: int) -> str:
-    """Say why only ``n`` seeds have a value, e.g. ``failed (1)``; empty if all have one or the others are pending."""
-    if n == len(groups):
-        return ""
-    reasons = [next((s for s in LACKS if any(run.state == s for run in group)), "complete") for group in groups]
-    told = [f"{reason} ({reasons.count(reason)})" for reason in LACKS[:-1] if reason in reasons]
-    nothing = "not run" if "missing" in reasons else "no value"
-    return "; ".join(told) or ("" if n else nothing)
-
-
-def _values(groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> list[float]:
-    """Return one value per seed with complete runs; for two runs their difference."""
-    values = []
-    for group in groups:
-        got = [run.record[READING[reading]].get(metric) for run in group if run.record is not None]
-        if len(got) == len(group) and None not in got:
-            values.append(got[0] - sum(got[1:]))
-    return values
-
-
-def _by_seed(plan: Plan, groups: Sequence[Sequence[RunState]], reading: str, metric: str) -> dict[int, float]:
-    """Return the values of ``_values`` by seed."""
-    found = {seed: _values([group], reading, metric) for seed, group in zip(plan.seeds, groups, strict=False)}
-    return {seed: values[0] for seed, values in found.items() if values}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[Section]:

@@ -13,7 +13,8 @@ from matplotlib.ticker import EngFormatter
 from benchmark.files import dump_yaml
 from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
-from benchmark.report.layout import Line, Rendered, cell_text, touched
+from benchmark.report.formats import cell_text
+from benchmark.report.layout import Line, Rendered, touched
 from benchmark.report.settings import Setting, not_compared, told_apart
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import AVERAGED, READINGS, Record

@@ -6,17 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import (
-    Layout,
-    Rendered,
-    Section,
-    cell_text,
-    csv_text,
-    latex_text,
-    numeric,
-    pipe_table,
-    texts,
-)
+from benchmark.report.formats import texts
+from benchmark.report.layout import Layout, Rendered, Section
 from benchmark.report.tables import render
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
@@ -59,8 +50,6 @@ def test_the_wide_table_has_numbers_where_numbers_stand():
     assert wide["method"].tolist() == ["mine", "other"]
     assert wide["A acc"].tolist() == [40.0, 60.0] and wide["A acc published"].tolist() == [50.0, 50.0]
     assert set(wide.dtypes.drop(["method", "net size"]).astype(str)) == {"float64"}
-    frame = pd.DataFrame({"n": ["1", None], "word": ["1", "none"], "id": ["1", "2"]})
-    assert [column.dtype == float for _, column in numeric(frame, ["id"]).items()] == [True, False, False]
 
 
 def rendered(values: dict[tuple[str, str, str], float], scale: str = "paper") -> Rendered:
@@ -187,22 +176,3 @@ def test_sections_stand_below_with_two_decimals() -> None:
     more = replace(table, sections=(Section("Ranks", "Small is good.", frame),))
     assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown
     assert r"\begin{tabular}{rlr}" in more.latex
-
-
-def test_texts_of_single_values() -> None:
-    assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
-    assert latex_text("±−²") == "$\\pm$$-$²"
-    assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
-
-
-def test_a_label_is_no_formula_in_a_spreadsheet() -> None:
-    """Numbers, printed ones too, and all other texts stay as they are."""
-    frame = pd.DataFrame({"method": ['=HYPERLINK("http://a.b")', "-x", "a=b", "-"], "@n": [-1.5, 2.0, None, 1.0]})
-    frame["published"] = ["-0.50", "+1", None, "@a"]
-    assert csv_text(frame).splitlines() == [
-        "method,'@n,published",
-        '"\'=HYPERLINK(""http://a.b"")",-1.5000,-0.50',
-        "'-x,2.0000,+1",
-        "a=b,,",
-        "-,1.0000,'@a",
-    ]

@@ -11,7 +11,6 @@ import pytest
 from benchmark.config import RunConfig, Runtime
 from benchmark.registry import ClassSpec
 from benchmark.report.tables import (
-    deviation,
     last_rounds,
     render,
     replace_block,
@@ -368,11 +367,6 @@ def test_every_table_names_its_provenance_and_rule():
     assert "scale: paper (the protocol)" in paper and "scale: quick (not the protocol)" in quick
     assert "95 % prediction interval for one further run" in paper and "the row minus low, paired by seed" in paper
     assert "**Scale quick: not the paper's protocol.**" in quick and "**Scale" not in paper
-
-
-def test_deviation_is_a_samples():
-    assert deviation([5.0]) is None and deviation([]) is None
-    assert deviation([1.0, 3.0, 5.0]) == 2.0
 
 
 @pytest.mark.parametrize(

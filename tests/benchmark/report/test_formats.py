@@ -1,0 +1,30 @@
+"""Frames and texts for readers, spreadsheets and LaTeX: nothing in them is taken for markup or a formula."""
+
+import pandas as pd
+
+from benchmark.report.formats import cell_text, csv_text, latex_text, numeric, pipe_table
+
+
+def test_only_columns_of_numbers_become_numbers() -> None:
+    """Printed ones too; not those that are named."""
+    frame = pd.DataFrame({"n": ["1", None], "word": ["1", "none"], "id": ["1", "2"]})
+    assert [column.dtype == float for _, column in numeric(frame, ["id"]).items()] == [True, False, False]
+
+
+def test_texts_of_single_values() -> None:
+    assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
+    assert latex_text("±−²") == "$\\pm$$-$²"
+    assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
+
+
+def test_a_label_is_no_formula_in_a_spreadsheet() -> None:
+    """Numbers, printed ones too, and all other texts stay as they are."""
+    frame = pd.DataFrame({"method": ['=HYPERLINK("http://a.b")', "-x", "a=b", "-"], "@n": [-1.5, 2.0, None, 1.0]})
+    frame["published"] = ["-0.50", "+1", None, "@a"]
+    assert csv_text(frame).splitlines() == [
+        "method,'@n,published",
+        '"\'=HYPERLINK(""http://a.b"")",-1.5000,-0.50',
+        "'-x,2.0000,+1",
+        "a=b,,",
+        "-,1.0000,'@a",
+    ]
