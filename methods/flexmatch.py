@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from methods.base import StepNumber
+from datamodules.base import SiteData
+from methods.base import StepNumber, Stream
 from methods.parts.joint_steps import JointSteps
 from methods.parts.tensors import one_hot
 
@@ -52,10 +53,13 @@ class FlexMatch(JointSteps):
         self.register_buffer("status", torch.full((num_images,), -1, dtype=torch.int16))
         self.register_buffer("beta", torch.zeros(num_classes))
 
-    def on_train_start(self) -> None:
-        """Note how many images the client has."""
-        super().on_train_start()
-        self.unlabelled = 0 if self.site is None else len(self.site.data.unlabelled)
+    def streams(self, data: SiteData) -> dict[str, Stream]:
+        """Unlabelled images come with their positions, by which ``status`` is kept; note how many there are."""
+        streams = super().streams(data)
+        if "unlabelled" in streams:
+            streams["unlabelled"].fields = {"index": data.unlabelled}
+        self.unlabelled = len(data.unlabelled)
+        return streams
 
     def targets(self, samples: Mapping[str, Tensor], local: Tensor) -> tuple[Tensor, Tensor]:
         """The local model's classes where they reach the thresholds of this moment; then s and beta move."""

@@ -65,17 +65,19 @@ class AsPrinted(ProxyFL):
 
 
 class ReleasedWeights(ProxyFL):
-    """A client's model weighs ``2000 n_l + n_l + n_u``, as in the released code; in ``ProxyFL`` it weighs n_l + n_u.
+    """A client's model weighs ``2000 n_l + n``, as in the released code; in ``ProxyFL`` it weighs ``n_l + n``.
 
-    There the list of labelled images is repeated so that drawing from it never ends, and then counted. Where clients
-    are of one size, as in the released partition, both are the plain mean.
+    Here n_l is the length of a client's list of labelled images and n that of its list of unlabelled ones, in which the
+    labelled ones stand again. The released code repeats the first list so that drawing from it never ends, and then
+    counts it. Where clients are of one size, as in the released partition, both are the plain mean.
     """
 
     repeats: ClassVar[int] = 2000
 
     def make_upload(self, client: Site) -> Upload | None:
-        """As ``ProxyFL``; a labelled image counts 2000 times more."""
+        """As ``ProxyFL``, but for the weight."""
         upload = super().make_upload(client)
         if upload is not None:
-            upload.weight += self.repeats * len(client.data.labelled)
+            data = client.data
+            upload.weight = float(self.repeats * len(data.labelled) + len(data.unlabelled))
         return upload

@@ -3,12 +3,13 @@
 from itertools import pairwise
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch import Tensor
 
 from allclients_visits import Toy, precise
-from federations import contract_federation, rounds_until, run_rows
+from federations import contract_federation, few_data, make_method, rounds_until, run_rows
 from golden_files import load
 from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
@@ -138,3 +139,16 @@ def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: p
     for run in runs:
         run_rows(run)
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+def test_a_plain_trainer_keeps_the_status_of_every_image() -> None:
+    """All unlabelled images at once are one client."""
+    data = few_data(2, 2, scenario="all_clients", num_labels=40, pipeline="randaugment_levels")
+    method = make_method(FlexMatch, threshold=0.05)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, **dict.fromkeys(quiet, False))
+    trainer.fit(method, datamodule=data)
+    unlabelled = torch.cat([client.unlabelled for client in data.clients])
+    assert int(method.unlabelled) == len(unlabelled)
+    assert sorted((method.status >= 0).nonzero().flatten().tolist()) == sorted(unlabelled.tolist())

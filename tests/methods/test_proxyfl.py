@@ -348,8 +348,8 @@ def test_as_printed_is_another_method() -> None:
     assert any(not torch.equal(value, coded[name]) for name, value in printed.items())
 
 
-def test_released_weights_count_a_labelled_image_2000_times_more() -> None:
-    """2000 n_l + n_l + n_u, where clients differ; the steps are the same."""
+def test_released_weights_count_a_labelled_image_2000_times() -> None:
+    """2000 n_l + n, where clients differ; the steps are the same."""
     skewed = {"partition": "dirichlet", "beta": 0.5, "min_size": 1, "num_labels": 40, "union_mode": "labelled"}
     data = few_data(3, scenario="all_clients", pipeline="randaugment_levels", **skewed)
     sizes = {"batch_size": 10, "unlabelled_bs": 20, "local_epochs": 1}
@@ -358,8 +358,8 @@ def test_released_weights_count_a_labelled_image_2000_times_more() -> None:
     weights = {}
     for one, other in zip(ours, theirs, strict=True):
         data = plain.data.client(one.visit.client)
-        n_l, n_u = len(data.labelled), len(data.unlabelled)
-        assert (one.weight, other.weight) == (n_l + n_u, 2000 * n_l + n_l + n_u)
+        n_l, n = len(data.labelled), len(data.unlabelled)
+        assert (one.weight, other.weight) == (n_l + n, 2000 * n_l + n)
         assert all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
         weights[one.visit.client] = other.weight / one.weight
     assert len(set(weights.values())) > 1
