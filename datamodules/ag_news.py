@@ -15,6 +15,7 @@ from datamodules.base import FSSLDataModule
 from datamodules.common.errors import BenchError, ConfigError, DataError
 from datamodules.common.files import alone
 from datamodules.io import text
+from datamodules.io.npz import write_npz
 from datamodules.io.sources import Arrays, sha256_of
 from datamodules.views.pipelines import WEAK_COPIES
 
@@ -97,7 +98,7 @@ class AGNews(FSSLDataModule):
                 if not path.exists():
                     arrays = self._made(root)
                     told = json.dumps({"sha256": arrays.sha256, "provenance": self.provenance})
-                    text.write(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
+                    write_npz(path, {name: getattr(arrays, name) for name in ARRAYS} | {"told": np.array(told)})
         try:
             with np.load(path, allow_pickle=False) as data:
                 kept, told = [data[name] for name in ARRAYS], json.loads(str(data["told"]))

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import alone, sweep, temporary_name
+from datamodules.common.files import alone
+from datamodules.io.npz import write_npz
 
 Folder = str | os.PathLike[str]
 Images = NDArray[np.uint8]
@@ -223,23 +224,8 @@ def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
 
 
 def _write(cache: Path, arrays: Arrays) -> None:
-    """Write the cache atomically; equal arrays give equal bytes."""
     fields = ("train_images", "train_labels", "test_images", "test_labels", "class_names")
-    content: dict[str, Any] = {field: np.asarray(getattr(arrays, field)) for field in fields}
-    sweep(cache)
-    temporary = temporary_name(cache)
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(cache)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        size = sum(array.nbytes for array in content.values()) // 10**6
-        raise DataError(
-            f"cannot write {cache} ({size} MB): {error}. Free some space or choose another data_dir"
-        ) from error
+    write_npz(cache, {field: getattr(arrays, field) for field in fields})
     _log.info("wrote %s", cache)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.common.errors import DataError
-from datamodules.common.files import alone, sweep, temporary_name
+from datamodules.common.files import alone
+from datamodules.io.npz import write_npz
 
 Features = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Features]
@@ -101,24 +102,7 @@ def features(kind: str, texts: Sequence[str], folder: Path, device: torch.device
 def _compute(kind: str, texts: Sequence[str], path: Path, device: torch.device) -> None:
     encode = load(kind, device)
     _log.info("computing features of %d texts with %s (only once); this may take a while", len(texts), ENCODERS[kind])
-    write(path, {"features": encode(texts)})
-
-
-def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an ``.npz`` file atomically.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    temporary = temporary_name(path)
-    sweep(path)
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error}. Free some space or choose another data_dir") from error
+    write_npz(path, {"features": encode(texts)})
 
 
 def cache(kind: str, texts: Sequence[str], folder: Path) -> Path:
