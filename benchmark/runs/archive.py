@@ -15,6 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -107,7 +108,7 @@ def _fetched(source: str) -> bytes:
         else:
             with open(source, "rb") as file:
                 content = file.read(MOST + 1)
-    except (OSError, ValueError) as error:  # from the server or the disk
+    except (OSError, ValueError, HTTPException) as error:  # from the server or the disk
         reason = error.reason if isinstance(error, URLError) else getattr(error, "strerror", None) or error
         raise ConfigError(f"{source}: cannot be read: {reason}; give the path or URL of an archive") from None
     if len(content) > MOST:

@@ -55,7 +55,7 @@ class RunFolder:
         self._spent = 0.0
         self._last = -1
         self._rows = hashlib.sha256()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # for the record in memory, which the heartbeat's thread writes too
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -157,6 +157,8 @@ class RunFolder:
             },
         }
         if before is not None:
+            if not facts:  # nor are what the loop adds to them
+                self._record = before | self._record
             self._keep(config.rounds)
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
         self._write()
@@ -239,8 +241,9 @@ class RunFolder:
 
     def saved(self, rounds: int) -> None:
         """Record the number of rounds in the checkpoint, from which the run would continue."""
-        self._record["timing"]["saved_rounds"] = rounds
-        self._write()
+        with self._writing:
+            self._record["timing"]["saved_rounds"] = rounds
+            self._write()
 
     def finish(
         self, averaged: Mapping[str, Any] | None = None, confusion: Sequence[Sequence[int]] | None = None
@@ -265,16 +268,17 @@ class RunFolder:
             )
         if not rows or rows[-1]["round"] != total - 1:
             raise RunError(f"{self.path}: the last of {total} rounds has no row, so the run is not finished")
-        self._record |= readings(rows, self._record["config"]["last_k"])
-        self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
-        self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
-        self._record |= _sent(rows[-1])
-        self._record["skipped"] = rows[-1].get("skipped", 0)
-        self._record["rounds"]["done"] = total
-        self._record["status"] = "complete"
-        self._record["timing"].pop("saved_rounds", None)
-        self._record["digest"] = digest(self._record, rows)
-        self._write()
+        with self._writing:
+            self._record |= readings(rows, self._record["config"]["last_k"])
+            self._record |= {AVERAGED: finite(dict(averaged))} if averaged else {}
+            self._record |= {"confusion": [" ".join(map(str, line)) for line in confusion]} if confusion else {}
+            self._record |= _sent(rows[-1])
+            self._record["skipped"] = rows[-1].get("skipped", 0)
+            self._record["rounds"]["done"] = total
+            self._record["status"] = "complete"
+            self._record["timing"].pop("saved_rounds", None)
+            self._record["digest"] = digest(self._record, rows)
+            self._write()
         return self._record
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:

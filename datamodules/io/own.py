@@ -15,6 +15,7 @@ from datamodules.common.errors import ConfigError, DataError, message_of
 from datamodules.io import sources
 from datamodules.io.sources import Arrays, Images
 
+DECODING = 2  # version of what stands in a cache
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes with at most 8 bits per channel."""
@@ -203,7 +204,7 @@ def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction
     """
     parts = _parts(root)
     content = _digest(root, parts)
-    text = f"{content} {side} {test_fraction if len(parts) == 1 else None}"
+    text = f"{DECODING} {content} {side} {test_fraction if len(parts) == 1 else None}"
     name = f"folder-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     arrays = sources.cached(name, data_dir, partial(_decoded, root, parts, side, test_fraction))
     return replace(arrays, sha256={root.resolve().name: content})
@@ -263,7 +264,7 @@ def _digest(root: Path, parts: dict[str, dict[str, list[Path]]]) -> str:
 def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | None, test_fraction: float) -> Arrays:
     names = tuple(next(iter(parts.values())))
     files = {part: [file for some in classes.values() for file in some] for part, classes in parts.items()}
-    grey = all(_looked_at(file) for some in files.values() for file in some)
+    grey = all([_looked_at(file) for some in files.values() for file in some])  # a list: every file is looked at
     images, labels, size = [], [], None
     for part, some in files.items():
         decoded = [_image(file, side, grey) for file in some]

@@ -224,6 +224,12 @@ def deep(root):
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(root / "train" / "two" / "deep.png")
 
 
+def deep_after_colours(root):
+    (file := sorted((root / "train" / "one").glob("*.png"))[0]).unlink()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file)
+    deep(root)
+
+
 def empty(root):
     for part in ("train", "test"):
         (root / part / "three").mkdir()
@@ -264,6 +270,7 @@ BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep, r"deep\.png has .*more than 8 bits"),
+    (deep_after_colours, r"deep\.png has .*more than 8 bits"),
     (empty, r"train/three has no images"),
     (other, r"classes differ: 'one' only in train, 'eins' only in test; train and test need the same classes"),
     (disjoint, r"classes differ: 'nought', 'one', 'two' only in train, 'eins' only in test;"),

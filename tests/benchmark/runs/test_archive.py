@@ -185,6 +185,8 @@ def test_an_archive_is_fetched_by_its_address(board, tmp_path, server, capsys, m
     assert capsys.readouterr().out == f"imported 2 runs into {there}/runs; 0 were there already\n"
     assert main(["records", "import", f"{server}/none.tar.gz", "--results-dir", there]) == 2
     assert f"error: {server}/none.tar.gz: cannot be read: " in capsys.readouterr().err
+    assert main(["records", "import", f"{server}/my board.tar.gz", "--results-dir", there]) == 2
+    assert f"error: {server}/my board.tar.gz: cannot be read: " in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_has_done_and_what_is_wrong(board, tmp_path, capsys):

@@ -234,6 +234,16 @@ def test_a_failure_before_the_record_was_opened(tmp_path):
     assert read_record(tmp_path / "some")["status"] == "failed"
 
 
+def test_a_failure_that_another_process_records_keeps_all_facts(tmp_path):
+    """Those that nobody has to know, too: tuning reads the number of test images of a failed run."""
+    RunFolder(tmp_path).open(RUN, {**FACTS, "test_images": 30, "class_counts": ["1 2"]})
+    RunFolder(tmp_path).fail(ValueError("x"), RUN)
+    record = read_record(tmp_path)
+    assert record["status"] == "failed" and "ValueError: x" in record["error"]
+    assert {name: record[name] for name in FACTS} == FACTS
+    assert (record["test_images"], record["class_counts"]) == (30, ["1 2"])
+
+
 def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
     known = RunFolder(tmp_path)
     known.open(RUN, FACTS)

@@ -82,9 +82,9 @@ def test_another_version_of_a_dependency_is_another_digest(toy, tmp_path, monkey
 
 def test_plans_with_classes_of_other_packages_are_not_kept(toy, tmp_path, monkeypatch):
     """Their sources may change unseen."""
-    (tmp_path / "theirs.py").write_text("from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg): ...\n")
+    (tmp_path / "another_package.py").write_text("from methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    toy.write_text(SUITE.replace("{method: fedavg}", "{method: theirs.Mine}"))
+    toy.write_text(SUITE.replace("{method: fedavg}", "{method: another_package.Mine}"))
     assert len(plan_cache.plan(suite.load(str(toy)), "quick", [], RUNTIME).runs) == 4
     assert not files(toy)
 
