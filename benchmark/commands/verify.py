@@ -28,5 +28,6 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     if found.equal or found.within is None:
         print("equal" if found.equal else "not equal")
     else:
-        print(f"not equal; the readings lie {'within' if found.within else 'outside'} what the row's seeds let expect")
+        where = "inside" if found.within else "outside"
+        print(f"not equal; the readings lie {where} the prediction intervals of the row's seeds")
     return 0 if found.equal else 1
