@@ -33,7 +33,6 @@ from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
 from datamodules.common.errors import RunError
-from run_folders import change
 from benchmark.runs.folder import RunFolder
 
 class Base: pass
