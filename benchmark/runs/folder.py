@@ -157,7 +157,7 @@ class RunFolder:
             },
         }
         if before is not None:
-            if not facts:  # nor are what the loop adds to them
+            if not facts:  # not known yet, nor is what a run records beside them
                 self._record = before | self._record
             self._keep(config.rounds)
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))

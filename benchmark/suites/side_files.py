@@ -88,8 +88,8 @@ def admitted(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
 def verified(folder: Path, paper: str, extended: SideFile | None) -> SideFile:
     """Of which rows (by ``Row.full_name``) a maintainer has run a seed again.
 
-    An entry has this ``seed``, and says whether its rounds were ``equal`` to those submitted, or else within what the
-    row's other seeds let expect.
+    An entry has this ``seed``, and says whether its rounds were ``equal`` to those submitted, or else its readings
+    within the prediction intervals of the row's seeds.
     """
     return SideFile(
         folder / "verified",

@@ -1,7 +1,5 @@
 """FixMatch at clients with another number of steps."""
 
-from dataclasses import replace
-
 from methods.base import LocalWork, Pass, Site
 from methods.client_fixmatch import ClientFixMatch
 
@@ -14,10 +12,8 @@ class OnePass(ClientFixMatch):
     """
 
     def local_work(self, client: Site) -> LocalWork:
-        """Every epoch meets the images in a new order, and each at most once."""
-        images, h = len(client.data.labelled), self.hparams
-        epochs = []
-        for one in super().local_work(client):
-            streams = {name: replace(stream, resample=None) for name, stream in one.streams.items()}
-            epochs.append(Pass(streams, max(1, images // h.batch_size)))
-        return epochs
+        """Every epoch meets the labelled images in a new order, and each at most once."""
+        h, labelled = self.hparams, self.streams(client.data)
+        labelled.pop("unlabelled", None)
+        steps = max(1, len(client.data.labelled) // h.batch_size)
+        return [Pass(labelled, steps)] * int(h.local_epochs)
