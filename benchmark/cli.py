@@ -235,11 +235,19 @@ class _Help(DefaultHelpFormatter):
         super().start_section(heading and textwrap.fill(heading.replace("``", ""), self._width))
 
 
+class _Parser(ArgumentParser):
+    """A parser that notices when nobody reads its help; argparse's own ignores that."""
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, by default on stdout."""
+        print(self.format_help(), end="", file=file, flush=True)
+
+
 @cache
 def _parser(prog: str = "python -m benchmark") -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     style: Any = {"formatter_class": _Help, "exit_on_error": False}
-    top = ArgumentParser(prog=prog, description=__doc__, **style)
-    commands = {name: ArgumentParser(description=module.ABOUT, **style) for name, module in MODULES.items()}
+    top = _Parser(prog=prog, description=__doc__, **style)
+    commands = {name: _Parser(description=module.ABOUT, **style) for name, module in MODULES.items()}
     top.add_argument("--version", action="store_true", help="print the version of the package and of the code")
     subcommands = top.add_subcommands()
     for name, command in commands.items():

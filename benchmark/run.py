@@ -57,6 +57,18 @@ def fit(run: Run) -> Path:
         return _fit(run)
 
 
+def check(run: Run) -> None:
+    """Refuse a run that could not start here; nothing is written but what its data need.
+
+    Raises:
+        ConfigError: ``runtime`` asks for what is not there.
+        DataError: the data are missing.
+    """
+    _check_options(run)
+    _launchable(run)
+    make_data(run).prepare_data()
+
+
 def _check_options(run: Run) -> None:
     """Refuse what ``runtime`` names and is not there, also where nothing is left to run."""
     rt = run.config.runtime
@@ -92,23 +104,33 @@ def _fit(run: Run) -> Path:
     path = run.folder
     if is_complete(run):
         return path
-    started = torchrun()
+    run, spawned = _launchable(run)
+    fabric = _fabric(run, spawned)
+    if spawned and run.config.runtime.accelerator == "cpu":  # fail early if data are missing
+        make_data(run).prepare_data()
+    _launch(fabric, run)
+    if not (slurm_tasks() or torchrun()) and state(path) != "complete":
+        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
+    return path
+
+
+def _launchable(run: Run) -> tuple[Run, bool]:
+    """The run with its devices chosen, and whether this process is to start those of the run.
+
+    Raises:
+        ConfigError: these processes are not those that the run asks for, or cannot be started here.
+    """
+    started, tasks = torchrun(), slurm_tasks()
     if started:
         run = run.replace(runtime=within(run.config.runtime, started))
     run = placed(run)
-    rt, tasks = run.config.runtime, slurm_tasks()
+    rt = run.config.runtime
     spawned = (rt.devices != 1 or rt.num_nodes != 1) and not (tasks or started)
     if tasks and not started:
         _check_tasks(rt, tasks)
     if spawned:
         _check_spawned(rt)
-    fabric = _fabric(run, spawned)
-    if spawned and rt.accelerator == "cpu":  # fail early if data are missing
-        make_data(run).prepare_data()
-    _launch(fabric, run)
-    if not (tasks or started) and state(path) != "complete":
-        raise RunError(f"{path}: its processes ended without an error, but the run is not complete; run it again")
-    return path
+    return run, spawned
 
 
 def _check_tasks(rt: Runtime, tasks: int) -> None:

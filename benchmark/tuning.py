@@ -19,6 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, spelled
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
+from benchmark.launch.resume import is_complete
+from benchmark.runs.code_identity import method_source
 from benchmark.runs.records import READING, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
@@ -155,7 +157,8 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
         What was written, by row: the chosen ``options``, and everything ``tried`` with its score.
 
     Raises:
-        ConfigError: the suite is part of an installed package; or see ``trials``.
+        ConfigError: the suite is part of an installed package, or a complete trial was made by other code of its method
+            (``is_complete``); or see ``trials``.
         RunError: a trial failed for a reason other than its rate; there is no choice for its row, but for all others.
             Or the journal is damaged.
     """
@@ -258,7 +261,7 @@ def _leave_out_torn_line(journal: Path) -> None:
 def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:
     """Run the trials missing in their studies, and add the results."""
     missing = [(trial, run) for trial in planned for run in _unknown(trial, studies)]
-    runs = {run.id: run for _, run in missing}
+    runs = {run.id: run for _, run in missing if not is_complete(run)}
     if runs:
         _, gpus = pool.default_jobs(runtime)
         pool.run_all(list(runs.values()), jobs, gpus, Display(len(runs)))
@@ -268,25 +271,32 @@ def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], 
 
 def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[Run]:
     """Return the runs of a trial without a score in the study of its row."""
-    known = scores(studies[trial.row.full_name])
+    known = scores(studies[trial.row.full_name], trial.runs)
     return [run for run in trial.runs if run.id not in known]
 
 
 def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Study]) -> list[Scored]:
     """Return a row's trials whose runs all have scores, with the mean, in the order of their factors."""
-    known = scores(studies[row.full_name])
     own = [trial for trial in planned if trial.row is row and not _unknown(trial, studies)]
+    known = scores(studies[row.full_name])
     found = [(trial, [known[run.id] for run in trial.runs]) for trial in sorted(own, key=lambda one: one.factor)]
     return [(trial, (fmean(score for score, _ in runs), sum(n for _, n in runs))) for trial, runs in found]
 
 
-def scores(study: optuna.Study) -> dict[str, tuple[float, int]]:
-    """Return held-out accuracy in percent (0 if not finite) and number of held-out images by run id."""
-    done = (optuna.trial.TrialState.COMPLETE,)
-    return {
-        trial.user_attrs["run_id"]: (float(trial.value or 0.0), int(trial.user_attrs["images"]))
-        for trial in study.get_trials(deepcopy=False, states=done)
-    }
+def scores(study: optuna.Study, runs: Sequence[Run] = ()) -> dict[str, tuple[float, int]]:
+    """Return held-out accuracy in percent (0 if not finite) and number of held-out images by run id.
+
+    Args:
+        study: of a row.
+        runs: those whose scores count only if today's code of their methods has made them.
+    """
+    now = {run.id: source for run in runs if (source := method_source(run))}
+    found = {}
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
+        name, made = trial.user_attrs["run_id"], trial.user_attrs.get("method_source")
+        if made is None or made == now.get(name, made):
+            found[name] = float(trial.value or 0.0), int(trial.user_attrs["images"])
+    return found
 
 
 def choice(scored: Sequence[Scored]) -> dict[str, Any]:
@@ -349,6 +359,7 @@ def _tell(study: optuna.Study, trial: Trial, run: Run) -> None:
                 "status": ended,
                 "images": record["test_images"],
                 "code_version": record["code_version"],
+                "method_source": record["environment"].get("method_source"),
             },
         )
     )

@@ -249,7 +249,7 @@ class FSSLDataModule(L.LightningDataModule):
         self._arrays_read()
 
     def _arrays_read(self) -> Arrays:
-        """What ``read`` gives, looked at.
+        """What ``read`` gives, looked at, and split anew if so asked.
 
         Raises:
             DataError: it fails, gives something else than ``Arrays``, or a label that the class does not know.
@@ -265,6 +265,8 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{name}.read: {message_of(error)} ({place(error)})") from error
         if not isinstance(arrays, Arrays):
             raise DataError(f"{name}.read returned a {type(arrays).__name__}; return datamodules.io.sources.Arrays")
+        if self.hparams.split == "random80":
+            arrays = random_split(arrays, self.partition_seed)
         if self.measured:
             self._measure(arrays)
         for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
@@ -288,8 +290,6 @@ class FSSLDataModule(L.LightningDataModule):
         check_memory(name, asked, needed, available_bytes(self.device), self.processes)
         if h.channels == 1:
             check_grey(name, arrays)
-        if h.split == "random80":
-            arrays = random_split(arrays, self.partition_seed)
         self.sha256, self.class_names = arrays.sha256, arrays.class_names
         for field in STORED:
             setattr(self, field, torch.from_numpy(getattr(arrays, field)))

@@ -4,9 +4,10 @@ import inspect
 import os
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -15,6 +16,9 @@ from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import KINDS, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
 from datamodules.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmark.runs.records import Record
 
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
@@ -69,19 +73,43 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
 
 
 def discard(runs: Iterable[Run]) -> None:
-    """Delete what earlier runs have left in the folders of these (``--overwrite``).
+    """Delete what earlier runs have left in the folders of these (``--overwrite``): of all of them, or of none.
 
     Raises:
         ConfigError: this is one of several processes that something else has started; it would delete what another
             one has begun.
+        RunError: a process is working on one of the runs.
     """
     from benchmark.launch.launchers import slurm_tasks, torchrun
-    from benchmark.runs.folder import RunFolder
+    from benchmark.runs import folder
 
     if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
-    for run in runs:
-        RunFolder(run.folder).discard()
+    folder.discard(run.folder for run in runs)
+
+
+def check_startable(runs: Iterable[Run]) -> None:
+    """Refuse runs that could not start here, before anything is deleted for them.
+
+    Raises:
+        BenchError: an option of the machine cannot be met, or data are missing.
+    """
+    from benchmark.run import check
+
+    for run in {run.config.data.class_path: run for run in runs}.values():  # one for each data set
+        check(run)
+
+
+def made_by_other_code(complete: "Iterable[tuple[Run, Record]]") -> list[str]:
+    """Notes about methods whose code has changed since some of these runs were made."""
+    from benchmark.runs.code_identity import by_other_code
+
+    changed = Counter(run.config.method.name for run, record in complete if by_other_code(run, record))
+    return [
+        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is there "
+        "now; `table --overwrite` with --methods or --only runs them again"
+        for name, count in changed.items()
+    ]
 
 
 def numbers(text: str | None, option: str) -> list[int]:

@@ -1,5 +1,6 @@
 """``enter``: a method's own row in a setting of a leaderboard, from tuning to its place."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from benchmark.commands.common import (
     add_seeds_argument,
     add_suite_arguments,
     jobs_and_gpus,
+    made_by_other_code,
     numbers,
     refuse,
     runtime_of,
@@ -41,6 +43,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     from benchmark import tuning
     from benchmark.launch import pool
     from benchmark.launch.progress import Display
+    from benchmark.launch.resume import is_complete
     from benchmark.report import leaderboard
     from benchmark.report.settings import settings
 
@@ -54,7 +57,14 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     suite = load(str(path))  # with what was chosen
     plan = suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime)
     wanted = suite.select(plan, [options.table])
-    missing = [one for one in wanted if plan.found[one.id].state != "complete"]
+    for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
+        print(note, file=sys.stderr)
+    of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
+    missing = [
+        one
+        for one in wanted
+        if plan.found[one.id].state != "complete" or (one.id in of_method and not is_complete(one))
+    ]
     outcomes = pool.run_all(missing, jobs, gpus, Display(len(missing))) if missing else []
     plan.look_again()
     for setting in settings(suite, plan):

@@ -12,7 +12,16 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.arguments import accepts, handed_over
-from benchmark.commands.common import DOTTED, MAPPINGS, asked_help, discard, numbers, require, warn_of_slow_precision
+from benchmark.commands.common import (
+    DOTTED,
+    MAPPINGS,
+    asked_help,
+    check_startable,
+    discard,
+    numbers,
+    require,
+    warn_of_slow_precision,
+)
 from benchmark.config import (
     ROSTER,
     ROSTER_SUPPLIED,
@@ -90,9 +99,10 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         states = {run.id: "missing" if overwrite else state(run.folder) for run in runs}
         show([_naming(point, run) for point, run in named], states, jobs=1)
         return 0
-    if len(points) > 1:
+    if len(points) > 1 or overwrite:
         _check_points(made)
     if overwrite:
+        check_startable(runs)
         discard(runs)
     if len(runs) == 1:
         code = _one(runs[0], tell)
@@ -287,5 +297,7 @@ def _check_points(made: Sequence[tuple[Mapping[str, str], Run]]) -> None:
             _, data = make(run, device("cpu"))
             data.roster(run.config.seed, **run.config.roster)
         except BenchError as error:
+            if not point:
+                raise
             values = ", ".join(f"{option} {value}" for option, value in point.items())
             raise type(error)(f"{values}: {error}") from error

@@ -11,9 +11,11 @@ from benchmark.commands.common import (
     add_jobs_arguments,
     add_seeds_argument,
     add_suite_arguments,
+    check_startable,
     discard,
     jobs_and_gpus,
     listed,
+    made_by_other_code,
     numbers,
     refuse,
     runtime_of,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from benchmark.launch.pool import RunOutcome
     from benchmark.report.layout import Rendered
     from benchmark.report.stamp import Stamp
-    from benchmark.runs.records import Record
     from benchmark.suites.plan import Plan
 
 ABOUT = "Run whatever the tables of a paper still lack, then write the tables."
@@ -117,11 +118,9 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     only = listed(options.only, "--only", suite.names())
     wanted = suite.select(plan, wished, methods, only, asked or own)
     published = suite.published()  # fails before anything runs if the file is missing
-    if options.overwrite and not options.dry_run:
-        discard(wanted)
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
-    notes = _of_other_code([(run, record) for run in wanted if (record := plan.found[run.id].record)])
+    notes = made_by_other_code((run, record) for run in wanted if (record := plan.found[run.id].record))
     for note in notes:
         print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
@@ -136,6 +135,9 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         return 0
     for precision in dict.fromkeys(run.config.precision for run in missing):
         warn_of_slow_precision(precision, runtime.accelerator)
+    if options.overwrite:
+        check_startable(missing)
+        discard(missing)
     outcomes: list[pool.RunOutcome] = []
     if missing:
         display = Display(len(missing))
@@ -149,7 +151,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             return code
 
     plan.look_again()
-    pages, files = _write(suite, plan, published, _name(options), runtime, readme, mirror=bool(outcomes))
+    pages, files = _write(suite, plan, published, options, runtime, readme, mirror=bool(outcomes))
     page = Path(runtime.results_dir) / "tables" / f"{suite.paper}-{_name(options)}.md"
     _show(pages, wished, page)
     if not missing:
@@ -172,6 +174,9 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runt
     if not missing:
         return None
     script = slurm.write(missing, name, Path(runtime.results_dir), array)
+    if options.overwrite:
+        slurm.submit(script, f"--test-only {options.slurm}")  # fails before anything is deleted
+        discard(missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
     print("when they have ended, the same command without --slurm writes the tables")
@@ -182,7 +187,7 @@ def _write(
     suite: Suite,
     plan: "Plan",
     published: Mapping[Any, str],
-    scale: str,
+    options: Namespace,
     runtime: Runtime,
     readme: Path | None,
     mirror: bool,
@@ -190,9 +195,10 @@ def _write(
     """Write what is made of the runs; returns the tables and all files that hold them."""
     from benchmark.report import excerpt, leaderboard, tables
 
-    results, name = Path(runtime.results_dir), f"{suite.paper}-{scale}"
+    results, named = Path(runtime.results_dir), _name(options)
+    name = f"{suite.paper}-{named}"
     pages = tables.render(suite, plan, published)
-    written = tables.write(suite, scale, pages, results, readme)
+    written = tables.write(suite, named, pages, results, readme)
     if suite.ranked:
         written += leaderboard.write(suite, plan, results, name, readme)
     if readme:
@@ -200,7 +206,7 @@ def _write(
     for path in dict.fromkeys(written):
         print(f"wrote {path}")
     if mirror or written or runtime.wandb in ("online", "offline"):  # the last is explicitly asked for
-        _mirror(suite, runtime, scale, plan, pages)
+        _mirror(suite, runtime, options.scale, name, plan, pages)
     files = sorted((results / "tables").glob(f"{name}.*"))
     files += leaderboard.files(results, name) if suite.ranked else []
     files += [readme, *excerpt.pictures(readme, name, pages, results)] if readme else []
@@ -211,6 +217,7 @@ def _mirror(
     suite: Suite,
     runtime: Runtime,
     scale: str,
+    name: str,
     plan: "Plan",
     pages: "Sequence[Rendered]",
 ) -> None:
@@ -234,23 +241,7 @@ def _mirror(
     if suite.ranked and (found := settings(suite, plan)):
         frames["leaderboard"] = leaderboard.frame(found)
         figures["leaderboard"] = draw_differences(panels(suite, found))
-    mirror_tables(runtime, suite.paper, scale, frames, figures)
-
-
-def _of_other_code(complete: "Sequence[tuple[Run, Record]]") -> list[str]:
-    """Notes about methods whose code has changed since some of the runs were made."""
-    from benchmark.runs.code_identity import method_source
-
-    changed: dict[str, int] = {}
-    for run, record in complete:
-        made, name = record["environment"].get("method_source"), run.config.method.name
-        if made and made != method_source(run):
-            changed[name] = changed.get(name, 0) + 1
-    return [
-        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is there "
-        "now; --overwrite with --methods or --only runs them again"
-        for name, count in changed.items()
-    ]
+    mirror_tables(runtime, scale, name, frames, figures)
 
 
 def _show(pages: "Sequence[Rendered]", asked: Sequence[str], path: Path) -> None:

@@ -11,8 +11,9 @@ from benchmark.federation import checkpoint
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.launch.recorder import Bystander, Recorder
-from benchmark.runs.code_identity import code_version, method_source
+from benchmark.runs.code_identity import by_other_code, code_version, method_source
 from benchmark.runs.folder import RunFolder
+from benchmark.runs.records import code_versions, method_sources
 from benchmark.runs.states import CHECKPOINT
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
@@ -39,12 +40,12 @@ def is_complete(run: Run) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
-    made, now = record["environment"].get("method_source"), method_source(run)
-    if made and now and made != now:
+    if by_other_code(run, record):
         raise ConfigError(
-            f"{path} was made by other code of {config.method.name}: its source was {made} (code "
-            f"{record['code_version']}) and is {now} now (code {code_version()}); give --overwrite to run it again, or "
-            "another --results_dir to keep both"
+            f"{path} was made by other code of {config.method.name}: its source was "
+            f"{' and '.join(method_sources(record))} (code {', '.join(code_versions(record))}) and is "
+            f"{method_source(run)} now (code {code_version()}); delete the folder to run it again, as --overwrite of "
+            "`fit` and `table` does, or give another --results_dir to keep both"
         )
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     return True
@@ -102,6 +103,8 @@ def _take_up(recorder: Bystander, federation: Federation, saved: Mapping[str, An
     _log_again(federation, files)
     if saved is not None:
         recorder.say(f"continues from round {federation.round + 1} of {federation.rounds}")
+        if files.of_edited_code:
+            recorder.say("the code of its method has changed since it began; its record names both versions")
         if rows is None:
             recorder.say("its checkpoint is of an older version and cannot vouch for its rows")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmark.config import Run, from_dict, spelled
 from benchmark.report.verdicts import LEAST, prediction
-from benchmark.runs.records import READING, Record, Row, code_versions, read_record, read_rows, without_clock
+from benchmark.runs.records import READING, SEVERAL, Record, Row, code_versions, read_record, read_rows, without_clock
 from benchmark.runs.states import state
 
 
@@ -103,7 +103,7 @@ def code(record: Record) -> str:
 
 
 def _environment(record: Record) -> dict[str, Any]:
-    return {name: value for name, value in record["environment"].items() if name != "code_versions"}
+    return {name: value for name, value in record["environment"].items() if name not in SEVERAL}
 
 
 def _rounds(one: list[Row], other: list[Row]) -> tuple[str, bool]:

@@ -145,5 +145,6 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
         of_all = f" for {sum(part.left for part, _ in known):,} of them" if unknown else ""
         lines.append(f"about {duration(seconds)}{at_once}{of_all}, as measured on this machine")
     if unknown:
-        lines.append(f"how long {sum(len(part.runs) for part in unknown)} of the runs take on this machine is unknown")
+        which = f"the other {sum(part.left for part in unknown):,}" if known else "they"
+        lines.append(f"how long {which} take on this machine is unknown")
     return lines

@@ -7,8 +7,8 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from benchmark.runs.records import (
     Row,
     code_versions,
     digest,
+    method_sources,
     read_record,
     read_rows,
     readings,
@@ -74,18 +75,10 @@ class RunFolder:
         """Whether the run's record has been opened by ``open``."""
         return bool(self._record)
 
-    def discard(self) -> None:
-        """Delete the run's files, so that it starts over; does nothing if there are none.
-
-        Raises:
-            RunLocked: a process is working on it.
-        """
-        if not self.path.is_dir():
-            return
-        with run_lock(self.path):
-            for left in self.path.iterdir():
-                if left.name != LOCK:
-                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    @property
+    def of_edited_code(self) -> bool:
+        """Whether the code of the method has changed since the run began."""
+        return len(self._record["environment"]["method_sources"]) > 1
 
     def forget(self) -> None:
         """Remove the folder of a run that never started, i.e. one with nothing but its lock."""
@@ -125,7 +118,8 @@ class RunFolder:
         if before is not None:
             self._check_resume(before, run, facts)
         now, code = _now(), code_version()
-        codes = code_versions(before) if before else []
+        codes, sources = (code_versions(before), method_sources(before)) if before else ([], [])
+        source = method_source(run)
         timing: dict[str, Any] = before["timing"] if before else {"started": now, "seconds": 0.0}
         data_args = config.data.init_args
         self._spent, self._began = float(timing["seconds"]), time.monotonic()
@@ -152,7 +146,8 @@ class RunFolder:
                 **environment(),
                 **_runtime(run),
                 "precision": config.precision,
-                "method_source": method_source(run),
+                "method_source": source,
+                "method_sources": list(dict.fromkeys([*sources, *filter(None, [source])])),
                 "code_versions": list(dict.fromkeys([*codes, code])),
             },
         }
@@ -186,7 +181,7 @@ class RunFolder:
         self.beat(self._last + 1)
 
     def rewind(self, next_round: int, rows_digest: str | None = None) -> None:
-        """Drop the rows from ``next_round`` on and, if none is left, the recorded code versions.
+        """Drop the rows from ``next_round`` on and, if none is left, what is recorded of earlier code.
 
         Args:
             next_round: the round to continue with.
@@ -209,7 +204,9 @@ class RunFolder:
             )
         self._keep(next_round)
         if next_round == 0:
-            self._record["environment"]["code_versions"] = [self._record["code_version"]]
+            recorded = self._record["environment"]
+            recorded["code_versions"] = [self._record["code_version"]]
+            recorded["method_sources"] = [*filter(None, [recorded["method_source"]])]
 
     def _keep(self, next_round: int) -> None:
         """Remove rows from ``next_round`` on, and a last line torn by a kill."""
@@ -319,6 +316,21 @@ class RunFolder:
                     f"{self.path}: cannot resume, {key} was {before[key]} and is now {facts[key]}; "
                     "restore the old data, or delete the folder to start over"
                 )
+
+
+def discard(folders: Iterable[Path]) -> None:
+    """Delete the files of runs, so that they start over: of all of them, or of none. Missing folders are left out.
+
+    Raises:
+        RunLocked: a process is working on one of them.
+    """
+    there = [path for path in dict.fromkeys(folders) if path.is_dir()]
+    with ExitStack() as locks:
+        for path in there:
+            locks.enter_context(run_lock(path))
+        for left in (left for path in there for left in path.iterdir()):
+            if left.name != LOCK:
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def _sent(row: Mapping[str, Any]) -> dict[str, int]:

@@ -111,14 +111,22 @@ def mirror_run(run: Run, path: Path) -> "Mirror":
 
 
 def mirror_tables(
-    runtime: Runtime, paper: str, scale: str, frames: Mapping[str, Any], figures: Mapping[str, Any] | None = None
+    runtime: Runtime, scale: str, name: str, frames: Mapping[str, Any], figures: Mapping[str, Any] | None = None
 ) -> None:
-    """Send rendered tables (data frames by name) as ``wandb.Table``, and matplotlib's figures by name as images."""
+    """Send rendered tables (data frames by name) as ``wandb.Table``, and matplotlib's figures by name as images.
+
+    Args:
+        runtime: says whether to send and to which project.
+        scale: of the suite.
+        name: of the tables' files: the paper, the scale and, where it is not the suite's, the precision.
+        frames: the tables.
+        figures: the figures.
+    """
     mode, folder = choose_mode(runtime.wandb, scale), Path(runtime.results_dir)
     place = _place(runtime, scale)
-    with Mirror(mode, folder, id=f"tables-{paper}-{scale}", name=f"tables {paper} {scale}", **place) as mirror:
-        mirror.tables({f"{paper}-{scale}/table {name}": frame for name, frame in frames.items()})
-        mirror.figures({f"{paper}-{scale}/{name}": figure for name, figure in (figures or {}).items()})
+    with Mirror(mode, folder, id=f"tables-{name}", name=f"tables {name}", **place) as mirror:
+        mirror.tables({f"{name}/table {number}": frame for number, frame in frames.items()})
+        mirror.figures({f"{name}/{title}": figure for title, figure in (figures or {}).items()})
 
 
 def _place(runtime: Runtime, scale: str) -> dict[str, Any]:

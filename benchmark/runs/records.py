@@ -25,6 +25,9 @@ from datamodules.common.errors import RunError
 SCHEMA_VERSION = 2  # 1 had no digest
 STATUSES = ("running", "complete", "failed")
 READINGS = ("final", "best", "last_k_mean")
+SEVERAL = ("code_versions", "method_sources")
+"""Entries of ``environment`` that list more than one thing if the run was continued with other code."""
+
 AVERAGED = "averaged"  # additional reading of runs with ``average_last``
 BY_CLASS = "acc_by_class"  # the only list among a row's metrics
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # values of ``report``
@@ -152,6 +155,12 @@ def code_versions(record: Record) -> list[str]:
     return list(record["environment"].get("code_versions", [record["code_version"]]))
 
 
+def method_sources(record: Record) -> list[str]:
+    """Return the digests of the code of the method that made a run; several if it was continued with edited code."""
+    recorded = record["environment"]
+    return list(recorded.get("method_sources") or filter(None, [recorded.get("method_source")]))
+
+
 def read_record(path: Path) -> Record:
     """Read and validate ``record.json`` in a run's folder; a complete one is checked against its rows.
 
@@ -227,9 +236,11 @@ def validate(record: Mapping[str, Any], where: str) -> None:
         if isinstance(part, Mapping):  # otherwise reported already
             problems += _mistyped(part, schema, f"{place}.")
     if not problems:
-        versions, saved = record["environment"].get("code_versions", []), record["timing"].get("saved_rounds", 0)
-        if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
-            problems.append("environment.code_versions is not a list of texts")
+        saved = record["timing"].get("saved_rounds", 0)
+        for name in SEVERAL:
+            texts = record["environment"].get(name, [])
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                problems.append(f"environment.{name} is not a list of texts")
         if type(saved) is not int:
             problems.append(f"timing.saved_rounds is {type(saved).__name__}")
         if not isinstance(record.get(AVERAGED), dict | None):

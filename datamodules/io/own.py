@@ -166,7 +166,12 @@ def _labels(file: Path, name: str, labels: NDArray[Any]) -> Labels:
 
 def _names(file: Path, given: NDArray[Any] | None, labels: Labels) -> tuple[str, ...]:
     if given is None:
-        return tuple(map(str, range(int(labels.max()) + 1)))
+        if labels.max() >= len(labels):  # a name for each number up to an id could fill the memory
+            raise DataError(
+                f"{file}: train_labels go up to {labels.max()}, and there are {len(labels)} training images; number "
+                "the classes 0..C-1 without a gap"
+            )
+        return tuple(map(str, range(labels.max() + 1)))
     if given.ndim != 1 or given.dtype.kind not in "US":
         raise DataError(f"{file}: class_names are {given.dtype} {list(given.shape)}; give texts, [C]")
     return tuple(given.astype(str).tolist())

@@ -9,7 +9,7 @@ from benchmark.admission import admit, candidates, judged
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
-from run_folders import completed
+from run_folders import change, completed
 
 SPEC = {
     "paper": "toy",
@@ -126,6 +126,9 @@ def test_admit_runs_what_is_missing_and_writes_beside_the_suite(suite, runtime):
     before = [path.stat().st_mtime_ns for path in paths]
     admit(suite, "quick", replace(runtime), 1)
     assert [path.stat().st_mtime_ns for path in paths] == before
+    change(paths[-1], lambda record: record["environment"].update(method_sources=["0" * 12]))
+    with pytest.raises(ConfigError, match="other code"):
+        admit(suite, "quick", runtime, 1)
 
 
 def test_damaged_verdicts_are_told(suite):

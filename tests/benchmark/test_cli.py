@@ -29,6 +29,7 @@ def test_options_of_sbatch_stay_as_they_are_spelled(given):
     [
         ["list", "models"],  # so short that Python keeps it until the end
         ["--help"],
+        ["fit", "--help"],  # longer than what a pipe's buffer in Python holds
         ["status", "--paper", "toy.yaml"],  # Rich writes at once
     ],
 )

@@ -135,6 +135,7 @@ BAD_ARRAYS = {
     "negative": (changed(train_labels=lambda a: a["train_labels"] - 1), r"train_labels lie in -1\.\.1"),
     "unknown": (changed(test_labels=lambda a: a["test_labels"] + 1), r"test_labels lie in 1\.\.3, but there are 3"),
     "gap": (changed(train_labels=lambda a: a["train_labels"] * 2), "class 1 has no training image"),
+    "ids": (changed(train_labels=lambda a: a["train_labels"] + 10**12), r"go up to 1000000000002, .* 30 training"),
     "empty class": (changed(class_names=lambda a: [*NAMES, "three"]), "class 3 has no training image"),
     "one class": (changed(train_labels=lambda a: noughts(30), test_labels=lambda a: noughts(30)), "is one class only"),
     "number of labels": (changed(train_labels=lambda a: a["train_labels"][1:]), "30 train_images and 29 train_labels"),
@@ -296,6 +297,15 @@ def test_no_folder(here):
     (here / "file").touch()
     with pytest.raises(DataError, match=r"data\.root=file is not a folder"):
         ready(Folder, root="file")
+
+
+def test_a_random_split_is_measured_on_its_own_training_images(here, digits):
+    images, labels = digits
+    np.savez(here / "x.npz", **halves(images, labels))
+    data = Npz(file="x.npz", data_dir=here, split="random80", **SHAPED)
+    data.setup()
+    assert data.provenance["measured"]["train_images"] == len(data.train_images) == 48
+    assert data.mean[0] == pytest.approx(float(data.train_images.double().mean() / 255), abs=1e-6)
 
 
 def test_feature_vectors_are_not_measured():

@@ -1,5 +1,8 @@
 """``enter``: a stranger's method gets its row in a setting, by the rules, in one command."""
 
+import shutil
+import sys
+
 import pytest
 import yaml
 
@@ -48,6 +51,20 @@ def test_a_method_gets_its_row(board, capsys):
     before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
     assert main([*ENTER, "--table", "one"]) == 0  # nothing is run twice
     assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
+
+
+def test_a_method_that_was_edited_does_not_keep_its_row(board, capsys, monkeypatch):
+    """Neither trials nor seeds of the earlier code count, whichever of them are left."""
+    assert main([*ENTER, "--table", "one"]) == 0
+    (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
+    monkeypatch.delitem(sys.modules, "mine_of_a_stranger")
+    capsys.readouterr()
+    for place in ("results/tuning/runs", "results/runs"):
+        assert main([*ENTER, "--table", "one"]) == 2
+        assert f"{place}/mine_of" in (said := capsys.readouterr().err) and "made by other code of mine_of" in said
+        for path in (board / place).glob("mine_of*"):
+            shutil.rmtree(path)
+    assert main([*ENTER, "--table", "one"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """``fit``: from options, a saved configuration or a suite's row to a run, and what it says of it."""
 
+import numpy
 import pytest
+from sklearn.datasets import load_digits
 
 from benchmark import config, run
 from benchmark.cli import main
@@ -131,6 +133,23 @@ def test_fit_runs_again_at_will(here, fitted, capsys):
     assert main([*fit, "--overwrite"]) == 0
     assert not any((path / "left.txt").exists() for path in folders)
     assert "nothing was run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("refused", [["--accelerator", "abacus"], ["--devices", "999"], ["--logger", "nobody"], []])
+def test_overwrite_deletes_nothing_for_a_run_that_could_not_start(here, fitted, capsys, refused):
+    """Without a word on the command line that is wrong, the images are gone."""
+    digits = load_digits()
+    images, labels = (digits.images * 15).astype("uint8"), digits.target
+    numpy.savez(here / "own.npz", train_images=images, train_labels=labels)
+    fit = ["fit", "--method", "fedavg", "--data", "npz", "--data.file", "own.npz", "--data.side", "32"]
+    fit += ["--rounds", "4", "--seed", "1,2"]
+    assert main(fit) == 0
+    if not refused:
+        (here / "own.npz").unlink()
+    capsys.readouterr()
+    assert main([*fit, "--overwrite", *refused]) == 2
+    assert (refused or ["own.npz"])[-1] in capsys.readouterr().err
+    assert all((one.folder / "record.json").exists() for one in fitted) and len(fitted) == 2
 
 
 def test_one_of_several_processes_deletes_nothing(here, fitted, monkeypatch, capsys):

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from benchmark import ROOT, run
 from benchmark.cli import main
 from benchmark.runs import loggers, states
@@ -160,11 +162,13 @@ def test_tables_are_mirrored_where_they_changed_or_where_it_is_asked_for(here, f
     assert table("--seeds", "1", "--only", "1/*/low") == 0 and sent == []  # nobody has asked, and there is no key
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert table("--seeds", "1") == table("--seeds", "1") == 0
-    assert sent == [("toy", "quick")]
+    assert sent == [("quick", "toy-quick")]
     (here / "results/tables/toy-quick.md").unlink()
     assert table("--seeds", "1") == 0 and len(sent) == 2
     assert table("--seeds", "1", "--wandb", "offline") == 0 and len(sent) == 3
     assert len(fitted) == 2
+    assert table("--seeds", "1", "--precision", "64-true") == 0
+    assert sent[-1] == ("quick", "toy-quick-64-true"), "another precision is no other scale"
 
 
 def test_a_leaderboard_is_mirrored_beside_its_tables(here, fitted, monkeypatch):
@@ -266,6 +270,36 @@ def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
     assert table("--overwrite", "--methods", "mid") == 0
     assert [one.config.method.name for one in fitted[4:]] == ["fed_consist", "fed_consist"]
     assert table() == 0 and len(fitted) == 6
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ["--jobs", "0"],
+        ["--accelerator", "abacus"],
+        ["--slurm=", "--slurm-bundle", "0"],
+        ["--slurm=--partition='open"],
+        ["--only", "1/A/nobody"],
+    ],
+)
+def test_overwrite_deletes_nothing_for_a_command_that_is_refused(here, fitted, capsys, monkeypatch, refused):
+    (here / "sbatch").touch(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+    assert table() == 0
+    before = {path: path.stat().st_mtime_ns for path in here.rglob("record.json")}
+    assert table("--overwrite", *refused) == 2
+    assert {path: path.stat().st_mtime_ns for path in here.rglob("record.json")} == before
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_overwrite_deletes_what_an_array_runs_again_once_slurm_accepts_it(here, fitted, monkeypatch, accepts):
+    sbatch = here / "sbatch"
+    sbatch.write_text("#!/bin/sh\n" + ("" if accepts else 'test "$2" = --test-only && exit 1\n') + "echo 7\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+    assert table() == 0
+    code = table("--overwrite", "--methods", "mid", "--slurm=--partition=gpu")
+    assert (code, len(list(here.rglob("record.json")))) == ((0, 2) if accepts else (2, 4))
 
 
 def test_runs_of_other_code_are_told(here, fitted, capsys, monkeypatch):

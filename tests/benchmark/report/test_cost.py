@@ -65,7 +65,7 @@ def test_parts_are_runs_that_differ_in_their_seeds(tmp_path):
     assert summary(found, jobs=4) == [
         "3 runs, 12 rounds; 8 rounds are left",
         "about 60 min, 60 min with 4 at once for 4 of them, as measured on this machine",
-        "how long 1 of the runs take on this machine is unknown",
+        "how long the other 4 take on this machine is unknown",
     ]
     assert "about 60 min, 60 min with 4 at once" in summary(found[:1], jobs=4)[1]  # one run is left of these two
 

@@ -112,7 +112,7 @@ def test_totals_say_what_is_left_and_how_long_it_takes(tmp_path):
     assert said(one, half, none, other)[-3:] == [
         "4 runs, 16 rounds; 12 rounds are left",
         "about 4.4 h for 8 of them, as measured on this machine",
-        "how long 1 of the runs take on this machine is unknown",
+        "how long the other 4 take on this machine is unknown",
     ]
 
 

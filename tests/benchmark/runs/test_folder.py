@@ -11,10 +11,11 @@ import torch
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
 from benchmark.files import write_atomic
+from benchmark.runs.code_identity import by_other_code
 from benchmark.runs.environment import environment
-from benchmark.runs.folder import RunFolder
+from benchmark.runs.folder import RunFolder, discard
 from benchmark.runs.lock import RunLocked, run_lock
-from benchmark.runs.records import read_record
+from benchmark.runs.records import method_sources, read_record
 from benchmark.runs.states import CHECKPOINTS, state
 from datamodules.common.errors import RunError
 from run_folders import FACTS, RUN, row, stripped, whole_run
@@ -137,6 +138,30 @@ def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
     folder.rewind(0)
     folder.append(row(0))
     assert folder.record()["environment"]["code_versions"] == ["v2"], "nothing of the others is left"
+
+
+def test_a_record_names_all_sources_of_its_method(tmp_path, monkeypatch):
+    """A run that goes on with edited code is by other code than either, in part."""
+    for source in ("a" * 12, "b" * 12):
+        monkeypatch.setattr("benchmark.runs.folder.method_source", lambda run, source=source: source)
+        folder = RunFolder(tmp_path, heartbeat_s=0)
+        folder.open(RUN, FACTS)
+        if source[0] == "a":
+            folder.append(row(0))
+            assert not folder.of_edited_code
+    record = folder.record()
+    assert record["environment"]["method_source"] == "b" * 12
+    assert method_sources(record) == ["a" * 12, "b" * 12] and folder.of_edited_code
+    for now in ("a" * 12, "b" * 12, None):
+        monkeypatch.setattr("benchmark.runs.code_identity.method_source", lambda run, now=now: now)
+        assert by_other_code(RUN, record) is (now is not None)
+    folder.rewind(0)
+    folder.append(row(0))
+    assert method_sources(folder.record()) == ["b" * 12]
+    record["environment"].pop("method_sources")  # as older records
+    assert method_sources(record) == ["b" * 12]
+    record["environment"]["method_source"] = None
+    assert method_sources(record) == []
 
 
 def test_skipped_updates_are_counted_in_the_record(tmp_path):
@@ -296,15 +321,15 @@ def test_a_discarded_run_leaves_nothing(tmp_path):
     folder = whole_run(tmp_path / "run")
     (folder.path / "more").mkdir()
     (folder.path / "more" / "file").touch()
-    folder.discard()
+    discard([folder.path, tmp_path / "never"])
     assert state(folder.path) == "missing" and [file.name for file in folder.path.iterdir()] in ([], ["run.lock"])
     whole_run(folder.path)
-    RunFolder(tmp_path / "never").discard()
     assert not (tmp_path / "never").exists()
 
 
 def test_a_run_that_goes_on_is_not_discarded(tmp_path):
-    folder = whole_run(tmp_path / "run")
-    with run_lock(folder.path), pytest.raises(RunLocked):
-        folder.discard()
-    assert state(folder.path) == "complete"
+    """Nor are the others that were to go with it."""
+    paths = [whole_run(tmp_path / name).path for name in ("first", "busy", "last")]
+    with run_lock(paths[1]), pytest.raises(RunLocked, match="busy"):
+        discard(paths)
+    assert [state(path) for path in paths] == ["complete"] * 3

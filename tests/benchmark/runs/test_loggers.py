@@ -89,7 +89,7 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
             mirror.row({"round": 0, "acc": 12.5, "auc": None, "timing": {"seconds": 0.5}})
             mirror.record(RECORD)
         frames = {"1": pd.DataFrame({"method": ["x"], "ours": [1.5]})}
-        mirror_tables(Runtime(wandb="offline", results_dir=str(tmp_path / "results")), "toy", "paper", frames)
+        mirror_tables(Runtime(wandb="offline", results_dir=str(tmp_path / "results")), "paper", "toy-paper", frames)
     written = list(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1 and b"12.5" in written[0].read_bytes()
     tables = list((tmp_path / "results").rglob("*.table.json"))
@@ -151,7 +151,7 @@ def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, started):
     where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
     runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
     mirror_run(RUN.replace(runtime=runtime), tmp_path).row({"round": 0})
-    mirror_tables(runtime, "toy", "paper", {})
+    mirror_tables(runtime, "paper", "toy-paper", {})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
     assert [{name: init[name] for name in place} for init in started] == [place, place]
 
