@@ -5,15 +5,13 @@ import hashlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from benchmark import ROOT
 from benchmark.config import Run
 from benchmark.registry import KINDS, imported
-from benchmark.runs.records import method_sources
+from benchmark.runs.records import Record, method_sources
 
 CODE = ("benchmark", "methods", "datamodules")
 NO_NUMBERS = ("uploads_needed",)
@@ -47,7 +45,7 @@ def method_source(run: Run) -> str | None:
     return source_digest(run.class_of("method"), imported(KINDS["method"].base))
 
 
-def by_other_code(run: Run, record: Mapping[str, Any]) -> bool:
+def by_other_code(run: Run, record: Record) -> bool:
     """Whether a run, or part of it, was made by other code of its method than is there now."""
     now = method_source(run)
     return now is not None and any(made != now for made in method_sources(record))
