@@ -244,7 +244,7 @@ class _Parser(ArgumentParser):
 
 
 @cache
-def _parser(prog: str = "python -m benchmark") -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+def _parser(prog: str = "python -m benchmark") -> tuple[_Parser, dict[str, _Parser]]:
     style: Any = {"formatter_class": _Help, "exit_on_error": False}
     top = _Parser(prog=prog, description=__doc__, **style)
     commands = {name: _Parser(description=module.ABOUT, **style) for name, module in MODULES.items()}
