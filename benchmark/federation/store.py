@@ -137,6 +137,3 @@ def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) ->
 def _on_host(tensor: Tensor) -> Tensor:
     host = tensor.to(HOST)
     return host.pin_memory() if tensor.is_cuda else host
-
-
-__all__ = ["Store"]

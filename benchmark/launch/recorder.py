@@ -118,6 +118,3 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]
         except (KeyboardInterrupt, Stopped):
             recorder.save_before_stop()
             raise
-
-
-__all__ = ["Bystander", "Recorder", "recording"]
