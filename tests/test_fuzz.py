@@ -18,6 +18,7 @@ from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
 from datamodules.partition import partition as P
 from datamodules.partition.partition import Partition
+from datamodules.partition.split import dirichlet, iid
 
 EXAMPLES = 30
 quick = settings(
@@ -135,8 +136,8 @@ def test_partitions(labels: list[int], clients: int, kind: str, scenario: str, n
 
     def split(labels: Any, n: int, rng: Any) -> Any:
         if kind == "iid":
-            return P.iid(labels, n, rng=rng)
-        return P.dirichlet(labels, n, rng=rng, beta=beta, min_size=0)
+            return iid(labels, n, rng=rng)
+        return dirichlet(labels, n, rng=rng, beta=beta, min_size=0)
 
     rng = np.random.RandomState(0)
     try:

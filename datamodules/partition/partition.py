@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,45 +11,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.random import RandomState
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.files import write_atomic
-from datamodules.partition.lists import Lists, Positions
-from datamodules.partition.split import (
-    Labels,
-    Rule,
-    Split,
-    check_labels,
-    class_members,
-    dirichlet,
-    dirichlet_per_client,
-    iid,
-    labelled_pool,
-    pairs,
-    pick_labelled,
-)
-
-__all__ = [
-    "Partition",
-    "Positions",
-    "Repeats",
-    "Role",
-    "Rule",
-    "Split",
-    "Union",
-    "dirichlet",
-    "dirichlet_per_client",
-    "iid",
-    "labelled_pool",
-    "labelled_sets",
-    "labels_at_all_clients",
-    "labels_at_partial_clients",
-    "labels_at_server",
-    "pairs",
-    "pick_labelled",
-    "unlabelled_sets",
-]
+from datamodules.partition.lists import Lists
+from datamodules.partition.lists import Positions as Positions
+from datamodules.partition.split import Labels, Rule, Split, check_labels, class_members, labelled_pool, pick_labelled
 
 Role = Literal["labelled", "unlabelled", "all"]
 Union = Literal["none", "labelled", "code_index"]
@@ -131,25 +99,24 @@ class Partition:
             names += [f"client {k} (unlabelled)" for k in unlabelled.owners[unlabelled.flat == twice[0]]]
             raise DataError(f"the partition assigns sample {twice[0]} twice: to {' and to '.join(names)}")
         in_pool = _counts([self.pool], num_samples)
-        for problem, wrong in (
-            ("twice", in_pool > 1),
-            ("although it is labelled", in_pool * with_label > 0),
-            ("not at all, but a client has it", in_pool < without),
-        ):
-            if wrong.any():
-                sample = np.flatnonzero(wrong)[0]
-                raise DataError(f"the partition's unlabelled pool holds sample {sample} {problem}")
-        if self.labelled_pool is None:
-            return
-        in_labelled_pool = _counts([self.labelled_pool], num_samples)
-        for problem, wrong in (
-            ("twice", in_labelled_pool > 1),
-            ("although the unlabelled pool holds it too", in_labelled_pool * in_pool > 0),
-            ("not at all, but a client has it", in_labelled_pool < _counts([labelled.flat], num_samples)),
-        ):
-            if wrong.any():
-                sample = np.flatnonzero(wrong)[0]
-                raise DataError(f"the partition's labelled pool holds sample {sample} {problem}")
+        _check_pool(
+            "unlabelled",
+            {
+                "twice": in_pool > 1,
+                "although it is labelled": in_pool * with_label > 0,
+                "not at all, but a client has it": in_pool < without,
+            },
+        )
+        if self.labelled_pool is not None:
+            in_labelled_pool = _counts([self.labelled_pool], num_samples)
+            _check_pool(
+                "labelled",
+                {
+                    "twice": in_labelled_pool > 1,
+                    "although the unlabelled pool holds it too": in_labelled_pool * in_pool > 0,
+                    "not at all, but a client has it": in_labelled_pool < _counts([labelled.flat], num_samples),
+                },
+            )
 
     def histogram(self, labels: ArrayLike, num_classes: int, role: Role = "all") -> Positions:
         """Return each client's class counts, int64 [clients, classes], given the training set's labels [N]."""
@@ -221,6 +188,13 @@ class Partition:
                 "Provide an intact copy, or save it again with `describe --export` or Partition.save"
             ) from error
         return partition
+
+
+def _check_pool(name: str, problems: Mapping[str, NDArray[np.bool_]]) -> None:
+    """Check that no sample has a problem with this pool, given as a mask over all samples."""
+    for problem, wrong in problems.items():
+        if wrong.any():
+            raise DataError(f"the partition's {name} pool holds sample {np.flatnonzero(wrong)[0]} {problem}")
 
 
 def _digest(labels: ArrayLike) -> str:

@@ -12,14 +12,12 @@ from numpy.random import RandomState
 from datamodules.common.errors import ConfigError, DataError
 from datamodules.partition.partition import (
     Partition,
-    dirichlet,
-    iid,
-    labelled_pool,
     labels_at_all_clients,
     labels_at_partial_clients,
     labels_at_server,
     unlabelled_sets,
 )
+from datamodules.partition.split import dirichlet, iid, labelled_pool
 
 SVHN = np.repeat(np.arange(10), (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
 ISIC = np.repeat(np.arange(7), (261, 425, 873, 88, 889, 5363, 113))
