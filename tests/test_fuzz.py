@@ -16,7 +16,7 @@ from benchmark.runs.records import read_record, read_rows, without_clock
 from benchmark.runs.states import state
 from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
-from datamodules.partition import partition as P
+from datamodules.partition import scenarios
 from datamodules.partition.partition import Partition
 from datamodules.partition.split import dirichlet, iid
 
@@ -142,11 +142,11 @@ def test_partitions(labels: list[int], clients: int, kind: str, scenario: str, n
     rng = np.random.RandomState(0)
     try:
         if scenario == "partial":
-            made = P.labels_at_partial_clients(classes, clients, rng, split=split, labelled_clients=number)
+            made = scenarios.labels_at_partial_clients(classes, clients, rng, split=split, labelled_clients=number)
         elif scenario == "server":
-            made = P.labels_at_server(classes, clients, rng, split=split, num_labels=number)
+            made = scenarios.labels_at_server(classes, clients, rng, split=split, num_labels=number)
         else:
-            made = P.labels_at_all_clients(classes, clients, rng, split=split, num_labels=number)
+            made = scenarios.labels_at_all_clients(classes, clients, rng, split=split, num_labels=number)
     except BenchError:
         return
     made.validate(len(classes))

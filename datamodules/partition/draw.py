@@ -10,19 +10,14 @@ import torch
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.partition.lists import Positions
-from datamodules.partition.partition import (
-    Partition,
-    labels_at_all_clients,
-    labels_at_partial_clients,
-    labels_at_server,
-)
+from datamodules.partition.lists import NOTHING, Positions
+from datamodules.partition.partition import Partition
+from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
 from datamodules.partition.split import Split, dirichlet, dirichlet_per_client, iid, labelled_pool, pairs
 
 Options = Mapping[str, Any]
 """Options of ``FSSLDataModule`` by name (documented there)."""
 
-NOTHING: Positions = np.empty(0, dtype=np.int64)
 MAX_DRAWS = 1000
 """Maximum number of partitions drawn until the labelled clients hold enough of every class."""
 
