@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from benchmark.federation import averaging, hooks
-from benchmark.federation.checkpoint import OnDisk
+from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors

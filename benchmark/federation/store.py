@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmark.federation.checkpoint import OnDisk
+from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.reference import ClientState
 
