@@ -312,6 +312,13 @@ def test_without_a_gpu_the_command_says_so(capsys):
     assert "give PAPER ROW ROUNDS SECONDS" in capsys.readouterr().err
 
 
+def test_all_words_are_understood_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(command, "import_module", lambda name: pytest.fail(f"{name} is measured"))
+    with pytest.raises(SystemExit):
+        command.main(["partitions", "epochs"])
+    assert "epochs: give one of" in capsys.readouterr().err
+
+
 @pytest.fixture
 def small_plan(few_images, monkeypatch):
     """The plan of a GPU at trial size, with something that fails in every part."""
