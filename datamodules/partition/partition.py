@@ -274,9 +274,4 @@ def _counts(parts: Sequence[Positions], num_samples: int) -> Positions:
 
 def _positions(values: ArrayLike) -> Positions:
     """Return a read-only int64 copy of a list of positions."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError(f"positions must be a list of integers, got {array.dtype} {array.shape}")
-    array = array.astype(np.int64)
-    array.setflags(write=False)
-    return array
+    return Lists.of([values])[0]
