@@ -171,5 +171,4 @@ def _difference(upper: Sequence[float], lower: Sequence[float]) -> tuple[float, 
 
 
 def _rise(path: Path) -> float:
-    rows = RunFolder(path).rows()
-    return late_rise([row["round"] for row in rows], [row["acc"] for row in rows])
+    return late_rise(RunFolder(path).rows())

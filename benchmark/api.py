@@ -6,8 +6,7 @@ result = fit("fedavg", "digits", rounds=10)
 result.rounds.plot(x="round", y="acc")
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +30,7 @@ from benchmark.runs.metrics import classification_metrics
 from benchmark.runs.records import read_record, read_rows, readings
 from benchmark.suites.suite import load
 from datamodules.base import FSSLDataModule
+from datamodules.common.devices import threads
 from datamodules.common.errors import ConfigError
 from methods.base import FedMethod
 
@@ -252,7 +252,7 @@ def _in_memory(run: Run) -> Result:
     except (ValueError, RuntimeError, MisconfigurationException) as refused:
         raise ConfigError(f"accelerator={runtime.accelerator}: {one_line(refused)}") from None
     fabric.launch()
-    with _threads(runtime.threads), torch.random.fork_rng(devices=[]):
+    with threads(runtime.threads), torch.random.fork_rng(devices=[]):
         method, data = make(run, fabric.device)
         federation = assemble(run, method, data, fabric, [rows, *callbacks(runtime.callbacks)])
         federation.run()
@@ -273,15 +273,3 @@ def _on_disk(run: Run) -> Result:
 
 def _named(given: str | type) -> str:
     return given if isinstance(given, str) else register_local(given)
-
-
-@contextmanager
-def _threads(number: int | str) -> Iterator[None]:
-    """Set the number of torch threads while the context is open; ``auto`` leaves it unchanged."""
-    before = torch.get_num_threads()
-    if isinstance(number, int):
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OTHERS)})([.\[].*)?"),
     (
         r"py:.*",
-        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Sent|Facts|Allocation)",
+        r"nn\.Module|(dict|list|tuple)\[.*|.*\.(Found|Thing|Facts|Allocation)",
     ),
 ]
 

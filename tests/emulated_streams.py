@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmark.contract import emulated
-from benchmark.contract.emulated import Allocation, DeviceError, DeviceTensor, Emulation, Operation, Place, here
+from benchmark.contract.emulated import DeviceError, Emulation, Operation, here
 
 Clock = dict["Stream", int]
 _watches_operations = True
@@ -245,6 +245,3 @@ def streams(emulation: Emulation) -> Iterator[Times]:
     with patch.multiple(emulated._backend, create=True, **names):
         yield TIMES
     emulation.observers.remove(TIMES)
-
-
-__all__ = ["Allocation", "DeviceTensor", "Place", "Stream", "streams"]

@@ -16,8 +16,9 @@ from benchmark.runs.records import read_record, read_rows, without_clock
 from benchmark.runs.states import state
 from benchmark.suites import schema
 from datamodules.common.errors import BenchError, ConfigError, DataError, RunError
-from datamodules.partition import partition as P
+from datamodules.partition import scenarios
 from datamodules.partition.partition import Partition
+from datamodules.partition.split import dirichlet, iid
 
 EXAMPLES = 30
 quick = settings(
@@ -135,17 +136,17 @@ def test_partitions(labels: list[int], clients: int, kind: str, scenario: str, n
 
     def split(labels: Any, n: int, rng: Any) -> Any:
         if kind == "iid":
-            return P.iid(labels, n, rng=rng)
-        return P.dirichlet(labels, n, rng=rng, beta=beta, min_size=0)
+            return iid(labels, n, rng=rng)
+        return dirichlet(labels, n, rng=rng, beta=beta, min_size=0)
 
     rng = np.random.RandomState(0)
     try:
         if scenario == "partial":
-            made = P.labels_at_partial_clients(classes, clients, rng, split=split, labelled_clients=number)
+            made = scenarios.labels_at_partial_clients(classes, clients, rng, split=split, labelled_clients=number)
         elif scenario == "server":
-            made = P.labels_at_server(classes, clients, rng, split=split, num_labels=number)
+            made = scenarios.labels_at_server(classes, clients, rng, split=split, num_labels=number)
         else:
-            made = P.labels_at_all_clients(classes, clients, rng, split=split, num_labels=number)
+            made = scenarios.labels_at_all_clients(classes, clients, rng, split=split, num_labels=number)
     except BenchError:
         return
     made.validate(len(classes))

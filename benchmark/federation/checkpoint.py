@@ -5,16 +5,11 @@ head holds the rest of the state and names the clients' files; each name contain
 the files of clients that have changed, then replaces the head. The previous head stays, with the files that it names.
 Then the files that neither head names are removed. Every file is written under a temporary name, fsynced and renamed.
 During a save there are three generations on disk.
-
-The files hold only tensors and plain data, and are read that way: a file from elsewhere cannot run code.
 """
 
 import hashlib
-import io
 import os
-import pickle
 import re
-import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
+from benchmark.federation.checkpoint_files import OnDisk, dumped, opened, staged, write_whole
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.optimizers import OptimizerStates
-from benchmark.files import problem, read_bytes, regular
+from benchmark.files import problem, read_bytes
 from datamodules.common.errors import RunError
-from datamodules.common.files import named
 
 MAGIC = b"fssl-bench checkpoint 2\n"
 WHOLE = b"fssl-bench checkpoint 1\n"  # written by older versions: one file with everything
@@ -44,61 +38,6 @@ Saved = list[tuple[weakref.ReferenceType[Tensor], int]]
 
 Count = Annotated[int, Field(ge=0)]
 Tensors = dict[str, Tensor]
-
-
-class OnDisk:
-    """A client's part of a state in a file of a checkpoint's format. The file is deleted with this object.
-
-    Args:
-        path: the file.
-        digest: its SHA-256.
-    """
-
-    def __init__(self, path: Path, digest: str) -> None:
-        self.path, self.digest = path, digest
-        weakref.finalize(self, path.unlink, missing_ok=True)
-
-    @classmethod
-    def write(cls, path: Path, value: Any) -> "OnDisk":
-        """Write a value to a file.
-
-        Raises:
-            OSError: the disk is full; names the file.
-            RunError: the value holds more than tensors and plain data.
-        """
-        body = _dumped(value)
-        with named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(body)
-        return cls(path, hashlib.sha256(body).hexdigest())
-
-    def read(self) -> Any:
-        """Read the value.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
-        try:
-            body = read_bytes(self.path)
-        except OSError as error:
-            raise RunError(f"{self.path}: {error.strerror}; the same command continues from the checkpoint") from None
-        if hashlib.sha256(body).hexdigest() != self.digest:
-            raise RunError(f"{self.path} is damaged; the same command continues from the checkpoint")
-        return _opened(body, self.path)
-
-    def give(self, path: Path) -> None:
-        """Give the file a second name, durably; where hard links are impossible, copy it."""
-        with named(path):
-            path.parent.mkdir(exist_ok=True)
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(self.path, temporary)
-            except OSError:
-                shutil.copyfile(self.path, temporary)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
 
 
 class _Part(BaseModel):
@@ -213,14 +152,14 @@ class Checkpoint:
                 if self._is_saved((part, client), marks):
                     name = self.known[part, client][1]
                 else:
-                    body = _dumped(value, f"state[{part!r}][{client!r}]")
+                    body = dumped(value, f"state[{part!r}][{client!r}]")
                     name = f"{part}-{client}-{hashlib.sha256(body).hexdigest()}.pt"
-                    _write(_folder(self.path) / name, body)
+                    write_whole(_folder(self.path) / name, body)
                     new.add(name)
                 known[part, client] = _remembered(marks), name
                 kept[part][client] = name
-            body = _dumped(head)
-            temporary = _staged(self.path, MAGIC + hashlib.sha256(body).digest(), body)
+            body = dumped(head)
+            temporary = staged(self.path, MAGIC + hashlib.sha256(body).digest(), body)
         except (OSError, RunError):
             self._discard(new - self.now - self.before)
             raise
@@ -299,15 +238,6 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     one.save(state)
 
 
-def save_plain(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state`` atomically to ``path``, in one file that ``torch.load`` reads.
-
-    Raises:
-        OSError: as ``save``.
-    """
-    os.replace(_staged(path, _dumped(state)), path)
-
-
 def divided(state: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
     """Divide a state into parts for ``joined``: first all but the clients, then groups of clients of ``most`` bytes."""
     parts: list[dict[str, Any]] = [{**_rest(state), **{part: {} for part in PER_CLIENT if part in state}}]
@@ -368,30 +298,6 @@ def remove(path: Path) -> None:
         _folder(path).rmdir()
 
 
-def plain(value: Any, where: str = "state") -> Any:
-    """The value with its tensors detached; it must consist of tensors and plain data.
-
-    Args:
-        value: numbers, strings, ``None``, tensors, and dicts, lists and tuples of them.
-        where: its name in the message.
-
-    Raises:
-        RunError: it holds something else; the message says where.
-    """
-    if isinstance(value, Tensor):
-        return value.detach()
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, dict):
-        return {plain(key, f"a key of {where}"): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
-    raise RunError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps tensors, numbers, "
-        "strings, dicts, lists and tuples only. Keep the value in a registered tensor"
-    )
-
-
 def _folder(path: Path) -> Path:
     """The folder of the clients' files."""
     return path.with_suffix(".clients")
@@ -444,7 +350,7 @@ def _head(path: Path) -> dict[str, Any]:
     start = len(MAGIC) + DIGEST_BYTES
     if raw[: len(MAGIC)] not in (MAGIC, WHOLE) or hashlib.sha256(raw[start:]).digest() != raw[len(MAGIC) : start]:
         raise _Damaged(f"{path.name} is damaged")
-    head = _opened(raw[start:], path)
+    head = opened(raw[start:], path)
     try:
         _Head.model_validate(head)
     except ValidationError as error:
@@ -477,7 +383,7 @@ def _read(path: Path, folder: Path) -> tuple[dict[str, Any], dict[tuple[str, int
         for client, name in files.items():
             if name:
                 names[part, client] = name
-                state[part][client] = _opened(_intact(folder, name), folder / name)
+                state[part][client] = opened(_intact(folder, name), folder / name)
             else:
                 state[part][client] = here[client]
     return state, names
@@ -494,43 +400,3 @@ def _intact(folder: Path, name: str) -> bytes:
     if not name.endswith(f"-{hashlib.sha256(body).hexdigest()}.pt"):
         raise _Damaged(f"{folder.name}/{name} is damaged")
     return body
-
-
-def _opened(body: bytes, path: Path) -> Any:
-    try:
-        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, EOFError, KeyError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise RunError(
-            f"{path}: this checkpoint holds more than tensors and plain data and was not opened ({first}); it was not "
-            "written by this program. Bring the run's own back, or delete it to start the run over"
-        ) from None
-
-
-def _dumped(value: Any, where: str = "state") -> memoryview:
-    buffer = io.BytesIO()
-    torch.save(plain(value, where), buffer)
-    return buffer.getbuffer()
-
-
-def _write(path: Path, body: memoryview) -> None:
-    """Write a file that appears whole or not at all."""
-    with named(path):
-        path.parent.mkdir(exist_ok=True)
-    os.replace(_staged(path, body), path)
-
-
-def _staged(path: Path, *parts: bytes | memoryview) -> Path:
-    """Write these bytes durably to a temporary file beside ``path``; after an error no file is left."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with named(path), open(temporary, "wb", opener=regular) as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    return temporary

@@ -208,6 +208,3 @@ class JointMean:
 def without_tensors(upload: Upload) -> Upload:
     """An upload without its tensors, whose bytes are still counted."""
     return replace(upload, tensors={}, bytes=upload.num_bytes)
-
-
-__all__ = ["ExactSum", "JointMean", "without_tensors"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmark.federation.checkpoint import save_plain
+from benchmark.federation.checkpoint_files import save_plain
 from benchmark.registry import one_line
 from benchmark.runs.records import read_record, read_rows, validate
 from datamodules.common.errors import RunError

@@ -136,6 +136,3 @@ def detached(outputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs of a step, with the loss detached from its graph."""
     loss = outputs.get("loss")
     return {**outputs, "loss": loss.detach()} if isinstance(loss, Tensor) else outputs
-
-
-__all__ = ["Fit"]

@@ -5,7 +5,7 @@ import warnings
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from math import inf, isnan
+from math import isnan
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -13,31 +13,25 @@ from lightning import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch import Callback
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from benchmark.federation import averaging, hooks
-from benchmark.federation.checkpoint import OnDisk
+from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import all_gather, from_first, gather_results, to_device
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
+from benchmark.federation.finite import find_nonfinite
+from benchmark.federation.logged import recorded_means, sum_logged
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
 from benchmark.federation.scaling import loss_scaler
 from benchmark.federation.slots import SlotsEngine
 from benchmark.federation.store import Store
-from benchmark.runs.metrics import (
-    class_accuracies,
-    client_accuracies,
-    pseudo_label_classes,
-    pseudo_label_shares,
-    scores,
-)
+from benchmark.runs.metrics import class_accuracies, client_accuracies, scores
 from datamodules.base import FSSLDataModule
-from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
+from datamodules.common.errors import ConfigError, RunError
 from datamodules.common.streams import SERVER
 from datamodules.partition.roster import Roster
 from methods.base import FedMethod, Upload, Visit
-from methods.parts.tally import different_shapes
 
 CLIENTS_PER_MESSAGE = 4  # of each process, whose states are sent in one message
 
@@ -208,15 +202,14 @@ class Federation:
         last = number + 1 == self.rounds
         if not last and (number + 1) % self.eval_every:
             return None
-        means = read_means(sums)
+        means = recorded_means(sums)
         with self.engine.hook_context("is_warmup", number):
             warmup = {"warmup": True} if self.method.is_warmup(number) else {}
         return {
             "round": number,
             **warmup,
             **self.evaluate(),
-            **{name: mean for name, mean in means.items() if mean is not None},
-            **_shares(means),
+            **means,
             "participants": len({v.client for v in visits}),
             "visits": len(visits),
             "steps": self.steps,
@@ -482,86 +475,3 @@ def assign(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
         owner[client] = min(range(ranks), key=lambda r: (totals[r], r))
         totals[owner[client]] += load[client]
     return [[v for v in visits if owner[v.client] == rank] for rank in range(ranks)]
-
-
-def sum_logged(parts: Iterable[tuple[str, Sums]]) -> Sums:
-    """Logged sums and weights, added in order.
-
-    Args:
-        parts: where each was logged, for the message, and what was logged.
-
-    Raises:
-        RunError: a value is logged in two shapes.
-    """
-    total: Sums = {}
-    first: dict[str, str] = {}
-    for where, sums in parts:
-        for name, (value, weight) in sums.items():
-            before = total.get(name)
-            if before is None:
-                total[name], first[name] = (value, weight), where
-                continue
-            if before[0].shape != value.shape:
-                raise RunError(different_shapes(name, before[0].shape, first[name], value.shape, where))
-            total[name] = before[0] + value, before[1] + weight
-    return total
-
-
-def find_nonfinite(results: Mapping[Visit, VisitResult]) -> dict[Visit, str]:
-    """Visits with a loss, an uploaded tensor or a weight that is not finite, each with a message naming it.
-
-    All visits are checked with one read from the device.
-    """
-    parts = {visit: _numbers(result) for visit, result in results.items()}
-    flags = {visit: get_total_norm([value for _, value in own], inf).isfinite() for visit, own in parts.items() if own}
-    if not flags:
-        return {}
-    found = {}
-    for visit, sound in zip(flags, torch.stack(list(flags.values())).tolist(), strict=True):
-        if not sound:
-            bad = next((name for name, value in parts[visit] if not bool(value.isfinite().all())), "")
-            found[visit] = (
-                f"{bad} {NOT_FINITE}. The last checkpoint is intact; lower the learning rate, or try --precision "
-                "32-true if this was mixed precision"
-            )
-    return found
-
-
-def _numbers(result: VisitResult) -> list[tuple[str, Tensor]]:
-    """What a visit gives that must be finite, with its name in an error message; names may be given twice."""
-    numbers = [("the loss", result.sums["loss"][0])] if "loss" in result.sums else []
-    if (upload := result.upload) is not None:
-        uploaded = (*upload.tensors.items(), *upload.stats.items())
-        numbers += [(f"the uploaded {name}", value) for name, value in uploaded]
-        device = next((value.device for _, value in numbers), None)
-        numbers.append(("the upload's weight", torch.tensor(upload.weight, device=device)))
-    return [(name, value) for name, value in numbers if value.is_floating_point() and value.numel()]
-
-
-def read_means(sums: Sums) -> dict[str, float | list[float] | None]:
-    """Means as they are recorded, fetched from the device in one read.
-
-    A scalar is a number, a vector (per class) is a list. What is larger, or was never logged, is ``None``.
-    """
-    names = sorted(sums)
-    flat = [part.detach().to(torch.float64).flatten() for name in names for part in sums[name]]
-    numbers = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat]) if flat else ()
-    means: dict[str, float | list[float] | None] = {}
-    for name, total, weight in zip(names, numbers[::2], numbers[1::2], strict=True):
-        by, shape = float(weight), sums[name][0].shape
-        if len(shape) > 1 or not by:
-            means[name] = None
-        elif len(shape) == 1:
-            means[name] = [round(value / by, 6) for value in total.tolist()]
-        else:
-            means[name] = float(total) / by
-    return means
-
-
-def _shares(means: Mapping[str, Any]) -> dict[str, Any]:
-    shares: dict[str, Any] = {}
-    for suffix, derive in (("", pseudo_label_shares), ("_by_class", pseudo_label_classes)):
-        selected, correct = (means.get(f"pseudo/{name}{suffix}") for name in ("selected", "correct"))
-        if selected is not None and correct is not None:
-            shares |= derive(selected, correct)
-    return {f"pseudo/{name}": value for name, value in shares.items()}

@@ -135,16 +135,3 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 def has_gradients(optimizer: Optimizer) -> bool:
     """Whether any parameter of the optimiser has a gradient."""
     return any(parameter.grad is not None for parameter in parameters_of(optimizer))
-
-
-__all__ = [
-    "OptimizerStates",
-    "Schedule",
-    "cloned",
-    "configured",
-    "has_gradients",
-    "kept_states",
-    "load_states",
-    "parameters_of",
-    "round_rates",
-]

@@ -452,6 +452,3 @@ def cause(error: BaseException, method: FedMethod) -> str:
 def _state_names(group: Mapping[str, Any]) -> Sequence[str]:
     """Optimiser state of the shape of a parameter: Adam keeps two tensors, SGD with momentum one."""
     return ("exp_avg", "exp_avg_sq") if "betas" in group else ("momentum_buffer",) if group.get("momentum") else ()
-
-
-__all__ = ["ClientState", "LocalSite", "ReferenceEngine", "RunContext", "Sums", "VisitResult", "cause", "location"]

@@ -98,6 +98,3 @@ def fabric_precision(precision: str, accelerator: str) -> dict[str, Any]:
     if precision == "16-mixed" and accelerator == "cpu":
         return {"plugins": MixedPrecision("16-mixed", "cpu")}
     return {"precision": precision}
-
-
-__all__ = ["LossScaler", "fabric_precision", "loss_scaler"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmark.federation.checkpoint import OnDisk
+from benchmark.federation.checkpoint_files import OnDisk
 from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.reference import ClientState
 
@@ -137,6 +137,3 @@ def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) ->
 def _on_host(tensor: Tensor) -> Tensor:
     host = tensor.to(HOST)
     return host.pin_memory() if tensor.is_cuda else host
-
-
-__all__ = ["Store"]

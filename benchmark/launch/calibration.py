@@ -15,6 +15,7 @@ from benchmark.federation.assembly import assemble, make
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.placement import placed
 from benchmark.runs.capacity import IDLE, others
+from datamodules.common.devices import threads
 from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 
@@ -79,13 +80,9 @@ class Calibration:
                 the CPU only).
             RunError: a round fails.
         """
-        used, before = others(), torch.get_num_threads()
-        assert isinstance(self.config.runtime.threads, int)
-        torch.set_num_threads(self.config.runtime.threads)
-        try:
+        used = others()
+        with threads(self.config.runtime.threads):
             taken = self._rounds()
-        finally:
-            torch.set_num_threads(before)
         if self.fabric.device.type == "cpu" and used() >= IDLE:
             raise Unmeasured(BUSY)
         return self.preparation + taken
@@ -151,5 +148,5 @@ def _at_most(seconds: float, what: str) -> Iterator[None]:
 def _in_one_process(runtime: Runtime) -> Runtime:
     """The same runtime, but one process with the threads of all."""
     assert isinstance(runtime.devices, int) and isinstance(runtime.threads, int)
-    threads = runtime.threads * (runtime.devices if runtime.accelerator == "cpu" else 1)
-    return replace(runtime, devices=1, threads=threads)
+    processes = runtime.devices if runtime.accelerator == "cpu" else 1
+    return replace(runtime, devices=1, threads=processes * runtime.threads)

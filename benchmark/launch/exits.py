@@ -27,6 +27,3 @@ def os_exit_raises() -> Iterator[None]:
         yield
     finally:
         os._exit = at_once
-
-
-__all__ = ["os_exit_raises"]

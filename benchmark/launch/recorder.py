@@ -9,6 +9,7 @@ from lightning import Fabric
 
 from benchmark.config import Run
 from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint_files import save_plain
 from benchmark.federation.exported import WEIGHTS
 from benchmark.federation.loop import Federation, RoundCallback
 from benchmark.launch.signals import check_stopped
@@ -93,7 +94,7 @@ class Recorder(Bystander):
             ways = ", ".join(f"{count:,} {way}" for way, count in taken.items())
             self.say(f"steps of clients in slots, in this process: {ways}")
         weights = {name: value.cpu() for name, value in federation.server.items()}
-        checkpoint.save_plain(self.files.path / WEIGHTS, weights)
+        save_plain(self.files.path / WEIGHTS, weights)
         self.state, confusion = None, federation.confusion
         record = self.files.finish(federation.averaged, None if confusion is None else confusion.tolist())
         self.mirror.record(record)
@@ -118,6 +119,3 @@ def recording(fabric: Fabric, run: Run, files: RunFolder) -> Iterator[Bystander]
         except (KeyboardInterrupt, Stopped):
             recorder.save_before_stop()
             raise
-
-
-__all__ = ["Bystander", "Recorder", "recording"]

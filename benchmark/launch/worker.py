@@ -134,6 +134,3 @@ def _unusual_end(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the method or the data set ended the program (exit code {error.code!r})"
     return f"the method or the data set raised {type(error).__name__}: {safe_str(error)}"
-
-
-__all__ = ["worker_main"]

@@ -61,23 +61,25 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.trial and arguments.write:
         parser.error("--trial measures nothing that is worth writing; leave --write out")
+    for word in arguments.sections:
+        name, *methods = word.split(":")
+        if name != GPU and (name not in SECTIONS or len(methods) != SECTIONS[name][1]):
+            counts = ", ".join(f"{k} ({n} methods)" for k, (_, n) in SECTIONS.items())
+            parser.error(f"{word}: give one of {counts}, {GPU} (any number of them)")
+    try:
+        chosen = [goals.parsed(given) for given in arguments.goal]
+    except ConfigError as error:
+        parser.error(str(error))
     keep_memory()
     for word in arguments.sections:
         name, *methods = word.split(":")
         if name == GPU:
-            try:
-                chosen = [goals.parsed(given) for given in arguments.goal]
-            except ConfigError as error:
-                parser.error(str(error))
             plan = gpu.Plan(methods, chosen, seconds=60 * arguments.minutes)
             if not arguments.trial and not torch.cuda.is_available():
                 print(f"{word}: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
                 return NO_GPU
             with_gpu(gpu.trial(plan) if arguments.trial else plan, arguments.parts, arguments.write)
             continue
-        if name not in SECTIONS or len(methods) != SECTIONS[name][1]:
-            counts = ", ".join(f"{k} ({n} methods)" for k, (_, n) in SECTIONS.items())
-            parser.error(f"{word}: give one of {counts}, {GPU} (any number of them)")
         module, _, function = SECTIONS[name][0].partition(".")
         for section in getattr(import_module(f"benchmark.perf.{module}"), function)(*methods):
             publish(section, arguments.write)

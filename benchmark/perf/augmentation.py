@@ -7,9 +7,10 @@ import torch
 
 from benchmark.perf.federations import Noise
 from benchmark.perf.loops import PillowViews
-from benchmark.perf.measure import Section, Unit, interleaved, threads
+from benchmark.perf.measure import Section, Unit, interleaved
 from benchmark.perf.sharpness import STRONG, WEAK
 from benchmark.runs.capacity import cores
+from datamodules.common.devices import threads
 
 IMAGES, ONE_BY_ONE = 10_240, 1_024
 NOTE = (

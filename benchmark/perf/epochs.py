@@ -8,9 +8,10 @@ import torch
 
 from benchmark.perf import loops
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, Unit, interleaved, threads
+from benchmark.perf.measure import Section, Unit, interleaved
 from benchmark.perf.worker import process, together
 from benchmark.runs.capacity import cores
+from datamodules.common.devices import threads
 from methods import models
 
 IMAGES, CLASSES = 5_000, 100

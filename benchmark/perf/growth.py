@@ -84,7 +84,7 @@ def row(method: str, model: str, clients: int, active: int, sums: str) -> list[A
         whole,
         within,
         whole - within,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,  # it counts KiB
         _image_bytes(data) / 1e6,
         made.engine.kept_bytes() / 1e6,
         saved / 1e6,
@@ -126,7 +126,7 @@ def section(method: str) -> Iterator[Section]:
 
 
 def exchange() -> Section:
-    """Measure how long two processes take to exchange the uploads of ten clients of ``EXCHANGED``."""
+    """Measure how long two processes take to exchange the uploads of two and of ten clients of ``EXCHANGED``."""
     note = (
         "Two processes of one thread with gloo on one machine; each holds the uploads of half the clients of "
         f"{EXCHANGED}."

@@ -3,8 +3,7 @@
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,17 +127,6 @@ def interleaved(units: Mapping[str, Unit], repeats: int = REPEATS) -> dict[str, 
             if turn:
                 taken[name].append(value)
     return {name: statistics.median(values) for name, values in taken.items()}
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Set the number of threads while the context is open."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _shown(cell: Any) -> str:

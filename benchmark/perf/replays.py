@@ -10,8 +10,9 @@ from benchmark.federation.recording import OperationList
 from benchmark.federation.reference import LocalSite
 from benchmark.perf.agreement import configured
 from benchmark.perf.federations import federation_of
-from benchmark.perf.measure import Section, attempt, threads
+from benchmark.perf.measure import Section, attempt
 from benchmark.registry import KINDS, known_names
+from datamodules.common.devices import threads
 from datamodules.views.batches import Batch, LocalWork
 from methods.base import Visit
 

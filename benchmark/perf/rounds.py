@@ -9,8 +9,9 @@ from lightning import Fabric
 
 from benchmark.launch.allocator import keep_memory
 from benchmark.perf.federations import Noise, federation
-from benchmark.perf.measure import Section, seconds, threads
+from benchmark.perf.measure import Section, seconds
 from benchmark.runs.capacity import cores
+from datamodules.common.devices import threads
 from datamodules.partition import split
 
 REPEATS = 3

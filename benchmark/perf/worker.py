@@ -53,14 +53,11 @@ class Worker:
             args: its arguments.
 
         Raises:
-            TaskFailed: it raised an error, exceeded the limit, or ended the process.
+            TaskFailed: it raised an error, exceeded the limit, or ended the process; or no process starts.
         """
-        if self.pool is None:
-            self.pool = process(threads=None)
-            pid = self.pool.submit(os.getpid).result(START_S)
-            (self.process,) = (one for one in multiprocessing.active_children() if one.pid == pid)
+        pool = self.pool or self._started()
         try:
-            return self.pool.submit(_tidily, task, *args).result(allowed)
+            return pool.submit(_tidily, task, *args).result(allowed)
         except TaskFailed:
             raise
         except TimeoutError:
@@ -72,6 +69,18 @@ class Worker:
             reason = error_line(error)
         self.close()
         raise TaskFailed(reason)
+
+    def _started(self) -> ProcessPoolExecutor:
+        others = set(multiprocessing.active_children())
+        pool = self.pool = process(threads=None)
+        first = pool.submit(os.getpid)
+        (self.process,) = set(multiprocessing.active_children()) - others
+        try:
+            first.result(START_S)
+        except (TimeoutError, BrokenProcessPool) as error:
+            self.close()
+            raise TaskFailed(f"no process starts: {error_line(error)}") from error
+        return pool
 
     def close(self) -> None:
         """End the process, whatever it does."""

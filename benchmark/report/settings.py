@@ -169,7 +169,7 @@ def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:
 
 def _rise(done: Sequence[tuple[Record, Sequence[Evaluated]]]) -> float:
     """Mean over the seeds of what the accuracy rises over the last quarter of the rounds; NaN where no run tells."""
-    rises = [late_rise([line["round"] for line in curve], [line[METRIC] for line in curve]) for _, curve in done]
+    rises = [late_rise(curve) for _, curve in done]
     told = [rise for rise in rises if not isnan(rise)]
     return fmean(told) if told else nan
 

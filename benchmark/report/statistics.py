@@ -97,7 +97,7 @@ def sign_flip(differences: Sequence[float] | pd.Series) -> float | None:
     return float((np.abs(sums) >= seen - 10.0**-DIGITS / 2).mean())
 
 
-def late_rise(rounds: Sequence[int], accuracies: Sequence[float]) -> float:
+def late_rise(rows: Sequence[Row]) -> float:
     """How much a run's accuracy rises over the last quarter of its rounds, in points; NaN if fewer than two tell.
 
     The slope is that of Theil and Sen, the median of the slopes between all pairs of evaluated rounds from 75 % of the
@@ -105,14 +105,14 @@ def late_rise(rounds: Sequence[int], accuracies: Sequence[float]) -> float:
     this slope over a quarter of the rounds.
 
     Args:
-        rounds: numbers of the evaluated rounds, from 0 and ascending; the last one ends the run.
-        accuracies: in percent, one per round.
+        rows: the evaluated rounds, ascending; the last one ends the run.
     """
-    done = np.asarray(rounds) + 1
+    done = np.array([row["round"] + 1 for row in rows])
     late = done >= 0.75 * done[-1] if len(done) else np.zeros(0, dtype=bool)
     if late.sum() < 2:
         return nan
-    slope = stats.theilslopes(np.asarray(accuracies, dtype="float64")[late], done[late]).slope
+    accuracies = np.array([row["acc"] for row in rows], dtype="float64")
+    slope = stats.theilslopes(accuracies[late], done[late]).slope
     return float(slope * done[-1] / 4)
 
 

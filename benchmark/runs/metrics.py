@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_auroc, multiclass_confusion_matrix
+from torchmetrics.functional.classification import (
+    multiclass_auroc,
+    multiclass_confusion_matrix,
+    multiclass_precision,
+    multiclass_recall,
+)
 
 from datamodules.common.errors import NOT_FINITE, DataError, RunError
 
@@ -85,14 +90,13 @@ def scores(probs: Tensor, labels: Tensor) -> Scores:
     """Compute ``classification_metrics`` and the confusion matrix (same arguments)."""
     _check(probs, labels)
     classes = probs.shape[1]
-    confusion = multiclass_confusion_matrix(probs.argmax(dim=1), labels, classes, validate_args=False)
-    right, true, predicted = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
-    occurs = true + predicted > 0
+    predicted = probs.argmax(dim=1)
+    confusion = multiclass_confusion_matrix(predicted, labels, classes, validate_args=False)
     metrics = {
-        "acc": right.sum() / len(labels),
+        "acc": confusion.diagonal().sum() / len(labels),
         "auc": _auc(probs, labels),
-        "precision": _mean(_ratio(right, predicted), occurs),
-        "recall": _mean(_ratio(right, true), occurs),
+        "precision": multiclass_precision(predicted, labels, classes, validate_args=False),
+        "recall": multiclass_recall(predicted, labels, classes, validate_args=False),
     }
     return Scores({name: 100.0 * float(value) for name, value in metrics.items()}, confusion)
 
@@ -156,12 +160,3 @@ def _auc(probs: Tensor, labels: Tensor) -> Tensor:
     if len(present) < 2:
         return torch.tensor(torch.nan)
     return multiclass_auroc(probs[:, present], renumbered, len(present), validate_args=False)
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """``part / whole`` in float32, 0 where the whole is 0."""
-    return part.float() / torch.where(whole == 0, 1, whole).float()
-
-
-def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    return (chosen * values / chosen.sum()).sum()

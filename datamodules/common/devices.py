@@ -1,4 +1,8 @@
-"""Synchronisation of tensors used by several streams of a device."""
+"""Streams of a device and threads of the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -7,3 +11,15 @@ def finished(device: torch.device) -> None:
     """Wait for the current stream, so that other streams of the device can use its results."""
     if device.type != "cpu":
         torch.get_device_module(device).current_stream(device).synchronize()
+
+
+@contextmanager
+def threads(count: int | Literal["auto"]) -> Iterator[None]:
+    """Set the number of torch's threads while the context is open; ``auto`` leaves it unchanged."""
+    before = torch.get_num_threads()
+    if count != "auto":
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -80,6 +80,3 @@ def named(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = str(path) if error.filename is None and error.errno is not None else error.filename
         raise
-
-
-__all__ = ["alone", "named", "sweep", "temporary_name", "write_atomic"]

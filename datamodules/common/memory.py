@@ -62,6 +62,3 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-__all__ = ["available_bytes", "in_words"]

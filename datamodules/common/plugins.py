@@ -62,6 +62,3 @@ def users_place(error: BaseException, modules: Collection[str] = ()) -> str:
     theirs = [one for one in lines if one[0].partition(".")[0] not in BELOW]
     found = theirs or [one for one in lines if one[0] in modules]
     return f"{found[-1][1]}:{found[-1][2]}" if found else ""
-
-
-__all__ = ["place", "plugin", "users_place"]

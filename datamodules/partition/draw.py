@@ -10,13 +10,14 @@ import torch
 
 from datamodules.common import streams
 from datamodules.common.errors import ConfigError, DataError
-from datamodules.partition import partition as P
-from datamodules.partition.partition import Partition, Positions, Split
+from datamodules.partition.lists import NOTHING, Positions
+from datamodules.partition.partition import Partition
+from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
+from datamodules.partition.split import Split, dirichlet, dirichlet_per_client, iid, labelled_pool, pairs
 
 Options = Mapping[str, Any]
 """Options of ``FSSLDataModule`` by name (documented there)."""
 
-NOTHING: Positions = np.empty(0, dtype=np.int64)
 MAX_DRAWS = 1000
 """Maximum number of partitions drawn until the labelled clients hold enough of every class."""
 
@@ -52,7 +53,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
     split = split_rule(options, options["partition"])
     if scenario == "partial_clients":
         draw_one = partial(
-            P.labels_at_partial_clients,
+            labels_at_partial_clients,
             labels,
             clients,
             rng,
@@ -68,7 +69,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
     by_class = in_order or options["partition"] == "pairs"
     if scenario == "all_clients":
         of_labels = options["labelled_partition"]
-        return P.labels_at_all_clients(
+        return labels_at_all_clients(
             labels,
             clients,
             rng,
@@ -81,7 +82,7 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             order="class" if by_class else "dataset",
         )
     if scenario == "server" and options["num_labels"]:
-        return P.labels_at_server(
+        return labels_at_server(
             labels, clients, rng, split=split, num_labels=options["num_labels"], shuffle_pool=not in_order
         )
     raise ConfigError(
@@ -137,15 +138,15 @@ def _seeded(rule: Split, seed: int) -> Split:
 
 def _rule(options: Options, kind: str) -> Split:
     if kind == "pairs":
-        return partial(P.pairs, beta=options["beta"], num_classes=options["split_classes"])
+        return partial(pairs, beta=options["beta"], num_classes=options["split_classes"])
     if kind == "iid":
         return partial(
-            P.iid,
+            iid,
             remainder=options["iid_remainder"],
             permutations=options["iid_permutations"],
             stratified=options["iid_stratified"],
         )
-    rule = P.dirichlet if options["partition_variant"] == "per_class" else P.dirichlet_per_client
+    rule = dirichlet if options["partition_variant"] == "per_class" else dirichlet_per_client
     return partial(
         rule,
         beta=options["beta"],
@@ -211,7 +212,7 @@ def balanced_holdout(options: Options, labels: Positions, seed: int) -> Position
             "data.partition_file"
         )
     rng = np.random.RandomState(streams.derive_seed(seed, "balanced_holdout") % 2**32)
-    held, _ = P.labelled_pool(labels, count // classes, rng)
+    held, _ = labelled_pool(labels, count // classes, rng)
     return np.sort(held)
 
 

@@ -11,6 +11,8 @@ from datamodules.common.errors import DataError
 
 Positions = NDArray[np.int64]
 
+NOTHING: Positions = np.empty(0, dtype=np.int64)
+
 
 class Lists(Sequence[Positions]):
     """Lists of positions, int64 and read-only: list ``k`` is ``flat[starts[k] : starts[k + 1]]``.

@@ -152,19 +152,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(two, monkeypatch, call)
     assert equal(checkpoint.load(two), 1)
 
 
-def test_a_plain_file_is_written_whole_or_not_at_all(path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    checkpoint.save_plain(path, {"w": torch.ones(3)})
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            checkpoint.save_plain(path, {"w": torch.zeros(3)})
-    assert list(path.parent.iterdir()) == [path]
-    assert torch.load(path)["w"].tolist() == [1.0, 1.0, 1.0]
-
-
 def test_tensors_are_saved_by_value_and_load_on_the_cpu(path):
     weights = torch.arange(6.0)
     checkpoint.save(path, {"view": weights[2:4]})

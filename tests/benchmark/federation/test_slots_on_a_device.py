@@ -32,11 +32,11 @@ from methods.local_ssl import LocalSSL
 SLOTS = 3
 WAITS = {
     "benchmark/contract/devices.py run_of.<locals>.<dictcomp>": "this test reads the result",
+    "benchmark/federation/finite.py find_nonfinite": "once per round and server's step",
     "benchmark/federation/holdings.py Holdings.require": "positions of a stream, once per epoch",
     "benchmark/federation/holdings.py Holdings.require_own": "once per visit",
     "benchmark/federation/loop.py Federation.evaluate": "once per evaluated round",
-    "benchmark/federation/loop.py read_means": "once per evaluated round",
-    "benchmark/federation/loop.py find_nonfinite": "once per round and server's step",
+    "benchmark/federation/logged.py read_means": "once per evaluated round",
     "benchmark/federation/store.py _on_host": "once per client and round",
     "datamodules/base.py FSSLDataModule._place": "before the first round",
     "datamodules/base.py FSSLDataModule.class_counts": "once, before the first evaluation",

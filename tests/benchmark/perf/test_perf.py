@@ -301,6 +301,19 @@ def test_a_task_that_fails_hangs_or_dies_leaves_the_others_alone():
         worker.close()
 
 
+@pytest.mark.timeout(240)
+def test_a_process_that_does_not_start_is_a_task_that_failed(monkeypatch):
+    worker = Worker()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("benchmark.perf.worker.START_S", 0.0)
+            with pytest.raises(TaskFailed, match=r"^no process starts: TimeoutError"):
+                worker(60, fine, 1)
+        assert worker(60, fine, 2) == 4
+    finally:
+        worker.close()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so(capsys):
     assert command.main(["gpu:fedavg", "--goal", *GOAL]) == 2
@@ -310,6 +323,13 @@ def test_without_a_gpu_the_command_says_so(capsys):
     with pytest.raises(SystemExit):
         command.main(["gpu", "--goal", "rscfed"])
     assert "give PAPER ROW ROUNDS SECONDS" in capsys.readouterr().err
+
+
+def test_all_words_are_understood_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(command, "import_module", lambda name: pytest.fail(f"{name} is measured"))
+    with pytest.raises(SystemExit):
+        command.main(["partitions", "epochs"])
+    assert "epochs: give one of" in capsys.readouterr().err
 
 
 @pytest.fixture

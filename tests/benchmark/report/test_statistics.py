@@ -119,15 +119,19 @@ def test_sign_flips_are_exact_up_to_twenty_pairs():
 
 def test_the_rise_over_the_last_quarter():
     """A line that gains 0.1 a round gains 10 in 100 of 400 rounds; what came before does not count."""
+
+    def rise(rounds, accuracies):
+        return late_rise([{"round": number, "acc": acc} for number, acc in zip(rounds, accuracies, strict=True)])
+
     rounds = list(range(9, 400, 10))
     line = [50 + 0.1 * number if number >= 299 else 0.0 for number in rounds]
-    assert late_rise(rounds, line) == pytest.approx(10.0)
-    assert late_rise(rounds, [number**0.5 for number in range(20)] + [4.5] * 20) == 0.0
-    assert late_rise(rounds, [-value for value in line]) == pytest.approx(-10.0)
+    assert rise(rounds, line) == pytest.approx(10.0)
+    assert rise(rounds, [number**0.5 for number in range(20)] + [4.5] * 20) == 0.0
+    assert rise(rounds, [-value for value in line]) == pytest.approx(-10.0)
     collapsed = [*line[:-1], 10.0]
-    assert 6 < late_rise(rounds, collapsed) <= 10.0  # least squares would say that it falls
+    assert 6 < rise(rounds, collapsed) <= 10.0  # least squares would say that it falls
     assert np.polyfit(rounds[29:], collapsed[29:], 1)[0] < 0
-    assert np.isnan(late_rise([1, 4], [40.0, 60.0])) and np.isnan(late_rise([], []))
+    assert np.isnan(rise([1, 4], [40.0, 60.0])) and np.isnan(rise([], []))
 
 
 def test_the_order_of_seeds_and_rows_changes_nothing():

@@ -13,7 +13,9 @@ from datamodules.partition.draw import (
     stream_seed,
     validation_images,
 )
-from datamodules.partition.partition import Partition, labelled_pool, labels_at_partial_clients, pairs, unlabelled_sets
+from datamodules.partition.partition import Partition, unlabelled_sets
+from datamodules.partition.scenarios import labels_at_partial_clients
+from datamodules.partition.split import labelled_pool, pairs
 from federations import SCENARIOS, make_data
 
 SEED = 3

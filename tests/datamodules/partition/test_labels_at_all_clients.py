@@ -12,7 +12,9 @@ from datamodules.common.errors import ConfigError
 from datamodules.digits import Digits
 from datamodules.fashion_mnist import FashionMNIST
 from datamodules.io.sources import Arrays
-from datamodules.partition.partition import Partition, dirichlet, iid, labelled_sets, labels_at_all_clients
+from datamodules.partition.partition import Partition, labelled_sets
+from datamodules.partition.scenarios import labels_at_all_clients
+from datamodules.partition.split import dirichlet, iid
 from datamodules.views import pipelines
 from datamodules.views.pipelines import Look
 from federations import make_data

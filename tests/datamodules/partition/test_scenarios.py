@@ -1,0 +1,278 @@
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import RandomState
+
+from datamodules.common.errors import ConfigError, DataError
+from datamodules.partition.scenarios import labels_at_all_clients, labels_at_partial_clients, labels_at_server
+from datamodules.partition.split import dirichlet, iid
+
+SVHN = np.repeat(np.arange(10), (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659))
+ISIC = np.repeat(np.arange(7), (261, 425, 873, 88, 889, 5363, 113))
+CIFAR100 = np.repeat(np.arange(100), 500)
+SVHN_LABELLED = [15, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267]
+SVHN_SIZES = [6621, 4594, 7578, 7972, 9178, 7781, 8852, 6374, 8311, 5996]
+svhn_partition = partial(labels_at_partial_clients, SVHN, split=partial(dirichlet, beta=0.75))
+small_labels = np.arange(120) % 4
+
+
+def sizes(parts):
+    return [len(part) for part in parts]
+
+
+# --- published partitions
+
+
+def test_published_svhn_partition():
+    partition = svhn_partition(10, RandomState(1337))
+    partition.validate(len(SVHN))
+    counts = partition.histogram(SVHN, 10)
+    assert counts.sum(axis=1).tolist() == SVHN_SIZES
+    assert partition.histogram(SVHN, 10, "labelled").tolist() == [SVHN_LABELLED] + [[0] * 10] * 9
+    assert (counts.sum(axis=0) == np.bincount(SVHN)).all()
+    assert np.flatnonzero(counts[2]).tolist() == [0, 1, 2]
+
+
+def test_published_isic_and_cifar100_partitions():
+    isic = labels_at_partial_clients(ISIC, 10, RandomState(10087), split=partial(dirichlet, beta=0.8))
+    assert isic.histogram(ISIC, 7).sum(axis=1).tolist() == [
+        589,
+        2567,
+        583,
+        231,
+        348,
+        1204,
+        567,
+        939,
+        484,
+        500,
+    ]
+    assert isic.histogram(ISIC, 7)[0].tolist() == [16, 151, 11, 4, 5, 390, 12]
+    cifar = labels_at_partial_clients(CIFAR100, 10, RandomState(1337), split=partial(dirichlet, beta=0.8))
+    counts = cifar.histogram(CIFAR100, 100)
+    assert counts.sum(axis=1).tolist() == [5101, 5079, 5071, 4565, 5040, 5097, 4941, 5098, 5000, 5008]
+    assert np.flatnonzero((counts > 0).all(axis=1)).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "labelled"), [(5, 16344), (10, 6621), (15, 5451), (25, 2907), (35, 2015), (50, 1461)]
+)
+def test_labelled_sizes_when_the_number_of_clients_varies(num_clients, labelled):
+    repartitioned = svhn_partition(num_clients, RandomState(1337))
+    assert len(repartitioned.labelled[0]) == labelled
+    kept = svhn_partition(num_clients, RandomState(1337), labelled_from=10)
+    kept.validate(len(SVHN))
+    reference = svhn_partition(10, RandomState(1337))
+    assert kept.num_clients == num_clients
+    assert kept.labelled[0].tolist() == reference.labelled[0].tolist()
+    assert kept.histogram(SVHN, 10).sum() == len(SVHN)
+    assert (kept.hash == reference.hash) == (num_clients == 10)
+
+
+def test_several_picked_clients_are_kept_from_another_number_of_clients():
+    kept = svhn_partition(20, RandomState(1337), labelled_clients=2, labelled_from=10)
+    reference = svhn_partition(10, RandomState(1337), labelled_clients=2)
+    kept.validate(len(SVHN))
+    assert kept.num_clients == 20 and kept.histogram(SVHN, 10).sum() == len(SVHN)
+    for ours, theirs in zip(kept.labelled[:2], reference.labelled[:2], strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+def test_two_labelled_clients_of_the_published_partition_and_the_upper_bound():
+    one = svhn_partition(10, RandomState(1337))
+    two = svhn_partition(10, RandomState(1337), labelled_clients=2, picked=1)
+    every = svhn_partition(10, RandomState(1337), labelled_clients=10)
+    assert sizes(two.labelled) == [6621, 4594, *[0] * 8]
+    assert (two.histogram(SVHN, 10, "labelled")[:2] > 0).all()
+    for other in (two, every):
+        assert (other.histogram(SVHN, 10) == one.histogram(SVHN, 10)).all()
+    assert sizes(every.unlabelled) == [0] * 10 and len(every.pool) == 0
+    assert len({one.hash, two.hash, every.hash}) == 3
+
+
+def test_by_default_the_rule_picks_all_labelled_clients():
+    picked = svhn_partition(10, RandomState(1337), labelled_clients=2)
+    assert sizes(picked.labelled)[:2] == [6621, 6374]  # complete clients closest to 7325.7
+    assert (picked.histogram(SVHN, 10, "labelled")[:2] > 0).all()
+
+
+def test_a_given_histogram_makes_client_0():
+    partition = svhn_partition(10, RandomState(3), labelled_histogram=SVHN_LABELLED)
+    partition.validate(len(SVHN))
+    assert partition.histogram(SVHN, 10)[0].tolist() == SVHN_LABELLED
+    others = partition.histogram(SVHN, 10)[1:]
+    assert others.sum() == len(SVHN) - 6621 and others.sum(axis=1).min() >= 10
+    # the cap is that of nine clients sharing the rest: nobody can pass it by more than one class
+    assert others.sum(axis=1).max() < (len(SVHN) - 6621) / 9 + others.max()
+    ordered = labels_at_partial_clients([0, 0, 1, 1, 1, 0], 2, RandomState(0), split=iid, labelled_histogram=[2, 1])
+    assert sizes(ordered.labelled) == [3, 0] and sizes(ordered.unlabelled) == [0, 3]
+
+
+def test_hash_of_a_published_partition_is_pinned():
+    assert (
+        svhn_partition(10, RandomState(1337)).hash == "6da3373b2b69ff8b024c64fce261c913be174290dc84e3f3bda07552f86b39cd"
+    )
+
+
+# --- scenarios
+
+
+@st.composite
+def requests(draw):
+    labels = np.array(draw(st.permutations(np.arange(draw(st.integers(60, 120))) % 4)))
+    split = draw(st.sampled_from([iid, partial(iid, remainder="last"), partial(dirichlet, beta=1.0, min_size=1)]))
+    return labels, split, draw(st.sampled_from([1, 2, 4, 5])), draw(st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(requests(), st.integers(1, 5), st.sampled_from(["all_classes_closest", "index0", "random"]))
+def test_every_scenario_gives_a_valid_partition_that_its_seed_repeats(request, labelled, rule):
+    labels, split, num_clients, seed = request
+    makers = (
+        partial(labels_at_partial_clients, labelled_clients=min(labelled, num_clients), rule=rule),
+        partial(labels_at_server, num_labels=8),
+        partial(labels_at_all_clients, num_labels=20),
+        partial(labels_at_all_clients, num_labels=20, shuffle_pool=False, order="class"),
+        partial(labels_at_all_clients, fraction=0.3),
+    )
+    for make in makers:
+        first, again = (make(labels, num_clients, RandomState(seed), split=split) for _ in range(2))
+        first.validate(len(labels))
+        assert first.num_clients == num_clients
+        assert first.hash == again.hash
+        if split is not iid:  # nobody's samples are left over
+            held = np.concatenate([*first.labelled, *first.unlabelled, first.server])
+            assert sorted(held) == list(range(len(labels)))
+        every = np.concatenate([*first.labelled, first.server, first.pool])
+        assert sorted(every) == list(range(len(labels)))
+
+
+def test_labels_at_server_balances_labels_and_stores_the_pool_class_by_class():
+    labels = RandomState(1).permutation(np.repeat(np.arange(10), 503))
+    partition = labels_at_server(labels, 100, RandomState(0), split=iid, num_labels=40)
+    assert np.bincount(labels[partition.server]).tolist() == [4] * 10
+    assert (np.diff(labels[partition.pool]) >= 0).all() and len(partition.pool) == 4990
+    assert sizes(partition.unlabelled) == [49] * 100  # floor(4990 / 100); 90 samples belong to nobody
+    assert sizes(partition.labelled) == [0] * 100
+    other = labels_at_server(labels, 100, RandomState(1), split=iid, num_labels=40)
+    assert set(other.server) != set(partition.server)
+
+
+def test_labels_at_server_partitions_the_pool_in_stored_order():
+    split = partial(dirichlet, beta=0.3, min_size=1, shuffle_classes=False, shuffle_clients=False)
+    partition = labels_at_server(small_labels, 4, RandomState(0), split=split, num_labels=8)
+    rank = np.empty(120, dtype=int)
+    rank[partition.pool] = np.arange(112)
+    assert all((np.diff(rank[part]) > 0).all() for part in partition.unlabelled)
+    assert sum(sizes(partition.unlabelled)) == 112
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_labels", "labelled", "unlabelled"),
+    [(5000, 400, 4, 46), (7326, 100, 1, 72)],  # a tenth of CIFAR-10 and of SVHN over 100 clients
+)
+def test_independent_iid_pools(num_samples, num_labels, labelled, unlabelled):
+    labels = np.arange(num_samples) % 10
+    partition = labels_at_all_clients(labels, 100, RandomState(0), split=iid, num_labels=num_labels)
+    assert sizes(partition.labelled) == [labelled] * 100
+    assert sizes(partition.unlabelled) == [unlabelled] * 100
+    assert np.bincount(labels[np.concatenate(partition.labelled)]).tolist() == [num_labels // 10] * 10
+    assert (np.diff(partition.pool) > 0).all() and len(partition.pool) == num_samples - num_labels
+
+
+def test_independent_pools_take_the_first_samples_and_two_kinds_of_split():
+    labels = RandomState(5).permutation(np.arange(6000) % 10)
+    partition = labels_at_all_clients(
+        labels,
+        10,
+        RandomState(0),
+        split=partial(dirichlet, beta=0.5),
+        labelled_split=partial(iid, remainder="last", permutations=2),
+        num_labels=500,
+        shuffle_pool=False,
+        order="class",
+    )
+    assert sizes(partition.labelled) == [50] * 10
+    firsts = np.concatenate([np.flatnonzero(labels == k)[:50] for k in range(10)])
+    assert sorted(np.concatenate(partition.labelled)) == sorted(firsts)
+    expected = RandomState(0)  # one stream: the labelled split first, then the unlabelled one
+    first = iid(labels[firsts], 10, expected, remainder="last", permutations=2)
+    second = dirichlet(labels[partition.pool], 10, 0.5, expected)
+    assert partition.labelled[3].tolist() == firsts[first[3]].tolist()
+    assert partition.unlabelled[3].tolist() == partition.pool[second[3]].tolist()
+
+
+def test_labelled_and_unlabelled_class_mixes_of_independent_dirichlet_pools_are_uncorrelated():
+    labels = np.arange(50000) % 10
+    split = partial(dirichlet, beta=0.5)
+    partition = labels_at_all_clients(labels, 100, RandomState(0), split=split, num_labels=5000)
+    held = [partition.histogram(labels, 10, role) for role in ("labelled", "unlabelled")]
+    assert held[0].sum(axis=1).min() >= 10 and held[0].sum(axis=1).max() <= 140
+    assert abs(np.corrcoef(*[(h / h.sum(axis=1, keepdims=True)).ravel() for h in held])[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.1, 3), (0.001, 1), (0.5, 15), (1.0, 30)])
+def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
+    split = partial(iid, stratified=True)
+    partition = labels_at_all_clients(small_labels, 4, RandomState(0), split=split, fraction=fraction)
+    assert sizes(partition.labelled) == [expected] * 4 and sizes(partition.unlabelled) == [30 - expected] * 4
+    plain = split(small_labels, 4, rng=RandomState(0))
+    for labelled, unlabelled, own in zip(partition.labelled, partition.unlabelled, plain, strict=True):
+        assert set(labelled) | set(unlabelled) == set(own)
+    firsts = {
+        tuple(labels_at_all_clients(small_labels, 4, RandomState(s), split=split, fraction=0.1).labelled[0])
+        for s in range(5)
+    }
+    assert len(firsts) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            partial(labels_at_partial_clients, labelled_clients=0),
+            DataError,
+            "must be 1 to 3 .all clients., got 0",
+        ),
+        (
+            partial(labels_at_partial_clients, labelled_clients=4),
+            DataError,
+            "must be 1 to 3 .all clients., got 4",
+        ),
+        (partial(labels_at_partial_clients, picked=9), DataError, "cannot choose 9 labelled clients out of 3"),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[1, 1, 1]),
+            DataError,
+            r"histogram \[1, 1, 1\] does not fit into class counts \[30, 30, 30, 30\]",
+        ),
+        (partial(labels_at_partial_clients, labelled_histogram=[1, 31, 1, 1]), DataError, "does not fit"),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_from=2),
+            ConfigError,
+            "labelled_histogram defines the only picked client",
+        ),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_clients=2),
+            ConfigError,
+            "leave out labelled_from, and set picked=1",
+        ),
+        (partial(labels_at_server, num_labels=10), DataError, "not a multiple of 4 classes: choose 8 or 12"),
+        (partial(labels_at_server, num_labels=0), DataError, "num_labels=0 .* choose 4 or 8"),
+        (
+            partial(labels_at_server, num_labels=124),
+            DataError,
+            "cannot label 31 samples of class 0: it has 30",
+        ),
+        (partial(labels_at_all_clients), ConfigError, "num_labels=None, label_fraction=None, labels_per_class=None"),
+        (partial(labels_at_all_clients, num_labels=4, fraction=0.1), ConfigError, "num_labels=4, label_fraction=0.1"),
+        (partial(labels_at_all_clients, fraction=0.1, labelled_split=iid), ConfigError, "labelled_partition=given"),
+        (partial(labels_at_all_clients, fraction=0.0), DataError, r"must be in \(0, 1\], got 0.0"),
+        (partial(labels_at_all_clients, fraction=1.5), DataError, "got 1.5"),
+    ],
+)
+def test_impossible_scenarios(make, error, message):
+    with pytest.raises(error, match=message):
+        make(small_labels, 3, RandomState(0), split=iid)
