@@ -22,7 +22,7 @@ from datamodules.common.switches import check_switches
 from datamodules.io.sources import Arrays, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
-from datamodules.partition.lists import Lists
+from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import Oracle, SiteData, Sites
 from datamodules.views import pipelines
@@ -394,7 +394,7 @@ class FSSLDataModule(L.LightningDataModule):
         self._require_setup()
         return len(self.train_labels)
 
-    def class_counts(self, role: P.Role) -> P.Positions:
+    def class_counts(self, role: P.Role) -> Positions:
         """Each client's images per class, int64 ``[clients, classes]``; for people and records, not for training."""
         self._require_setup()
         return self.partition.histogram(self.train_labels.cpu(), self.num_classes, role)

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from datamodules.common.errors import DataError
 from datamodules.common.files import write_atomic
-from datamodules.partition.lists import Lists
-from datamodules.partition.lists import Positions as Positions
+from datamodules.partition.lists import Lists, Positions
 
 Role = Literal["labelled", "unlabelled", "all"]
 Union = Literal["none", "labelled", "code_index"]
