@@ -1,4 +1,4 @@
-"""Run one configuration, make a paper's tables, see how far they are, draw curves, look at a partition."""
+"""Run one configuration, make a paper's tables, see what is missing, draw curves, look at a partition."""
 
 import os
 import re
@@ -91,7 +91,7 @@ def _stoppable(argv: Sequence[str]) -> int:
         with stoppable():
             return _run(argv)
     except Stopped as stopped:
-        print(f"{stopped}; the same command goes on", file=sys.stderr)
+        print(f"{stopped}; the same command resumes", file=sys.stderr)
         return STOPPED
 
 

@@ -1,4 +1,4 @@
-"""``status``: how far the rows and runs of a paper's tables are."""
+"""``status``: which rows and runs of a paper's tables are complete, and which are missing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from benchmark.config import Runtime
 from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
 
-ABOUT = "Show how far the rows of a paper's tables are, and what is left."
+ABOUT = "Show how much of a paper's tables has been run, and what is still missing."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

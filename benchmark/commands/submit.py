@@ -1,4 +1,4 @@
-"""``submit``: the folder that gives a row of one's own to others, its check, and a maintainer's second run."""
+"""``submit``: pack a row of your own for others, check a submission, or rerun one of its seeds."""
 
 import sys
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError
 
 ABOUT = (
-    "Hand in a row of a leaderboard. With --paper: pack what `enter` has left into a folder, run the contract tests, "
-    "and check the folder. With --check: say point by point whether a folder keeps the rules. With --verify: run one "
-    "of its seeds again, and mark the row as verified."
+    "Hand in a row of a leaderboard. With --paper: pack the results of `enter` into a folder, run the contract "
+    "tests, and check the folder. With --check: check point by point whether a folder follows the rules. With "
+    "--verify: rerun one of its seeds, and mark the row as verified if the results agree."
 )
 WAYS = ("paper", "check", "verify")
 
@@ -23,19 +23,21 @@ WAYS = ("paper", "check", "verify")
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
     text = str | None
-    parser.add_argument("--paper", type=text, help="the suite that `enter` has written, e.g. text-my_method-all.yaml")
-    parser.add_argument("--scale", type=str, default="board", help="scale of the leaderboard, with --paper")
-    parser.add_argument("--out", type=text, help="the folder to make (default: submissions/, named after the suite)")
-    parser.add_argument("--check", type=text, metavar="FOLDER", help="check this submission; exits with 1 if it fails")
+    parser.add_argument("--paper", type=text, help="the suite that `enter` wrote, e.g. text-my_method-all.yaml")
+    parser.add_argument("--scale", type=str, default="board", help="with --paper: scale of the leaderboard")
+    parser.add_argument(
+        "--out", type=text, help="with --paper: the folder to create (default: submissions/, named after the suite)"
+    )
+    parser.add_argument(
+        "--check", type=text, metavar="FOLDER", help="check this submission; exits with 1 if a point fails"
+    )
     parser.add_argument(
         "--contract",
         action="store_true",
-        help="with --check: run the contract tests again, whatever the folder says of them",
+        help="with --check: rerun the contract tests instead of trusting the results in the folder",
     )
-    parser.add_argument("--verify", type=text, metavar="FOLDER", help="run a seed of this submission again")
-    parser.add_argument(
-        "--seed", type=int | None, help="with --verify: the seed to run again, of the maintainer's choice"
-    )
+    parser.add_argument("--verify", type=text, metavar="FOLDER", help="rerun a seed of this submission")
+    parser.add_argument("--seed", type=int | None, help="with --verify: which seed to rerun")
     parser.add_class_arguments(Runtime, skip={"devices", "num_nodes"})
 
 

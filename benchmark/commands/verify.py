@@ -8,7 +8,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from benchmark.commands.common import refuse
 
-ABOUT = "Compare two runs; exits with 0 if their results are equal in every round, with 1 if not."
+ABOUT = (
+    "Compare two runs: configuration, partition, data and every round. Exits with 0 if all of these are equal, with 1 "
+    "if not, and with 2 if a run cannot be read. Code and environment are compared too, but do not count."
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
