@@ -115,18 +115,26 @@ class Momenta(Unaugmented):
 
 
 class Remembers(Unaugmented):
-    """Keeps the live weight of the server, which the next client writes into."""
+    """Keeps the live weight of the server, which the next client writes into, and looks at what is kept."""
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.kept, self.found = [], []
 
     def remember(self, uploads):
-        self.kept = float(self.state_dict()["model.conv1.bias"].sum())
-        return {upload.visit.client: {"bias": self.state_dict()["model.conv1.bias"]} for upload in uploads}
+        bias = self.state_dict()["model.conv1.bias"]
+        self.kept.append(bias.clone())
+        return {upload.visit.client: {"bias": bias} for upload in uploads}
 
     def broadcast(self, server, visit):
-        assert not self.memory or float(self.memory[visit.client]["bias"].sum()) == self.kept
+        self.look(visit)
         return super().broadcast(server, visit)
 
     def on_train_end(self):
-        assert not self.memory or float(self.memory[0]["bias"].sum()) == self.kept
+        self.look(self.visit)
+
+    def look(self, visit):
+        self.found += [(visit.round, own["bias"].clone()) for own in self.memory.values()]
 
 
 def test_statistics_are_tensors_of_their_own():
@@ -139,7 +147,13 @@ def test_statistics_are_tensors_of_their_own():
 
 
 def test_what_is_remembered_is_a_copy():
-    run_rows(federation(Remembers, rounds=3))
+    """It stays what it was, before and after a client's training, until the end of the round."""
+    run = federation(Remembers, rounds=3)
+    run_rows(run)
+    kept, found = run.method.kept, run.method.found
+    assert len(found) == 2 * 3 * 2 * 3  # rounds with a memory, clients, looks, entries
+    assert all(torch.equal(bias, kept[number - 1]) for number, bias in found)
+    assert not torch.equal(kept[0], kept[1])
 
 
 def test_a_broadcast_sees_the_server():

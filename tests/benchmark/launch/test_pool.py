@@ -49,7 +49,7 @@ def fit(run):
         files.open(run, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
         files.rewind(0)
         print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
-              os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+              os.environ.get("CUDA_VISIBLE_DEVICES"), "torch" in sys.modules, flush=True)
         if config.seed == 666:
             raise ZeroDivisionError("seed 666")
         if config.seed == 667:
@@ -78,7 +78,6 @@ def fake(tmp_path, monkeypatch):
     """Dotted path of a run function, with light classes, that worker processes can import too."""
     (tmp_path / "fake_runs.py").write_text(FIT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "fake_runs", raising=False)
     monkeypatch.setattr("benchmark.runs.folder.environment", folder.environment)
     for slot, kind in classes.KINDS.items():
         monkeypatch.setitem(classes.KINDS, slot, kind)
@@ -121,6 +120,7 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, 
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
     assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
+    assert {log[6] for log in logs} == {"False"}  # a worker imports what its runs do, and nothing heavy besides
 
 
 def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):

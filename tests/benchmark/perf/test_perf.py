@@ -4,7 +4,6 @@ import os
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,14 +31,7 @@ from benchmark.perf.worker import TaskFailed, Worker, here, process, together
 from datamodules.common.errors import ConfigError
 from methods.base import Tally
 from methods.fedavg import FedAvg
-
-
-def meet(folder: str):
-    """Wait until the other process is there too, and tell how many threads this one has."""
-    (Path(folder) / str(os.getpid())).touch()
-    while len(list(Path(folder).iterdir())) < 2:
-        time.sleep(0.01)
-    return torch.get_num_threads()
+from perf_tasks import fine, gone, meet, wrong
 
 
 @pytest.mark.timeout(240)
@@ -268,18 +260,6 @@ def test_rounds_that_record_are_not_typical():
     assert goals.steady([9.0, 2.0, 4.0], [True, False, False]) == 3.0
     assert goals.steady([9.0, 5.0], [True, True]) == 7.0
     assert goals.steady([], []) == 0.0
-
-
-def fine(x):
-    return 2 * x
-
-
-def wrong():
-    raise ValueError("first line\nsecond line")
-
-
-def gone():
-    os._exit(3)
 
 
 @pytest.mark.timeout(240)
