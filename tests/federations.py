@@ -1,9 +1,10 @@
 """Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmark.contract.federations import (
     SCENARIOS,
@@ -37,6 +38,7 @@ __all__ = [
     "rounds_until",
     "run_rows",
     "same_server",
+    "same_tensors",
     "site_of",
     "sums_of",
     "trained",
@@ -80,9 +82,14 @@ def trained(cls: type, **args: Any) -> Federation:
     return federation
 
 
+def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether both have the same names, and the same bits under each."""
+    return not different(a, b)
+
+
 def same_server(a: Federation, b: Federation) -> bool:
     """Whether the servers of two runs hold the same bits."""
-    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
+    return same_tensors(a.server, b.server)
 
 
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:

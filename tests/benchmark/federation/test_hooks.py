@@ -1,6 +1,7 @@
 """What hooks hand over: logged names, hidden labels, uploads, and numbers that are not finite."""
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -8,15 +9,12 @@ from torch import nn
 
 from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
-from federations import Unaugmented, few_data, make_federation, run_rows, site_of
+from federations import Unaugmented, few_federation, make_federation, run_rows, site_of
 from methods.base import Upload
 from methods.parts.tally import FRAMEWORK
 
 ENGINES = [{}, {"slots": 2}]
-
-
-def federation(cls, clients=3, labelled=None, rounds=2, **args):
-    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+federation = partial(few_federation, clients=3)
 
 
 # --- names of columns
@@ -72,7 +70,7 @@ class Peeps(Unaugmented):
 
 
 def test_what_hidden_labels_say_cannot_be_read_back():
-    run = federation(Peeps, 2, 1, rounds=1)
+    run = federation(Peeps, clients=2, labelled=1, rounds=1)
     row = run_rows(run)[0]
     assert row["pseudo/selected"] == 1.0 and 0 <= row["pseudo/correct"] <= 1
     assert set(run.method.found) <= {None} and run.method.found

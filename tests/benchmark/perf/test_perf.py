@@ -29,7 +29,7 @@ from benchmark.perf.federations import Noise, arithmetic, federation, federation
 from benchmark.perf.measure import Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here, process, together
 from datamodules.common.errors import ConfigError
-from methods.base import Tally
+from federations import sums_of
 from methods.fedavg import FedAvg
 from perf_tasks import fine, gone, meet, wrong
 
@@ -124,8 +124,8 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant")
     batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
-    method._engine.tally, fit = Tally(), Fit(method, [])
-    fit.compute(batch, 0)
+    sums_of(method)
+    Fit(method, []).compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
         torch.testing.assert_close(value.detach(), after[name], rtol=1e-9, atol=1e-12)
