@@ -14,7 +14,6 @@ from benchmark.contract.federations import (
     make_federation,
     make_method,
     plain_fabric,
-    run_rows,
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
@@ -80,6 +79,26 @@ def trained(cls: type, **args: Any) -> Federation:
     federation = few_federation(cls, 3, **args)
     run_rows(federation)
     return federation
+
+
+class Rows:
+    """Keeps the rows of a run without their timing."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        """Collect."""
+        if row is not None:
+            self.rows.append({k: v for k, v in row.items() if k != "timing"})
+
+
+def run_rows(federation: Federation) -> list[dict[str, Any]]:
+    """Run to the end and return the rows."""
+    rows = Rows()
+    federation.callbacks = [*federation.callbacks, rows]
+    federation.run()
+    return rows.rows
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
