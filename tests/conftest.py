@@ -47,6 +47,16 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def modules_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a test has imported from its files: another test's may have the same names."""
+    before, files = set(sys.modules), f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    yield
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(files):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cache plans with the tests' files, in one folder for all processes, not in the user's home."""

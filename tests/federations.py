@@ -1,9 +1,10 @@
 """Small federations on real digits, for tests: those of the contract, smaller data, plain methods, single visits."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmark.contract.federations import (
     SCENARIOS,
@@ -13,7 +14,6 @@ from benchmark.contract.federations import (
     make_federation,
     make_method,
     plain_fabric,
-    run_rows,
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
@@ -37,6 +37,7 @@ __all__ = [
     "rounds_until",
     "run_rows",
     "same_server",
+    "same_tensors",
     "site_of",
     "sums_of",
     "trained",
@@ -80,9 +81,34 @@ def trained(cls: type, **args: Any) -> Federation:
     return federation
 
 
+class Rows:
+    """Keeps the rows of a run without their timing."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
+        """Collect."""
+        if row is not None:
+            self.rows.append({k: v for k, v in row.items() if k != "timing"})
+
+
+def run_rows(federation: Federation) -> list[dict[str, Any]]:
+    """Run to the end and return the rows."""
+    rows = Rows()
+    federation.callbacks = [*federation.callbacks, rows]
+    federation.run()
+    return rows.rows
+
+
+def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether both have the same names, and the same bits under each."""
+    return not different(a, b)
+
+
 def same_server(a: Federation, b: Federation) -> bool:
     """Whether the servers of two runs hold the same bits."""
-    return all(torch.equal(v, b.server[k]) for k, v in a.server.items())
+    return same_tensors(a.server, b.server)
 
 
 def site_of(federation: Federation, visit: Visit | None = None) -> LocalSite:

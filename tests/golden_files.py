@@ -1,4 +1,4 @@
-"""Reference numbers from the authors' released functions, as tensors."""
+"""Reference numbers from the authors' released functions, as tensors, and how ours are compared with them."""
 
 import json
 from pathlib import Path
@@ -21,3 +21,13 @@ def tensors(value: Any) -> Any:
     if isinstance(value, list):
         return [tensors(item) for item in value]
     return value
+
+
+def close(ours: torch.Tensor, golden: torch.Tensor, source: dict[str, Any]) -> None:
+    """Within the tolerance that the reference file states."""
+    torch.testing.assert_close(ours.to(golden.dtype), golden, **source["tolerance"])
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers in double precision, for what no reference file has."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

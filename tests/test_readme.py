@@ -21,7 +21,6 @@ from benchmark.registry import KINDS, find_class, own_names
 from benchmark.report.excerpt import excerpt
 from benchmark.runs.records import read_record
 from datamodules.io.sources import CLASS_COUNTS
-from federations import make_federation, run_rows
 from methods.base import FedMethod
 from papers import load
 
@@ -50,13 +49,6 @@ def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     return f"{module}.{name}"
-
-
-def test_example_trains(example: str) -> None:
-    """It runs three rounds on digits through the real loop."""
-    rows = run_rows(make_federation(example))
-    assert len(rows) == 3
-    assert rows[-1]["participants"] == 6
 
 
 @pytest.mark.parametrize(

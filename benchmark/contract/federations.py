@@ -229,23 +229,3 @@ def make_federation(method: str | type, data: FSSLDataModule | None = None, roun
         made = made.double()
         data.place(torch.device("cpu"), torch.float64)
     return Federation(made, data, data.roster(0), plain_fabric(precision), rounds, seed=run_seed, **engine)
-
-
-class Rows:
-    """Keeps the rows of a run without their timing."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def on_round_end(self, federation: Federation, row: dict[str, Any] | None) -> None:
-        """Collect."""
-        if row is not None:
-            self.rows.append({k: v for k, v in row.items() if k != "timing"})
-
-
-def run_rows(federation: Federation) -> list[dict[str, Any]]:
-    """Run to the end and return the rows."""
-    rows = Rows()
-    federation.callbacks = [*federation.callbacks, rows]
-    federation.run()
-    return rows.rows

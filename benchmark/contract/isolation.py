@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import Any
+from functools import cache, wraps
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -134,7 +134,33 @@ def check_registered_tensors_are_its_own(method: Method) -> None:
 
 def check_hooks_change_nothing_they_are_given(method: Method) -> None:
     """No hook changes in place what it only may read: the server's tensors, a client's images and labels."""
-    federation, broken = contract_federation(method), set[str]()
+    require_equal(
+        method,
+        "a hook changes in place what belongs to the server or to the data, so that another process, or the next "
+        "client, would see something else. Change a clone",
+        done_by_hooks(cast(Any, method))[0],
+    )
+
+
+def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
+    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, or, in training, torch's.
+
+    Clients may train in turns, so torch's generator cannot be seeded for one of them.
+    """
+    require_equal(
+        method,
+        "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and "
+        "from self.generator while a client trains",
+        done_by_hooks(cast(Any, method))[1],
+    )
+
+
+@cache
+def done_by_hooks(method: Method) -> tuple[list[str], list[str]]:
+    """What hooks do in two rounds and should not, in words: changes of what they may only read, and draws from
+    generators of the whole process. The rounds are run at the first call.
+    """
+    federation, changes, draws = contract_federation(method), set[str](), set[str]()
     sites = federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
@@ -142,18 +168,16 @@ def check_hooks_change_nothing_they_are_given(method: Method) -> None:
     @contextmanager
     def watch(hook: str) -> Iterator[None]:
         before = {name: value.clone() for name, value in lent(federation, hook).items()}
+        states = global_states(hook in FIT_HOOKS)
         yield
+        drawn = global_states(hook in FIT_HOOKS)
+        draws.update(f"{hook} draws from {name}" for name in states if states[name] != drawn[name])
         changed = [name for name, value in lent(federation, hook).items() if not torch.equal(value, before[name])]
-        broken.update(f"{hook} changes {name}" for name in changed)
+        changes.update(f"{hook} changes {name}" for name in changed)
 
     with watched(federation.method, watch):
         rounds_until(federation, 2)
-    require_equal(
-        method,
-        "a hook changes in place what belongs to the server or to the data, so that another process, or the next "
-        "client, would see something else. Change a clone",
-        sorted(broken),
-    )
+    return sorted(changes), sorted(draws)
 
 
 def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
@@ -173,30 +197,6 @@ def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
             "the test labels": data.test_labels,
         }
     return found
-
-
-def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
-    """No hook draws from a generator of the whole process: those of ``random`` and NumPy, or, in training, torch's.
-
-    Clients may train in turns, so torch's generator cannot be seeded for one of them.
-    """
-    federation, broken = contract_federation(method), set[str]()
-
-    @contextmanager
-    def watch(hook: str) -> Iterator[None]:
-        before = global_states(hook in FIT_HOOKS)
-        yield
-        after = global_states(hook in FIT_HOOKS)
-        broken.update(f"{hook} draws from {name}" for name in before if before[name] != after[name])
-
-    with watched(federation.method, watch):
-        rounds_until(federation, 2)
-    require_equal(
-        method,
-        "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and "
-        "from self.generator while a client trains",
-        sorted(broken),
-    )
 
 
 def global_states(training: bool) -> dict[str, object]:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import torch
-
 from benchmark.config import Run
 from benchmark.launch.launchers import slurm_tasks
 from benchmark.runs.capacity import asked_threads, bearable, cores, idle_cores
@@ -30,6 +28,8 @@ def placed(run: Run) -> Run:
     Raises:
         ConfigError: ``devices`` is not a number of processes.
     """
+    import torch
+
     config, rt = run.config, run.config.runtime
     accelerator = rt.accelerator
     if accelerator == "auto":

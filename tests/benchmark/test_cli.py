@@ -199,9 +199,25 @@ def test_help_of_every_class(slot, capsys):
         assert bare == []
 
 
-def test_help_of_fit_says_what_labels_and_readings_are():
-    _, commands = cli._parser()
-    shown = " ".join(commands["fit"].format_help().split())
+@pytest.fixture
+def help_of(capsys):
+    """Shows the help of a command, or of all."""
+
+    def shown(*command):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        return capsys.readouterr().out
+
+    return shown
+
+
+def options_in(shown):
+    """The options that a help explains."""
+    return set(re.findall(r"^  (?:-\w, )?(--\w+)", shown, re.M)) - {"--help"}
+
+
+def test_help_of_fit_says_what_labels_and_readings_are(help_of):
+    shown = " ".join(help_of("fit").split())
     for text in (
         "a label in the record (quick, small, laptop, lite, board, paper or custom); it changes no",
         "last (final in records)",
@@ -211,34 +227,29 @@ def test_help_of_fit_says_what_labels_and_readings_are():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_is_plain_and_fits_the_terminal(width, monkeypatch):
+def test_help_is_plain_and_fits_the_terminal(width, monkeypatch, help_of):
     """No marks of docstrings, no types of Python, no defaults that say nothing; only the usage names long options."""
     monkeypatch.setenv("COLUMNS", str(width))
-    top, commands = cli._parser()
-    for command in (top, *commands.values()):
-        about = command.format_help().partition("\n\n")[2]
+    commands = {name: help_of(name) for name in cli.COMMANDS}
+    for shown in (help_of(), *commands.values()):
+        about = shown.partition("\n\n")[2]
         assert not re.findall(r"``|type: |default: null|default: False", about)
         assert max(map(len, about.splitlines())) <= width
-    shown = " ".join(commands["table"].format_help().split())
+    shown = " ".join(commands["table"].split())
     assert ".yaml file (required)" in shown and "(default: quick)" in shown
-    assert "(required)" not in commands["plot"].format_help()
+    assert "(required)" not in commands["plot"]
 
 
-def test_help_says_what_a_value_is_counted_in():
-    _, commands = cli._parser()
-    shown = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
+def test_help_says_what_a_value_is_counted_in(help_of):
+    shown = [help_of(name) for name in cli.COMMANDS]
+    table = " ".join(help_of("table").split())
     for text in ("--jobs N ", "--client_memory GB", "--checkpoint_every_s SECONDS", "--slurm_at_once TASKS"):
-        assert text in shown["table"]
-    options = {option.dest for command in commands.values() for option in command._actions}
-    assert set(cli.UNITS) <= options
+        assert text in table
+    assert {f"--{name}" for name in cli.UNITS} <= set.union(*map(options_in, shown))
 
 
-def test_options_are_frozen():
-    _, commands = cli._parser()
-    names = {
-        name: {o for a in command._actions for o in a.option_strings if o.startswith("--")} - {"--help"}
-        for name, command in commands.items()
-    }
+def test_options_are_frozen(help_of):
+    names = {name: options_in(help_of(name)) for name in cli.COMMANDS}
     suite = {"--paper", "--scale", "--seeds", "--results_dir"}
     engine = {"--accelerator", "--engine", "--slots", "--replay", "--client_memory"}
     where = {*engine, "--data_dir", "--checkpoint_every_s", "--wandb", "--logger", "--callbacks"}

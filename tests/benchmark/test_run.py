@@ -58,11 +58,12 @@ def test_a_run_and_its_record(reference):
     assert not locked(reference)
 
 
-def test_a_complete_run_is_left_alone(reference):
+def test_a_complete_run_is_left_alone(reference, monkeypatch):
     """A second ``fit`` runs nothing and changes no byte and no time stamp; a left-over checkpoint goes."""
     before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()}
     config = configuration(reference.parents[1], **MIXED)
     (reference / CHECKPOINT).write_bytes(b"the run was killed before it could remove this")
+    monkeypatch.setattr(run.Fabric, "launch", lambda *_: pytest.fail("a run was started"))
     assert fit(config) == reference
     assert fit(config.replace(runtime=replace(config.config.runtime, devices=2))) == reference
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference.iterdir()} == before

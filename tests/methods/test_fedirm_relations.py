@@ -5,19 +5,10 @@ from math import log
 import pytest
 import torch
 
-from golden_files import load
+from golden_files import close, load, noise
 from methods.fedirm import entropy, relation_loss, relation_matrix
 
 RELATION = load("rscfed/fedirm_relation")
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor, source: dict) -> None:
-    """Within the tolerance that the reference file states."""
-    torch.testing.assert_close(ours.to(golden.dtype), golden, **source["tolerance"])
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_released_relation_matrices() -> None:

@@ -220,3 +220,12 @@ def test_parameters_and_ordered_dicts_become_plain(path):
     found = checkpoint.load(path)
     assert type(found["a"]) is dict and type(found["a"]["w"]) is torch.Tensor and not found["a"]["w"].requires_grad
     assert found["b"] == (None, True, 2, 0.5, "x", [1])
+
+
+def test_a_state_that_no_run_can_continue_from_is_refused_with_what_to_do(path):
+    with pytest.raises(
+        RunError,
+        match=r"checkpoint\.pt: not the checkpoint of a run: server: .*; "
+        r"bring the run's own back, or delete the folder to start over$",
+    ):
+        checkpoint.check({**STATES[1], "server": None}, path)

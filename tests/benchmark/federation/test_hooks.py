@@ -1,6 +1,7 @@
 """What hooks hand over: logged names, hidden labels, uploads, and numbers that are not finite."""
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -8,15 +9,12 @@ from torch import nn
 
 from benchmark.federation.declarations import check_declarations
 from datamodules.common.errors import RunError
-from federations import Unaugmented, few_data, make_federation, run_rows, site_of
+from federations import Unaugmented, few_federation, make_federation, run_rows, site_of
 from methods.base import Upload
 from methods.parts.tally import FRAMEWORK
 
 ENGINES = [{}, {"slots": 2}]
-
-
-def federation(cls, clients=3, labelled=None, rounds=2, **args):
-    return make_federation(cls, few_data(clients, labelled), rounds, **args)
+federation = partial(few_federation, clients=3)
 
 
 # --- names of columns
@@ -72,7 +70,7 @@ class Peeps(Unaugmented):
 
 
 def test_what_hidden_labels_say_cannot_be_read_back():
-    run = federation(Peeps, 2, 1, rounds=1)
+    run = federation(Peeps, clients=2, labelled=1, rounds=1)
     row = run_rows(run)[0]
     assert row["pseudo/selected"] == 1.0 and 0 <= row["pseudo/correct"] <= 1
     assert set(run.method.found) <= {None} and run.method.found
@@ -115,18 +113,26 @@ class Momenta(Unaugmented):
 
 
 class Remembers(Unaugmented):
-    """Keeps the live weight of the server, which the next client writes into."""
+    """Keeps the live weight of the server, which the next client writes into, and looks at what is kept."""
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.kept, self.found = [], []
 
     def remember(self, uploads):
-        self.kept = float(self.state_dict()["model.conv1.bias"].sum())
-        return {upload.visit.client: {"bias": self.state_dict()["model.conv1.bias"]} for upload in uploads}
+        bias = self.state_dict()["model.conv1.bias"]
+        self.kept.append(bias.clone())
+        return {upload.visit.client: {"bias": bias} for upload in uploads}
 
     def broadcast(self, server, visit):
-        assert not self.memory or float(self.memory[visit.client]["bias"].sum()) == self.kept
+        self.look(visit)
         return super().broadcast(server, visit)
 
     def on_train_end(self):
-        assert not self.memory or float(self.memory[0]["bias"].sum()) == self.kept
+        self.look(self.visit)
+
+    def look(self, visit):
+        self.found += [(visit.round, own["bias"].clone()) for own in self.memory.values()]
 
 
 def test_statistics_are_tensors_of_their_own():
@@ -139,7 +145,13 @@ def test_statistics_are_tensors_of_their_own():
 
 
 def test_what_is_remembered_is_a_copy():
-    run_rows(federation(Remembers, rounds=3))
+    """It stays what it was, before and after a client's training, until the end of the round."""
+    run = federation(Remembers, rounds=3)
+    run_rows(run)
+    kept, found = run.method.kept, run.method.found
+    assert len(found) == 2 * 3 * 2 * 3  # rounds with a memory, clients, looks, entries
+    assert all(torch.equal(bias, kept[number - 1]) for number, bias in found)
+    assert not torch.equal(kept[0], kept[1])
 
 
 def test_a_broadcast_sees_the_server():

@@ -11,7 +11,7 @@ from benchmark.federation.loop import Federation, assign
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
-from federations import Unaugmented, few_data, make_data, make_federation, run_rows
+from federations import Unaugmented, few_data, make_data, make_federation, run_rows, same_tensors
 from methods.base import Stream, Visit
 
 PARAMETERS = 61_906  # of the small network for images of 24 pixels
@@ -26,10 +26,6 @@ class Unshuffled(Unaugmented):
 
 def federation(cls=Unaugmented, clients=4, labelled=None, rounds=2, data=None, **args):
     return make_federation(cls, data or few_data(clients, labelled), rounds, **args)
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
 
 
 # --- sharding over ranks
@@ -137,7 +133,7 @@ def test_evaluation_every_few_rounds_and_after_the_last(every, evaluated):
     rows = run_rows(reference)
     assert [row for _, row in heard if row is not None] == evaluated
     assert [number for number, _ in heard] == [1, 2, 3, 4, 5]
-    assert equal(run.server, reference.server)
+    assert same_tensors(run.server, reference.server)
     assert run.bytes_up == rows[-1]["bytes_up"]
 
 
@@ -189,7 +185,7 @@ def test_a_client_may_come_twice():
     (row,) = run_rows(run)
     assert run.method.met == [(2, 0, 0, True), (0, 0, 0, True), (1, 1, 0, True), (2, 1, 1, False)]
     assert run.method.order == [(0, 0), (1, 0), (2, 0), (2, 1)]
-    assert all(equal(start, run.method.start[1]) for start in run.method.start.values())
+    assert all(same_tensors(start, run.method.start[1]) for start in run.method.start.values())
     assert [float(run.clients[c].tensors["taken"]) for c in range(3)] == [2, 2, 4]
     assert (row["participants"], row["visits"]) == (3, 4)
 
@@ -201,7 +197,7 @@ def test_a_round_without_participants_changes_nothing():
     idle = next(r for r in range(30) if run.roster.sample(r) != [0])
     before = {k: v.clone() for k, v in run.server.items()}
     row = run.run_round(idle)
-    assert equal(run.server, before)
+    assert same_tensors(run.server, before)
     assert row["participants"] == row["bytes_up"] == 0
     assert "loss" not in row
 
@@ -243,7 +239,7 @@ def test_identical_clients_are_one_client(count):
     for run, clients in zip(runs, (1, count), strict=True):
         run.roster.num_clients = clients
         run_rows(run)
-    assert equal(runs[0].server, runs[1].server)
+    assert same_tensors(runs[0].server, runs[1].server)
 
 
 def test_a_client_without_images_does_not_pull():
@@ -253,7 +249,7 @@ def test_a_client_without_images_does_not_pull():
     runs = [federation(data=d) for d in (data, reference)]
     runs[1].roster.num_clients = 3
     rows = [run_rows(run) for run in runs]
-    assert equal(runs[0].server, runs[1].server)
+    assert same_tensors(runs[0].server, runs[1].server)
     assert [r["acc"] for r in rows[0]] == [r["acc"] for r in rows[1]]
 
 
@@ -269,10 +265,10 @@ def test_a_state_is_a_snapshot():
         again = federation(clients=2, rounds=3)
         again.load_state_dict(state)
         assert run_rows(again) == rows
-        assert equal(again.server, run.server)
+        assert same_tensors(again.server, run.server)
     kept, expected = state["clients"][1][1][0][0], frozen["clients"][1][1][0][0]
-    assert equal(kept, expected)
-    assert equal(state["server"], frozen["server"])
+    assert same_tensors(kept, expected)
+    assert same_tensors(state["server"], frozen["server"])
 
 
 def test_a_resumed_method_is_the_server_when_clients_are_chosen():

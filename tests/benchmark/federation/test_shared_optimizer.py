@@ -8,16 +8,12 @@ import torch.nn.functional as F
 from benchmark.federation.checkpoint import Checkpoint
 from benchmark.federation.loop import Federation
 from datamodules.common.streams import generator
-from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows
+from federations import SIDE, Unaugmented, few_data, few_federation, make_method, plain_fabric, run_rows, same_tensors
 from methods import models
 from methods.parts.aggregation import weighted_mean
 from two_processes import between_two
 
 ROUNDS = 2
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
 
 
 class HandsOn(Unaugmented):
@@ -70,7 +66,7 @@ def test_an_interrupted_run_takes_up_the_shared_optimiser(tmp_path):
     Checkpoint(tmp_path / "checkpoint.pt").save(half.state_dict())
     rest.load_state_dict(Checkpoint(tmp_path / "checkpoint.pt").load())
     assert run_rows(rest) == rows[1:]
-    assert equal(rest.server, whole.server)
+    assert same_tensors(rest.server, whole.server)
     forgotten = few_federation(HandsOn, clients=2, rounds=3)
     forgotten.load_state_dict({**half.state_dict(), "handed_on": []})
     assert run_rows(forgotten) != rows[1:]
@@ -92,9 +88,11 @@ def test_a_visit_that_is_left_out_leaves_no_momentum():
     before = copy.deepcopy(run.engine.shared_optimizer_state)
     run.run_round(1)
     pairs = zip(before[0], run.engine.shared_optimizer_state[0], strict=True)
-    assert run.skipped == 1 and all(equal(old, new) for old, new in pairs)
+    assert run.skipped == 1 and all(same_tensors(old, new) for old, new in pairs)
     run.run_round(2)
-    assert any(not equal(old, new) for old, new in zip(before[0], run.engine.shared_optimizer_state[0], strict=True))
+    assert any(
+        not same_tensors(old, new) for old, new in zip(before[0], run.engine.shared_optimizer_state[0], strict=True)
+    )
 
 
 def hand_on(fabric):

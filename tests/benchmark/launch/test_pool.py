@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -49,7 +50,7 @@ def fit(run):
         files.open(run, {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []})
         files.rewind(0)
         print("hello from", os.getpid(), config.runtime.devices, config.runtime.threads,
-              os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+              os.environ.get("CUDA_VISIBLE_DEVICES"), "torch" in sys.modules, flush=True)
         if config.seed == 666:
             raise ZeroDivisionError("seed 666")
         if config.seed == 667:
@@ -78,7 +79,6 @@ def fake(tmp_path, monkeypatch):
     """Dotted path of a run function, with light classes, that worker processes can import too."""
     (tmp_path / "fake_runs.py").write_text(FIT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "fake_runs", raising=False)
     monkeypatch.setattr("benchmark.runs.folder.environment", folder.environment)
     for slot, kind in classes.KINDS.items():
         monkeypatch.setitem(classes.KINDS, slot, kind)
@@ -121,6 +121,7 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, 
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[2] for log in logs}.isdisjoint({str(os.getpid())})
     assert {(log[3], log[4]) for log in logs} == {("1", str(max(1, cores() // 2)))}
+    assert {log[6] for log in logs} == {"False"}  # a worker imports what its runs do, and nothing heavy besides
 
 
 def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
@@ -268,42 +269,25 @@ def test_attempt_never_touches_a_complete_record(tmp_path, fake):
     assert (done.path / "record.json").read_bytes() == before
 
 
-ORPHAN = """
-import sys
-from benchmark.launch.pool import _Worker
-if __name__ == "__main__":
-    worker = _Worker(0, 0, "os.getpid")
-    print(worker.process.pid, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_workers_die_with_their_parent(tmp_path):
-    script = tmp_path / "orphan.py"
-    script.write_text(ORPHAN)
-    parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    worker = int(parent.stdout.readline())
-    os.kill(worker, 0)
-    parent.kill()
-    parent.communicate()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            os.kill(worker, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker outlived its parent")
-
-
-STOPPABLE = """
-import sys, time
+LONG = """
+import os, sys, time
 from pathlib import Path
-from benchmark.launch import pool
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+from benchmark.config import Runtime
+from benchmark.launch.pool import run_all
+from benchmark.launch.signals import STOPPED, stoppable
+from datamodules.common.errors import Stopped
+
+class Planned(SimpleNamespace):
+    config = SimpleNamespace(runtime=Runtime())
+
+    def replace(self, **changes):
+        return self
 
 def fit(run):
     here = run.folder
-    (here / "begun").touch()
+    (here / "begun").write_text(str(os.getpid()))
     try:
         time.sleep(60)
     except BaseException as error:
@@ -314,36 +298,53 @@ def fit(run):
         raise
 
 if __name__ == "__main__":
-    from types import SimpleNamespace
-    from unittest.mock import MagicMock
-    from benchmark.launch.signals import STOPPED, stoppable
-    from datamodules.common.errors import Stopped
+    names = sys.argv[1:]
+    runs = [Planned(folder=Path(name)) for name in names]
     try:
         with stoppable():
-            runs = [SimpleNamespace(folder=Path(name)) for name in sys.argv[1:]]
-            if len(runs) > 1:
-                pool._run_in_workers(runs, len(runs), 0, MagicMock(), "stoppable.fit")
-            else:
-                pool._run_here(runs * 2, MagicMock(), "stoppable.fit")
+            run_all(runs if len(runs) > 1 else runs * 2, len(runs), 0, MagicMock(), "long.fit")
     except Stopped:
         sys.exit(STOPPED)
 """
 
 
+@pytest.fixture
+def long_runs(tmp_path):
+    """Starts a program with a long run in each of these folders; returns it and the processes of the runs."""
+    (tmp_path / "long.py").write_text(LONG)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', ROOT)}"}
+
+    def started(folders):
+        for one in folders:
+            one.mkdir()
+        parent = subprocess.Popen([sys.executable, str(tmp_path / "long.py"), *map(str, folders)], env=environment)
+        begun = []
+        while parent.poll() is None and not (len(begun) == len(folders) and all(begun)):
+            time.sleep(0.02)
+            begun = [file.read_text() for one in folders if (file := one / "begun").exists()]
+        return parent, [int(process) for process in begun]
+
+    return started
+
+
+@pytest.mark.timeout(60)
+def test_workers_die_with_their_parent(tmp_path, long_runs):
+    parent, workers = long_runs([tmp_path / "a", tmp_path / "b"])
+    assert len({parent.pid, *workers}) == 3
+    parent.kill()
+    parent.wait()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "full"), ("full",)])
-def test_workers_are_told_to_stop_and_waited_for(tmp_path, names):
+def test_workers_are_told_to_stop_and_waited_for(tmp_path, long_runs, names):
     """A signal to the parent alone reaches the runs of its workers, and the parent ends when they have saved, or have
     found that they cannot: no run is begun after that.
     """
-    (tmp_path / "stoppable.py").write_text(STOPPABLE)
     folders = [tmp_path / name for name in names]
-    for one in folders:
-        one.mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', ROOT)}"}
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "stoppable.py"), *map(str, folders)], env=environment)
-    while parent.poll() is None and not all((one / "begun").exists() for one in folders):
-        time.sleep(0.02)
+    parent, _ = long_runs(folders)
     parent.terminate()
     assert parent.wait() == STOPPED
     assert [(one / "saved").read_text() for one in folders] == ["stopped by SIGTERM"] * len(names)

@@ -86,7 +86,8 @@ def as_one_of_four(rank, port, words, told):
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     """Its processes, without its launchers, which import for much longer than the run takes; ``fabric run`` has one."""
-    options = {**OPTIONS, **MIXED, "results_dir": tmp_path, "runtime.devices": 2, "num_nodes": 2}
+    options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
+    del options["runtime.devices"]  # torchrun says how many there are
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     port, told = free_port(), [tmp_path / f"told.{rank}" for rank in range(4)]
     processes = [forks().Process(target=as_one_of_four, args=(rank, port, words, told[rank])) for rank in range(4)]
@@ -97,7 +98,8 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     assert [process.exitcode for process in processes] == [0] * 4
     path = configuration(tmp_path, **MIXED).folder
     assert "".join(file.read_text() for file in told).count(str(path)) == 1, "one of the processes speaks for all"
-    assert read_record(path)["environment"]["num_nodes"] == 2
+    environment = read_record(path)["environment"]
+    assert (environment["devices"], environment["num_nodes"]) == (2, 2)
     assert_same_run(path, reference)
 
 

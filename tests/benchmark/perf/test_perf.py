@@ -4,7 +4,6 @@ import os
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,16 +29,9 @@ from benchmark.perf.federations import Noise, arithmetic, federation, federation
 from benchmark.perf.measure import Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here, process, together
 from datamodules.common.errors import ConfigError
-from methods.base import Tally
+from federations import sums_of
 from methods.fedavg import FedAvg
-
-
-def meet(folder: str):
-    """Wait until the other process is there too, and tell how many threads this one has."""
-    (Path(folder) / str(os.getpid())).touch()
-    while len(list(Path(folder).iterdir())) < 2:
-        time.sleep(0.01)
-    return torch.get_num_threads()
+from perf_tasks import fine, gone, meet, wrong
 
 
 @pytest.mark.timeout(240)
@@ -132,8 +124,8 @@ def test_released_sharpness_step_is_the_engine_s(monkeypatch):
     made.model.load_state_dict(start)
     method = FL2(made.model, lr=0.03, momentum=0.9, weight_decay=5e-4, lr_schedule="constant")
     batch = {"unlabelled": {"strong": strong, "y": torch.arange(4), "high": torch.ones(4, dtype=torch.bool)}}
-    method._engine.tally, fit = Tally(), Fit(method, [])
-    fit.compute(batch, 0)
+    sums_of(method)
+    Fit(method, []).compute(batch, 0)
     for name, value in made.model.named_parameters():
         assert not torch.equal(value, start[name])
         torch.testing.assert_close(value.detach(), after[name], rtol=1e-9, atol=1e-12)
@@ -268,18 +260,6 @@ def test_rounds_that_record_are_not_typical():
     assert goals.steady([9.0, 2.0, 4.0], [True, False, False]) == 3.0
     assert goals.steady([9.0, 5.0], [True, True]) == 7.0
     assert goals.steady([], []) == 0.0
-
-
-def fine(x):
-    return 2 * x
-
-
-def wrong():
-    raise ValueError("first line\nsecond line")
-
-
-def gone():
-    os._exit(3)
 
 
 @pytest.mark.timeout(240)

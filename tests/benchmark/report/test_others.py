@@ -16,6 +16,7 @@ from benchmark.suites.suite import OTHERS, Suite, load
 
 ROOT = Path(__file__).resolve().parents[3]
 PAPERS = ["cbafed", "feddb", "feddure", "fl2", "proxyfl", "rscfed"]
+TITLE = "What other groups report for "
 ENVIRONMENT = {"cpu": "x", "cores": 1, "threads": 1}
 
 
@@ -32,7 +33,7 @@ def frame(suite: Suite, label: str, *scales: str, seeds: int = 0) -> pd.DataFram
         plan.found = runs
         tables += render(suite, plan, suite.published())
     sections = {section.title: section for section in others.sections(suite, tables)}
-    return sections[f"What other groups report for {label}"].frame
+    return sections[TITLE + label].frame
 
 
 def test_a_method_is_found_in_other_suites_whatever_its_spelling() -> None:
@@ -66,14 +67,16 @@ def test_ours_stand_beside_the_papers_own() -> None:
 
 def test_where_nobody_else_reports_anything_it_is_said() -> None:
     notes = {section.title: section.note for section in others.sections(load("fl2"), [])}
-    assert notes["What other groups report for fl2"].endswith("No value from another paper is known to us.")
-    assert "No value" not in notes["What other groups report for fedmatch"]
+    assert notes[f"{TITLE}fl2"].endswith("No value from another paper is known to us.")
+    assert "No value" not in notes[f"{TITLE}fedmatch"]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_papers_own_method_has_a_table(paper: str) -> None:
     suite = load(paper)
-    for section in others.sections(suite, []):
+    made = others.sections(suite, [])
+    assert any(same_name(section.title.removeprefix(TITLE), paper) for section in made)
+    for section in made:
         assert len(section.frame) >= 3, section.title
         assert section.frame["reported by"].iloc[0].startswith(suite.title.partition(":")[0])
 
@@ -82,9 +85,7 @@ def test_a_suite_on_top_of_another_has_its_tables_and_one_without_methods_has_no
     path = tmp_path / "mine.yaml"
     path.write_text("extends: feddb\npaper: mine\ntitle: Mine\n")
     own = load(str(path))
-    assert [section.title for section in others.sections(own, [])] == [
-        f"What other groups report for {label}" for label in load("feddb").reported
-    ]
+    assert [section.title for section in others.sections(own, [])] == [TITLE + one for one in load("feddb").reported]
     assert others.sections(load("common"), []) == []
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import subprocess
-import sys
 
 import pytest
 
@@ -66,8 +65,6 @@ class Mine(FedAvg):
 )
 def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, change, same):
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("plugin_before", "plugin_after"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "plugin_before.py").write_text(PLUGIN)
     (tmp_path / "plugin_after.py").write_text(PLUGIN.replace(*change))
     before, after = (importlib.import_module(f"plugin_{name}").Mine for name in ("before", "after"))

@@ -3,20 +3,11 @@
 import pytest
 import torch
 
-from golden_files import load
+from golden_files import close, load, noise
 from methods.parts.teacher import ema_decay, ema_update
 
 EMA = load("rscfed/ema_update")
 PARAMETERS = ("fc1.weight", "fc1.bias", "bn.weight", "bn.bias", "fc2.weight", "fc2.bias")
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor, source: dict) -> None:
-    """Within the tolerance that the reference file states."""
-    torch.testing.assert_close(ours.to(golden.dtype), golden, **source["tolerance"])
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_released_teacher_updates() -> None:
