@@ -13,7 +13,7 @@ from benchmark.files import read_yaml
 from benchmark.report.compare import code
 from benchmark.runs.code_identity import method_source
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import Record, code_versions
+from benchmark.runs.records import Record, code_versions, method_sources
 from benchmark.runs.states import look
 from benchmark.submission.folder import PASSED, SUITE, Submission, importable, is_public, keeps_contract, opened
 from datamodules.common.errors import NOT_FINITE, BenchError
@@ -241,12 +241,12 @@ def _method(one: Submission) -> Point:
             "put its source into the folder"
         )
     now = method_source(run)
-    for source, where in _by(one.all_records, lambda record: record["environment"].get("method_source")).items():
-        if source is None:
+    for sources, where in _by(one.all_records, lambda record: " and ".join(method_sources(record))).items():
+        if not sources:
             problems.append(f"{_listed(where)}: the record has no digest of the method's source")
-        elif source != now:
+        elif sources != now:
             problems.append(
-                f"{_listed(where)}: made with source {source}, but {file.name} is {now}; run with the submitted source"
+                f"{_listed(where)}: made with source {sources}, but {file.name} is {now}; run with the submitted source"
             )
     return Point("method", f"{file.name} is {now} in all records", tuple(problems))
 

@@ -158,8 +158,13 @@ FAULTS = {
         lambda: environment(2, code_versions=["abc123", "def456"]),
     ),
     "two machines": ("code", "seed 2 has several kinds of machines", lambda: ran_elsewhere_too(2)),
-    "another source": ("method", "seed 1", lambda: environment(1, method_source="0" * 12)),
-    "no source": ("method", "no digest", lambda: environment(1, method_source=None)),
+    "another source": ("method", "seed 1", lambda: environment(1, method_sources=["0" * 12])),
+    "edited in between": (
+        "method",
+        "seed 1: made with source 000000000000 and 111111111111",
+        lambda: environment(1, method_sources=["0" * 12, "1" * 12]),
+    ),
+    "no source": ("method", "no digest", lambda: environment(1, method_source=None, method_sources=[])),
     "a check failed": (
         "contract",
         "it draws",
