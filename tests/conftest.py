@@ -53,7 +53,8 @@ def modules_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     before, files = set(sys.modules), f"{tmp_path_factory.getbasetemp()}{os.sep}"
     yield
     for name in sys.modules.keys() - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(files):
+        attributes = getattr(sys.modules[name], "__dict__", {})  # asking a lazy module for __file__ would load it
+        if str(attributes.get("__file__")).startswith(files):
             del sys.modules[name]
 
 

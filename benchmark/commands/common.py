@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -15,10 +15,8 @@ from benchmark.argument_help import described
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import KINDS, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
+from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from benchmark.runs.records import Record
 
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
@@ -100,7 +98,7 @@ def check_startable(runs: Iterable[Run]) -> None:
         check(run)
 
 
-def made_by_other_code(complete: "Iterable[tuple[Run, Record]]") -> list[str]:
+def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
     """Notes about methods whose code has changed since some of these runs were made."""
     from benchmark.runs.code_identity import by_other_code
 
