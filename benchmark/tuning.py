@@ -21,7 +21,7 @@ from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.launch.resume import is_complete
 from benchmark.runs.code_identity import method_source
-from benchmark.runs.records import READING, read_record
+from benchmark.runs.records import READING, method_sources, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
 from benchmark.suites.suite import Suite
@@ -293,8 +293,8 @@ def scores(study: optuna.Study, runs: Sequence[Run] = ()) -> dict[str, tuple[flo
     now = {run.id: source for run in runs if (source := method_source(run))}
     found = {}
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
-        name, made = trial.user_attrs["run_id"], trial.user_attrs.get("method_source")
-        if made is None or made == now.get(name, made):
+        name, made = trial.user_attrs["run_id"], trial.user_attrs.get("method_sources")
+        if not made or name not in now or made == [now[name]]:
             found[name] = float(trial.value or 0.0), int(trial.user_attrs["images"])
     return found
 
@@ -359,7 +359,7 @@ def _tell(study: optuna.Study, trial: Trial, run: Run) -> None:
                 "status": ended,
                 "images": record["test_images"],
                 "code_version": record["code_version"],
-                "method_source": record["environment"].get("method_source"),
+                "method_sources": method_sources(record),
             },
         )
     )

@@ -14,7 +14,7 @@ from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from benchmark.tuning import choice, further, trials, tune
 from datamodules.common.errors import ConfigError, RunError
-from run_folders import completed
+from run_folders import change, completed
 
 SPEC = {
     "paper": "toy",
@@ -196,6 +196,23 @@ def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runti
             tune(suite, "quick", [plain], runtime, jobs=1)
     assert yaml.safe_load(suite.tuned.path("quick").read_text()) == {}
     assert list(tune(suite, "quick", [plain], runtime, jobs=1)) == [plain.full_name]
+
+
+def test_a_trial_that_went_on_with_edited_code_has_no_score(tmp_path, runtime, monkeypatch):
+    """Only what today's code has made from beginning to end tells a rate."""
+    suite = toy(tmp_path)
+    plain, _ = suite.rows
+
+    def continued(run):
+        path = completed(run, 50.0, test_images=100)
+        change(path, lambda record: record["environment"]["method_sources"].insert(0, "0" * 12))
+        return path
+
+    monkeypatch.setattr("benchmark.run.fit", continued)
+    with pytest.raises(RunError, match="no score of"):
+        tune(suite, "quick", [plain], runtime, jobs=1)
+    with pytest.raises(ConfigError, match="made by other code"):
+        tune(suite, "quick", [plain], runtime, jobs=1)
 
 
 def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime):
