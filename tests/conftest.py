@@ -5,15 +5,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-
-from datamodules.io import sources
-from datamodules.io.sources import Arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
@@ -74,18 +69,3 @@ def few_objects() -> None:
     """Freeze long-lived objects such as imported modules, since every run ends with a garbage collection."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def digits_read_once() -> Iterator[None]:
-    """Each data set gets its own copy."""
-    read = cache(sources.digits)
-
-    def copied() -> Arrays:
-        whole = read()
-        parts = ("train_images", "train_labels", "test_images", "test_labels")
-        return replace(whole, **{part: getattr(whole, part).copy() for part in parts})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "digits", copied)
-        yield

@@ -1,5 +1,6 @@
 """Many runs on one machine: worker processes that take one run at a time and report how it ended."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -209,6 +210,7 @@ def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
             run: Run = pipe.recv()
         except EOFError:
             return
+        gc.freeze()  # what has been imported so far, since every run ends with a garbage collection
         status, message = attempt(run, logged)
         last = status == "failed" and _gpu_lost()
         pipe.send((status, message, last))

@@ -1,5 +1,6 @@
 """What each process of a run does: lock the run's folder, continue where the run stands, record it round by round."""
 
+import os
 import pickle
 import sys
 import warnings
@@ -51,6 +52,8 @@ def _set_up_process(runtime: Runtime) -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
+    if runtime.accelerator == "cpu":  # Lightning sets it, and Adam asks for a GPU at every step: then slowly
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     if runtime.threads != "auto":
         torch.set_num_threads(runtime.threads)
 

@@ -12,6 +12,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -254,15 +255,21 @@ def digits() -> Arrays:
     every fifth image is a test image: a fixed, stratified split, in original order within both parts.
     """
     file = _digits_file()
+    images, target, digest = _enlarged_digits(file)
+    by_class = np.argsort(target, kind="stable")
+    test = np.zeros(len(images), dtype=bool)
+    test[by_class[np.arange(360) * len(images) // 360]] = True
+    return Arrays(images[~test], target[~test], images[test], target[test], tuple("0123456789"), {file.name: digest})
+
+
+@lru_cache(maxsize=1)  # a worker process carries out many runs
+def _enlarged_digits(file: Path) -> tuple[Images, NDArray[np.int64], str]:
+    """All images, uint8 [1797, 32, 32, 3], their classes, int64 [1797], and the SHA-256 of the file."""
     table = np.loadtxt(file, delimiter=",")
     pixels, target = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
     small = np.rint(pixels * (255 / 16)).astype(np.uint8)
     images = np.stack([_square(Image.fromarray(image), 32) for image in small])
-    by_class = np.argsort(target, kind="stable")
-    test = np.zeros(len(images), dtype=bool)
-    test[by_class[np.arange(360) * len(images) // 360]] = True
-    digest = {file.name: sha256_of(file)}
-    return Arrays(images[~test], target[~test], images[test], target[test], tuple("0123456789"), digest)
+    return images, target, sha256_of(file)
 
 
 def _digits_file() -> Path:

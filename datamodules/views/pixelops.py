@@ -109,13 +109,15 @@ def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
     position = (along + 0.5) + v[:, None, None] * (across + 0.5)
     outside = (position < 0) | (position >= side)
     start = (position - 0.5).floor()
-    fraction = (position - 0.5 - start)[..., None].expand_as(images).contiguous()
+    fraction = position - 0.5 - start
+    first = start.to(torch.int64)
+    planes = images.permute(3, 0, 1, 2).to(torch.float64, memory_format=torch.contiguous_format)
     pixels = []
     for tap in range(1 - taps // 2, 1 + taps // 2):
-        source = (start.to(torch.int64) + tap).clamp(0, side - 1)
-        pixels.append((_pick(images, y, source) if axis == 2 else _pick(images, source, x)).to(torch.float64))
-    value = _interpolate(pixels, fraction).masked_fill_(outside[..., None], 0)
-    return value.clamp_(0, 255).to(torch.uint8)
+        source = (first + tap).clamp_(0, side - 1)
+        pixels.append(planes.gather(1 + axis, source.expand_as(planes)))
+    value = _interpolate(pixels, fraction).masked_fill_(outside, 0)
+    return value.clamp_(0, 255).to(torch.uint8).permute(1, 2, 3, 0).contiguous()
 
 
 def translate(images: Tensor, v: Tensor, axis: int) -> Tensor:

@@ -46,5 +46,11 @@ class MLP(Backbone):
 
     def features(self, x: Tensor) -> Tensor:
         """Map images [B, channels, side, side] or vectors [B, in_features] to non-negative features [B, hidden]."""
-        vectors = F.adaptive_avg_pool2d(x, self.cells).flatten(1) if x.ndim == 4 else x
-        return F.relu(self.hidden(vectors))
+        return F.relu(self.hidden(self._cell_means(x) if x.ndim == 4 else x))
+
+    def _cell_means(self, images: Tensor) -> Tensor:
+        """Mean of every cell, [B, channels * cells * cells]."""
+        width, rest = divmod(images.shape[-1], self.cells)
+        if rest:
+            return F.adaptive_avg_pool2d(images, self.cells).flatten(1)
+        return F.avg_pool2d(images, width).flatten(1)  # the same numbers, in half the time
