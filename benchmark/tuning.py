@@ -29,6 +29,7 @@ from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
 FOLDER = "tuning"
 FACTOR = "factor"
+FORGOTTEN = "forgotten"  # a study's attribute: the number of its first trials that no longer count
 HOLDOUTS = ("balanced_holdout", "labelled_holdout")  # data options that replace the test set
 
 
@@ -189,6 +190,27 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     return made
 
 
+def forget(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Path]:
+    """Let no earlier trial of the rows count; the journal still says what has been tried, which ``retraced`` counts.
+
+    Returns:
+        The folders of their runs. Once they are deleted, ``tune`` runs everything again.
+
+    Raises:
+        ConfigError: the suite is part of an installed package; or see ``trials``.
+        RunError: the journal is damaged.
+    """
+    suite.check_writable("choices", "tune")
+    left = [run.folder for trial in trials(suite, scale, rows, runtime) for run in trial.runs]
+    journal = journal_of(suite, scale, Path(runtime.results_dir))
+    for study in _studies(journal, rows).values() if journal.exists() else ():
+        told = study.get_trials(deepcopy=False)
+        study.set_user_attr(FORGOTTEN, len(told))
+        for trial in told:
+            left += (journal.parent / "runs").glob(f"*-{trial.user_attrs['run_id']}")
+    return left
+
+
 def journal_of(suite: Suite, scale: str, results: Path) -> Path:
     """Return the file of a suite's journal below a folder of results, whether or not it exists."""
     return results / FOLDER / f"{suite.paper}-{scale}.journal"
@@ -223,7 +245,8 @@ def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[st
             for run in _unknown(trial, studies)
         ]
         of_rule = {run.id for trial in planned for run in trial.runs}
-        others = math.ceil(len(scores(studies[row.full_name]).keys() - of_rule) / len(planned[0].runs))
+        tried = {trial.user_attrs["run_id"] for trial in studies[row.full_name].get_trials(deepcopy=False)}
+        others = math.ceil(len(tried - of_rule) / len(planned[0].runs))
         made = None if missing else choice(_known(planned, row, studies))
     return made, missing, len(planned) + others
 
@@ -286,13 +309,15 @@ def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Stud
 def scores(study: optuna.Study, runs: Sequence[Run] = ()) -> dict[str, tuple[float, int]]:
     """Return held-out accuracy in percent (0 if not finite) and number of held-out images by run id.
 
+    Trials that ``forget`` has deleted have none.
+
     Args:
         study: of a row.
         runs: those whose scores count only if today's code of their methods has made them.
     """
     now = {run.id: source for run in runs if (source := method_source(run))}
     found = {}
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
+    for trial in study.get_trials(deepcopy=False)[study.user_attrs.get(FORGOTTEN, 0) :]:
         name, made = trial.user_attrs["run_id"], trial.user_attrs.get("method_sources")
         if not made or name not in now or made == [now[name]]:
             found[name] = float(trial.value or 0.0), int(trial.user_attrs["images"])

@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -70,8 +71,8 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
     return (jobs if options.jobs == "auto" else options.jobs), gpus
 
 
-def discard(runs: Iterable[Run]) -> None:
-    """Delete what earlier runs have left in the folders of these (``--overwrite``): of all of them, or of none.
+def discard(folders: Iterable[Path]) -> None:
+    """Delete what earlier runs have left in these folders (``--overwrite``): in all of them, or in none.
 
     Raises:
         ConfigError: this is one of several processes that something else has started; it would delete what another
@@ -83,7 +84,7 @@ def discard(runs: Iterable[Run]) -> None:
 
     if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
-    folder.discard(run.folder for run in runs)
+    folder.discard(folders)
 
 
 def check_startable(runs: Iterable[Run]) -> None:

@@ -11,6 +11,8 @@ from benchmark.commands.common import (
     add_jobs_arguments,
     add_seeds_argument,
     add_suite_arguments,
+    check_startable,
+    discard,
     jobs_and_gpus,
     made_by_other_code,
     numbers,
@@ -34,6 +36,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_seeds_argument(parser)
     parser.add_argument("--method", type=str, required=True, help="name or dotted path of the method")
     parser.add_argument("--table", type=str, required=True, help="the setting: a table of the suite")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete what earlier trials and runs of the method in this setting have left, and run them again",
+    )
     add_jobs_arguments(parser)
 
 
@@ -52,14 +59,21 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     suite = load(str(path))
     jobs, gpus = jobs_and_gpus(options, runtime)
     own = [row for row in suite.matching([f"{options.table}/*"], options.scale) if row.method == label]
+    seeds = numbers(options.seeds, "--seeds")
+    if options.overwrite:
+        check_startable(one for trial in tuning.trials(suite, options.scale, own, runtime) for one in trial.runs)
+        discard(tuning.forget(suite, options.scale, own, runtime))
     tuning.tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen
-    plan = suite.plan(options.scale, numbers(options.seeds, "--seeds"), runtime)
+    plan = suite.plan(options.scale, seeds, runtime)
     wanted = suite.select(plan, [options.table])
+    of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
+    if options.overwrite:
+        discard(one.folder for one in wanted if one.id in of_method)
+        plan.look_again()
     for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
         print(note, file=sys.stderr)
-    of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     missing = [
         one
         for one in wanted

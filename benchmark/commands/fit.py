@@ -103,7 +103,7 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         _check_points(made)
     if overwrite:
         check_startable(runs)
-        discard(runs)
+        discard(run.folder for run in runs)
     if len(runs) == 1:
         code = _one(runs[0], tell)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:

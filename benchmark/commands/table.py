@@ -137,7 +137,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         warn_of_slow_precision(precision, runtime.accelerator)
     if options.overwrite:
         check_startable(missing)
-        discard(missing)
+        discard(run.folder for run in missing)
     outcomes: list[pool.RunOutcome] = []
     if missing:
         display = Display(len(missing))
@@ -176,7 +176,7 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runt
     script = slurm.write(missing, name, Path(runtime.results_dir), array)
     if options.overwrite:
         slurm.submit(script, f"--test-only {options.slurm}")  # fails before anything is deleted
-        discard(missing)
+        discard(run.folder for run in missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")
     print("when they have ended, the same command without --slurm writes the tables")

@@ -5,7 +5,16 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from benchmark.commands.common import add_jobs_arguments, add_suite_arguments, jobs_and_gpus, listed, refuse, runtime_of
+from benchmark.commands.common import (
+    add_jobs_arguments,
+    add_suite_arguments,
+    check_startable,
+    discard,
+    jobs_and_gpus,
+    listed,
+    refuse,
+    runtime_of,
+)
 from benchmark.suites.suite import load
 
 ABOUT = "Choose the learning rates of a suite's rows by a few short runs on held-out training images."
@@ -16,6 +25,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_suite_arguments(parser)
     parser.add_argument(
         "--row", type=str | None, help="tune only patterns of table/dataset/method, separated by commas"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete what earlier trials of these rows have left, and run them again",
     )
     add_jobs_arguments(parser)
 
@@ -29,6 +43,9 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     suite = load(options.paper)
     rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
     jobs, _ = jobs_and_gpus(options, runtime)
+    if options.overwrite:
+        check_startable(run for trial in tuning.trials(suite, options.scale, rows, runtime) for run in trial.runs)
+        discard(tuning.forget(suite, options.scale, rows, runtime))
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried")

@@ -264,8 +264,8 @@ def test_options_are_frozen(help_of):
         | suite
         | where,
         "admit": {"--jobs", "--paper", "--scale", "--results_dir", "--threads"} | where,
-        "tune": {"--jobs", "--row", "--paper", "--scale", "--results_dir", "--threads"} | where,
-        "enter": {"--jobs", "--method", "--table", "--threads"} | suite | where,
+        "tune": {"--jobs", "--row", "--overwrite", "--paper", "--scale", "--results_dir", "--threads"} | where,
+        "enter": {"--jobs", "--method", "--table", "--overwrite", "--threads"} | suite | where,
         "submit": {"--check", "--contract", "--verify", "--out", "--seed", "--paper", "--scale"}
         | {"--results_dir", "--threads"}
         | where,

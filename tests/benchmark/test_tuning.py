@@ -9,6 +9,7 @@ import yaml
 from optuna.storages.journal import JournalFileBackend
 
 from benchmark import tuning
+from benchmark.runs import folder
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
@@ -213,6 +214,38 @@ def test_a_trial_that_went_on_with_edited_code_has_no_score(tmp_path, runtime, m
         tune(suite, "quick", [plain], runtime, jobs=1)
     with pytest.raises(ConfigError, match="made by other code"):
         tune(suite, "quick", [plain], runtime, jobs=1)
+
+
+def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch):
+    """Of this row alone; the journal keeps counting what was tried before."""
+    suite = toy(tmp_path)
+    plain, teacher = suite.rows
+    accuracy = {plain.full_name: 20.0}
+    ran = made_up(
+        monkeypatch, lambda run: accuracy.get(next(r.full_name for r in suite.rows if r.name in run.cells[0]), 30.0)
+    )
+    tune(suite, "quick", suite.rows, runtime, jobs=1)
+    first, _ = len(ran), ran.clear()
+    accuracy[plain.full_name] = 40.0
+    folder.discard(tuning.forget(suite, "quick", [plain], runtime))
+    made = tune(suite, "quick", suite.rows, runtime, jobs=1)
+    assert len(ran) == 3 and first == 6
+    assert {one["held_out_accuracy"] for one in made[plain.full_name]["tried"]} == {40.0}
+    assert {one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]} == {30.0}
+
+
+def test_what_was_tried_stays_counted(tmp_path, runtime, monkeypatch):
+    suite, narrow = with_tuning(tmp_path, factors=[1, 2, 4]), with_tuning(tmp_path, factors=[1, 2])
+    made_up(monkeypatch, lambda run: 50.0)
+    row = suite.rows[0]
+    tune(suite, "quick", [row], runtime, jobs=1)
+    folder.discard(tuning.forget(suite, "quick", [row], runtime))
+    journal, own = tuning.journal_of(narrow, "quick", Path(runtime.results_dir)), narrow.rows[0]
+    made, missing, tried = tuning.retraced(narrow, "quick", own, journal)
+    assert made is None and len(missing) == 2 and tried == 3
+    tune(narrow, "quick", [own], runtime, jobs=1)
+    _, missing, tried = tuning.retraced(narrow, "quick", own, journal)
+    assert not missing and tried == 3
 
 
 def test_a_rate_at_which_numbers_are_not_finite_scores_nothing(tmp_path, runtime):

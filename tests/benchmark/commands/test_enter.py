@@ -67,6 +67,23 @@ def test_a_method_that_was_edited_does_not_keep_its_row(board, capsys, monkeypat
     assert main([*ENTER, "--table", "one"]) == 0
 
 
+def test_overwrite_tunes_and_runs_the_row_again(board, monkeypatch):
+    """All trials and seeds of the method are made by its code of today; other rows keep theirs."""
+
+    def made(pattern):
+        return {path: path.stat().st_mtime_ns for path in (board / "results").glob(f"{pattern}/record.json")}
+
+    assert main([*ENTER, "--table", "one"]) == 0
+    trials, seeds, others = "tuning/runs/mine_of*", "runs/mine_of*", "runs/fed*"
+    before = {pattern: made(pattern) for pattern in (trials, seeds, others)}
+    (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
+    monkeypatch.delitem(sys.modules, "mine_of_a_stranger")
+    assert main([*ENTER, "--table", "one", "--overwrite"]) == 0
+    for pattern in (trials, seeds):
+        assert len(made(pattern)) == len(before[pattern]) and not {*made(pattern).items()} & {*before[pattern].items()}
+    assert made(others) == before[others]
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

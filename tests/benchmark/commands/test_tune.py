@@ -1,0 +1,25 @@
+"""``tune`` as a command."""
+
+from benchmark.cli import main
+from run_folders import completed
+from toy_suite import BOARD
+
+TUNE = ["tune", "--paper", "board.yaml", "--row", "one/A/low", "--jobs", "1", "--wandb", "off"]
+
+
+def test_trials_are_run_once_and_again_when_asked(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def fit(run):
+        ran.append(run.id)
+        return completed(run, 50.0, test_images=100)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchmark.run.fit", fit)
+    (tmp_path / "board.yaml").write_text(BOARD)
+    assert main(TUNE) == 0
+    assert f"one/A/low: method.lr 0.03 of {len(ran)} tried" in capsys.readouterr().out
+    first = [*ran]
+    assert main([*TUNE, "--overwrite", "--threads", "0"]) == 2
+    assert main(TUNE) == 0 and ran == first
+    assert main([*TUNE, "--overwrite"]) == 0 and ran == first * 2
