@@ -10,9 +10,9 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from datamodules.common import streams as random_streams
+from datamodules import loaders
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
@@ -27,7 +27,7 @@ from datamodules.partition.roster import Roster
 from datamodules.partition.sites import Oracle, SiteData, Sites
 from datamodules.views import pipelines
 from datamodules.views.augment import Geometry, View
-from datamodules.views.batches import Batch, epoch
+from datamodules.views.batches import Batch
 from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
 from datamodules.views.features import FeatureView
 
@@ -464,15 +464,7 @@ class FSSLDataModule(L.LightningDataModule):
         Raises:
             ConfigError: no ``Trainer`` fits a method on this data.
         """
-        method, sites = self._fitted(), [*self.clients, self._server]
-        fields = ("labelled", "labels", "unlabelled", *(("revealed",) if self._server.revealed is not None else ()))
-        data = SiteData(*(torch.cat([getattr(s, f) for s in sites]) for f in fields))
-        streams = method.streams(data)
-
-        def batches() -> Iterator[Batch]:
-            return epoch(streams, self, partial(self._central, cast(Any, self.trainer).current_epoch))
-
-        return DataLoader(_Batches(batches), batch_size=None)
+        return loaders.train_loader(self)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``, for a plain ``Trainer``.
@@ -480,27 +472,7 @@ class FSSLDataModule(L.LightningDataModule):
         Raises:
             ConfigError: no ``Trainer`` tests a method on this data.
         """
-        size = self._fitted().eval_batch
-
-        def batches() -> Iterator[Batch]:
-            for i, block in self.test_blocks(size):
-                yield {"test": {"x": block(), "y": self.test_labels[i * size : (i + 1) * size]}}
-
-        return DataLoader(_Batches(batches), batch_size=None)
-
-    def _fitted(self) -> Any:
-        """The method of the ``Trainer`` that uses this data."""
-        method = getattr(self.trainer, "lightning_module", None)
-        if not hasattr(method, "streams"):
-            raise ConfigError(
-                f"the loaders of {type(self).__name__} ask the method which images it takes: hand a FedMethod and the "
-                "data to a Trainer, trainer.fit(method, datamodule=data)"
-            )
-        return method
-
-    def _central(self, number: int, purpose: str) -> torch.Generator:
-        device = "cpu" if purpose.startswith("order") else self.device
-        return random_streams.generator(self.hparams.run_seed, purpose, number, device=device)
+        return loaders.test_loader(self)
 
     def _seen(self, images: Tensor) -> Tensor:
         seen = images[:, : self.hparams.channels] if images.ndim == 4 else images
@@ -530,16 +502,6 @@ class FSSLDataModule(L.LightningDataModule):
             held = torch.tensor(self._validation, device=device)
             self._server = replace(self._server, validation=held, validation_labels=self.train_labels[held])
         self._pool = torch.tensor(part.pool, device=device)
-
-
-class _Batches(IterableDataset[Batch]):
-    """Ready-made batches, made anew at every iteration."""
-
-    def __init__(self, make: Callable[[], Iterator[Batch]]) -> None:
-        self.make = make
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.make()
 
 
 __all__ = ["FSSLDataModule", "Scenario", "SiteData"]

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from benchmark.federation.checkpoint_files import OnDisk, dumped, opened, staged, write_whole
+from benchmark.federation.checkpoint_files import REMEDY, OnDisk, dumped, opened, staged, write_whole
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.files import problem, read_bytes
@@ -275,10 +275,7 @@ def check(state: Mapping[str, Any], where: Path) -> None:
     try:
         _Run.model_validate(dict(state))
     except ValidationError as error:
-        raise RunError(
-            f"{where}: not the checkpoint of a run: {problem(error)}; bring the run's own back, or delete the folder "
-            "to start over"
-        ) from None
+        raise RunError(f"{where}: not the checkpoint of a run: {problem(error)}; {REMEDY}") from None
 
 
 def previous(path: Path) -> Path:

@@ -17,6 +17,8 @@ from benchmark.files import read_bytes, regular
 from datamodules.common.errors import RunError
 from datamodules.common.files import named
 
+REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
+
 
 class OnDisk:
     """A client's part of a state in a file of a checkpoint's format. The file is deleted with this object.
@@ -118,7 +120,7 @@ def opened(body: bytes, path: Path) -> Any:
         first = str(error).strip().partition("\n")[0]
         raise RunError(
             f"{path}: this checkpoint holds more than tensors and plain data and was not opened ({first}); it was not "
-            "written by this program. Bring the run's own back, or delete it to start the run over"
+            f"written by this program; {REMEDY}"
         ) from None
 
 

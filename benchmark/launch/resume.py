@@ -8,6 +8,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
+from benchmark.federation.checkpoint_files import REMEDY
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
 from benchmark.launch.recorder import Bystander, Recorder
@@ -19,7 +20,6 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 
 MESSAGE_BYTES = 1 << 28
-REMEDY = "bring this run's own checkpoint back, or delete the folder to start over"
 
 
 def is_complete(run: Run) -> bool:

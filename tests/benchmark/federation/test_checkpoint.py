@@ -226,6 +226,6 @@ def test_a_state_that_no_run_can_continue_from_is_refused_with_what_to_do(path):
     with pytest.raises(
         RunError,
         match=r"checkpoint\.pt: not the checkpoint of a run: server: .*; "
-        r"bring the run's own back, or delete the folder to start over$",
+        r"bring this run's own checkpoint back, or delete the folder to start over$",
     ):
         checkpoint.check({**STATES[1], "server": None}, path)

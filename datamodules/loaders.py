@@ -1,0 +1,72 @@
+"""Loaders for a plain Lightning ``Trainer``, which fits and tests a method on all clients' data at once."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from datamodules.common import streams as random_streams
+from datamodules.common.errors import ConfigError
+from datamodules.partition.sites import SiteData
+from datamodules.views.batches import Batch, epoch
+
+if TYPE_CHECKING:
+    from datamodules.base import FSSLDataModule
+
+
+def train_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
+    """All clients' and the server's training data, in the streams that the trainer's method names.
+
+    Raises:
+        ConfigError: no ``Trainer`` fits a method on this data.
+    """
+    method, sites = _fitted(data), [*data.clients, data.server]
+    fields = ("labelled", "labels", "unlabelled", *(("revealed",) if data.server.revealed is not None else ()))
+    streams = method.streams(SiteData(*(torch.cat([getattr(site, field) for site in sites]) for field in fields)))
+
+    def generator(number: int, purpose: str) -> torch.Generator:
+        device = "cpu" if purpose.startswith("order") else data.device
+        return random_streams.generator(data.hparams.run_seed, purpose, number, device=device)
+
+    def batches() -> Iterator[Batch]:
+        return epoch(streams, data, partial(generator, cast(Any, data.trainer).current_epoch))
+
+    return DataLoader(_Batches(batches), batch_size=None)
+
+
+def test_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
+    """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``.
+
+    Raises:
+        ConfigError: no ``Trainer`` tests a method on this data.
+    """
+    size = _fitted(data).eval_batch
+
+    def batches() -> Iterator[Batch]:
+        for number, block in data.test_blocks(size):
+            yield {"test": {"x": block(), "y": data.test_labels[number * size : (number + 1) * size]}}
+
+    return DataLoader(_Batches(batches), batch_size=None)
+
+
+def _fitted(data: "FSSLDataModule") -> Any:
+    """The method of the ``Trainer`` that uses the data."""
+    method = getattr(data.trainer, "lightning_module", None)
+    if not hasattr(method, "streams"):
+        raise ConfigError(
+            f"the loaders of {type(data).__name__} ask the method which images it takes: hand a FedMethod and the "
+            "data to a Trainer, trainer.fit(method, datamodule=data)"
+        )
+    return method
+
+
+class _Batches(IterableDataset[Batch]):
+    """Ready-made batches, made anew at every iteration."""
+
+    def __init__(self, make: Callable[[], Iterator[Batch]]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.make()
