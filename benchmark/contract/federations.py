@@ -38,17 +38,18 @@ MOST = {
     "server_pretrain": 1,
     "server_epochs": 1,
     "steps_per_visit": 2,
+    "gpt_epochs": 10,
     "lr": 0.01,
 }
 """Upper limits for arguments in the contract: short schedules, and a rate that suits a network without norms."""
 
 
 class FewerDigits(Digits):
-    """The first 480 training and 120 test images, read once per process."""
+    """The first 480 training and 120 test images."""
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        return cut(_digits(), 480, 120)
+        return cut(sources.digits(), 480, 120)
 
 
 class FewestDigits(Digits):
@@ -56,7 +57,7 @@ class FewestDigits(Digits):
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        return cut(_digits(), 120, 30)
+        return cut(sources.digits(), 120, 30)
 
 
 def cut(whole: Arrays, train: int, test: int) -> Arrays:
@@ -68,11 +69,6 @@ def cut(whole: Arrays, train: int, test: int) -> Arrays:
         test_images=whole.test_images[:test].copy(),
         test_labels=whole.test_labels[:test].copy(),
     )
-
-
-@cache
-def _digits() -> Arrays:
-    return sources.digits()
 
 
 def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
@@ -134,7 +130,7 @@ def make_method(
         "model": model,
         "num_classes": num_classes,
         "num_clients": NUM_CLIENTS,
-        "num_images": len(_digits().train_images),
+        "num_images": Digits.train_size,
         "image_shape": [3, side, side],
     }
     made: FedMethod = cls(**{name: known[name] for name in parameters(cls) if name in known}, **args)
