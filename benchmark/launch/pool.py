@@ -192,6 +192,8 @@ def _worker_main(pipe: Connection, number: int, gpus: int, fit: str) -> None:
             _serve(pipe, number, gpus, fit)
     except Stopped:
         sys.exit(STOPPED)
+    finally:
+        gc.unfreeze()  # or libraries report what was frozen as leaked
 
 
 def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
