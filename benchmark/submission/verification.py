@@ -33,8 +33,8 @@ class Verified:
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
     """Rerun a seed of a submission, and mark it as verified in its folder if the results agree.
 
-    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within its
-    prediction interval of the row's seeds, which together have 95 %.
+    On a machine with the same rounding all rounds and readings must be equal; elsewhere every reading must lie within
+    its prediction interval of the row's seeds, which together have 95 %.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.

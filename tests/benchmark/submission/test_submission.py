@@ -264,3 +264,19 @@ def test_other_numbers_are_not_verified(place, capsys):
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
     assert "not verified: a different result" in capsys.readouterr().out
     assert not Path("mine/verified").exists()
+
+
+def test_a_reading_of_the_averaged_model_that_the_second_run_does_not_have_is_not_verified(place, capsys):
+    """Its digest agrees and so do all rounds; only the reading that no row gives was changed."""
+    board = Path("board.yaml").read_text().replace("report: last", "report: averaged")
+    Path("board.yaml").write_text(board.replace("rounds: 2}", "rounds: 2, average_last: 2}"))
+    (place / "mine_to_submit.py").write_text(MINE)
+    shutil.rmtree("mine")
+    for left in (*Path().glob("board-*.yaml"), *Path().glob("tuned/*")):
+        left.unlink()
+    enter = ["enter", "--paper", "board.yaml", "--method", "mine_to_submit.Mine", "--table", "one", "--jobs", "1"]
+    assert main([*enter, *RUN]) == 0
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "mine"]) == 0
+    change(run_of(1), lambda record: record["averaged"].update(acc=record["averaged"]["acc"] + 3.0))
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
+    assert "not verified: a different result" in capsys.readouterr().out
