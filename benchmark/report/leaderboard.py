@@ -203,7 +203,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[
         read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
         compared = LATEX_READ if METRIC in shown else ""
         caption = " ".join(filter(None, (f"{one.table.title}, {one.dataset}.", read, compared, told)))
-        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}".replace(" ", "-")
+        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}"
         parts.append(latex_table(frame, caption, name, "l" + "r" * (frame.shape[1] - 1)))
     return "\n".join(parts)
 
