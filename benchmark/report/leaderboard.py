@@ -221,7 +221,7 @@ def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequ
         else:
             known = values(plan, row, suite.report, metric)
             text = f"{known.mean():.2f}{_half(interval(known))} ({len(known)})"
-            cells[PRINTED[metric]] = text if len(known) else NONE_RUN
+            cells[PRINTED.get(metric, metric)] = text if len(known) else NONE_RUN
     return cells
 
 

@@ -451,3 +451,4 @@ def test_latex_has_the_metrics_that_are_asked_for(made):
     own_plan.found = plan.found
     text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
     assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text
+    assert r"method & pseudo/selected \\" in leaderboard.latex(suite, plan, found, ["pseudo/selected"])
