@@ -20,6 +20,7 @@ from benchmark.runs.records import (
     without_clock,
 )
 from benchmark.runs.states import state
+from datamodules.common.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,15 @@ def _row_of(path: Path, record: Record) -> list[Record]:
     """The complete runs beside a run that differ from it by their seed alone, and itself."""
     kind = path.resolve().name.rpartition("-")[0]
     beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
-    return [found for found in map(read_record, beside) if _same_row(found, record)]
+    return [found for found in map(read_record, beside) if _is_of_row(found, record)]
+
+
+def _is_of_row(one: Record, record: Record) -> bool:
+    """As ``_same_row``; a run with options that the code no longer knows is of another row."""
+    try:
+        return _same_row(one, record)
+    except ConfigError:
+        return False
 
 
 def _same_row(one: Record, other: Record) -> bool:

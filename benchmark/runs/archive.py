@@ -44,7 +44,7 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
         The number of runs, and the archive's SHA-256.
 
     Raises:
-        ConfigError: there are no such runs.
+        ConfigError: there are no such runs, or the name of a folder is not that of its run.
         RunError: a record is damaged.
         OSError: the archive cannot be written.
     """
@@ -53,6 +53,11 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
         record = read_record(path)
         if record["status"] == "complete" and (not scales or record["scale"] in scales):
             chosen.append(path)
+            if not (MEMBER.fullmatch(f"runs/{path.name}/record.json") and path.name.endswith(f"-{record['run_id']}")):
+                raise ConfigError(
+                    f"{path}: it holds run {record['run_id']}, but its name is not one that `records import` takes; "
+                    "move it away"
+                )
     if not chosen:
         raise ConfigError(f"{results / 'runs'}: there is no complete run{' of scale ' if scales else ''}{_or(scales)}")
     packed = io.BytesIO()

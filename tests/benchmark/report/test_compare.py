@@ -122,6 +122,14 @@ def test_two_seeds_make_no_interval(make):
     assert found.within is None and line(found, "final") == "acc 40.00 | 39.00 (-1.00)"
 
 
+def test_a_run_beside_it_that_the_code_no_longer_knows_is_left_out(make):
+    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
+    old = make("a", accuracy=(*ACCURACY[:3], 90.0), seed=9)
+    change(old, lambda record: record["config"]["method"]["init_args"].update(retired=1))
+    found = compare(one, make("b", accuracy=(*ACCURACY[:3], 41.0), seed=0))
+    assert found.within and "of 3 seeds" in found.lines[-1]
+
+
 def test_another_row_has_no_say(make):
     one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
     assert compare(one, make("b", rounds=4, last_k=3)).within is None

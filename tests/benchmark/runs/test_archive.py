@@ -4,6 +4,7 @@ import functools
 import gzip
 import io
 import json
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,14 @@ def test_what_is_imported_is_what_was_exported(board, tmp_path):
         assert state(path) == "complete" and read_record(path) == read_record(made) and read_rows(path)
         assert all((path / name).read_bytes() == (made / name).read_bytes() for name in FILES)
     assert unpack(str(board), there) == (0, 2)
+
+
+def test_a_copy_of_a_run_is_not_exported_since_nobody_could_import_it(tmp_path):
+    path = run(tmp_path / "made")
+    shutil.copytree(path, path.with_name(f"{path.name}.before"))
+    with pytest.raises(ConfigError, match=rf"{path.name}\.before: it holds run \w+, .*; move it away"):
+        pack(tmp_path / "made", tmp_path / "board.tar.gz")
+    assert not (tmp_path / "board.tar.gz").exists()
 
 
 def test_equal_records_give_equal_bytes(board, tmp_path):
