@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from benchmark.cli import main
+from benchmark.config import Runtime
 from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report import leaderboard
@@ -266,6 +267,21 @@ def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
         page = leaderboard.markdown(suite, plan, [setting])
     assert setting.lines["verified"].to_dict() == {"low": "", "Mine": "seed 1, equal"}
     assert "seed 1, equal" in page and "A maintainer" not in page.partition("## One")[0]
+
+
+def test_a_row_is_no_longer_verified_once_its_run_is_another(place):
+    """After a change of the method, the row has new records."""
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
+    path = run_of(1)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["acc"] += 0.5
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
+    with importable(Path("mine")):
+        suite = load("mine/suite.yaml")
+        plan = suite.plan("quick", runtime=Runtime(results_dir="mine"))
+        (setting,) = leaderboard.settings(suite, plan)
+    assert setting.lines["verified"].to_dict() == {"low": "", "Mine": ""}
 
 
 def test_other_numbers_are_not_verified(place, capsys):
