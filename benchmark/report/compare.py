@@ -8,8 +8,19 @@ from typing import Any
 
 from benchmark.config import Run, from_dict, spelled
 from benchmark.report.verdicts import LEAST, prediction
-from benchmark.runs.records import READING, SEVERAL, Record, Row, code_versions, read_record, read_rows, without_clock
+from benchmark.runs.records import (
+    AVERAGED,
+    READING,
+    SEVERAL,
+    Record,
+    Row,
+    code_versions,
+    read_record,
+    read_rows,
+    without_clock,
+)
 from benchmark.runs.states import state
+from datamodules.common.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,9 +29,10 @@ class Comparison:
 
     Args:
         lines: for people, one per subject.
-        equal: whether configuration, partition, data and all rounds are equal. Code and environment do not count: the
-            point of a comparison may be that other code, or another machine, gives the same numbers. Nor do columns
-            that one run does not have in any round: other code may log more.
+        equal: whether configuration, partition, data, all rounds and the reading ``averaged``, which follows from no
+            round, are equal. Code and environment do not count: the point of a comparison may be that other code, or
+            another machine, gives the same numbers. Nor do columns that one run does not have in any round: other code
+            may log more.
         within: whether every reading of the second run lies within its prediction interval of the first run's row, all
             of which hold together with 95 %; ``None`` where fewer than three seeds of that row are at hand, or the two
             runs are of different rows.
@@ -52,11 +64,17 @@ def compare(one: Path, other: Path) -> Comparison:
     }
     lines = [f"{name}: {'; '.join(apart) or 'equal'}" for name, apart in (counting | telling).items()]
     lines.append(f"rounds: {rounds}")
-    same = same_rounds and not any(counting.values())
+    same = same_rounds and _same_averaged(first, second) and not any(counting.values())
     if {first["status"], second["status"]} != {"complete"}:
         return Comparison(tuple(lines), same)
     told, within = _readings(first, second, _row_of(one, first))
     return Comparison((*lines, *told), same, within if _same_row(first, second) else None)
+
+
+def _same_averaged(first: Record, second: Record) -> bool:
+    """Whether the averaged models have equal metrics, of those that both runs have."""
+    one, other = (record.get(AVERAGED) or {} for record in (first, second))
+    return all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
 def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[str], bool | None]:
@@ -85,7 +103,15 @@ def _row_of(path: Path, record: Record) -> list[Record]:
     """The complete runs beside a run that differ from it by their seed alone, and itself."""
     kind = path.resolve().name.rpartition("-")[0]
     beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
-    return [found for found in map(read_record, beside) if _same_row(found, record)]
+    return [found for found in map(read_record, beside) if _is_of_row(found, record)]
+
+
+def _is_of_row(one: Record, record: Record) -> bool:
+    """As ``_same_row``; a run with options that the code no longer knows is of another row."""
+    try:
+        return _same_row(one, record)
+    except ConfigError:
+        return False
 
 
 def _same_row(one: Record, other: Record) -> bool:

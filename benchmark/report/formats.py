@@ -1,5 +1,6 @@
 """Frames and texts as CSV, Markdown and LaTeX."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ LATEX = str.maketrans(
         "×": r"$\times$",
         "−": "$-$",
         "–": "--",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
     }
 )
 
@@ -85,7 +89,14 @@ def cell_text(value: Any) -> str:
 
 
 def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str:
-    """Format a ``booktabs`` table of escaped texts; ``align`` has ``l`` or ``r`` for each column."""
+    """Format a ``booktabs`` table of escaped texts.
+
+    Args:
+        frame: the table.
+        caption: its caption.
+        name: its label, after ``tab:``; what LaTeX does not take there becomes a hyphen.
+        align: ``l`` or ``r`` for each column.
+    """
     style = frame.style.hide(axis="index").format(latex_text).format_index(latex_text, axis="columns")
     return str(
         style.to_latex(
@@ -95,7 +106,7 @@ def latex_table(frame: pd.DataFrame, caption: str, name: str, align: str) -> str
             position_float="centering",
             column_format=align,
             caption=latex_text(caption.strip()),
-            label=f"tab:{name}",
+            label=f"tab:{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}",
         )
     )
 

@@ -155,13 +155,23 @@ def _refused(admission: Mapping[str, Any]) -> str:
 
 
 def interim(suite: Suite, plan: Plan, found: Sequence[Setting]) -> list[str]:
-    """A sentence where rows do not have all seeds that the suite fixes; none where they have."""
-    fixed = len(suite.scale(plan.scale)["seeds"])
+    """A sentence where rows do not have all seeds that the suite fixes, and one where they have others; else none."""
+    fixed = suite.scale(plan.scale)["seeds"]
     counts = [int(n) for one in found for n in one.lines["n"] + one.lines["failed"]]
-    if not counts or min(counts) >= fixed:
-        return []
-    have = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
-    return [f"**Interim**: rows have {have} of the {fixed} seeds that were fixed beforehand. What is bold may change."]
+    run = {seed for one in found for seed in one.scores.dropna(how="all").index}
+    told = []
+    if counts and min(counts) < len(fixed):
+        have = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
+        told = [
+            f"**Interim**: rows have {have} of the {len(fixed)} seeds that were fixed beforehand. "
+            "What is bold may change."
+        ]
+    if added := sorted(run - set(fixed)):
+        told.append(
+            f"**Seeds added**: {', '.join(map(str, added))}, beside the {len(fixed)} that were fixed beforehand. "
+            "Nothing that is bold here is the board's."
+        )
+    return told
 
 
 def markdown(suite: Suite, plan: Plan, found: Sequence[Setting]) -> str:
@@ -203,7 +213,7 @@ def latex(suite: Suite, plan: Plan, found: Sequence[Setting], metrics: Sequence[
         read = f"{what}{OF[suite.report]} in percent, mean ± half-width of the 95 % t interval (seeds)."
         compared = LATEX_READ if METRIC in shown else ""
         caption = " ".join(filter(None, (f"{one.table.title}, {one.dataset}.", read, compared, told)))
-        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}".replace(" ", "-")
+        name = f"{suite.paper}-{plan.scale}-{one.table.number}-{one.dataset}"
         parts.append(latex_table(frame, caption, name, "l" + "r" * (frame.shape[1] - 1)))
     return "\n".join(parts)
 
@@ -221,7 +231,7 @@ def _latex_cells(suite: Suite, plan: Plan, one: Setting, row: Row, metrics: Sequ
         else:
             known = values(plan, row, suite.report, metric)
             text = f"{known.mean():.2f}{_half(interval(known))} ({len(known)})"
-            cells[PRINTED[metric]] = text if len(known) else NONE_RUN
+            cells[PRINTED.get(metric, metric)] = text if len(known) else NONE_RUN
     return cells
 
 

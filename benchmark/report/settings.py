@@ -190,6 +190,14 @@ def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
 
 
 def _verified(suite: Suite, plan: Plan, row: Row) -> str:
-    """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was."""
+    """Which seed of a row was run again by a maintainer, such as ``seed 3, equal``; empty where none was.
+
+    Empty, too, if the row's run with that seed is no longer the one that was verified.
+    """
     found = suite.verified.entries(plan.scale).get(row.full_name)
-    return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}" if found else ""
+    if not found:
+        return ""
+    now = values(plan, row, suite.report).get(found["seed"])
+    if now is None or found.get("submitted", now) != now:
+        return ""
+    return f"seed {found['seed']}, {'equal' if found['equal'] else 'within'}"

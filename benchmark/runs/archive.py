@@ -21,13 +21,14 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from benchmark.files import read_bytes
-from benchmark.runs.records import read_record
+from benchmark.runs.records import digest, read_record, read_rows
 from benchmark.runs.states import look
 from datamodules.common.errors import ConfigError, RunError
 
 FILES = ("config.yaml", "metrics.jsonl", "record.json")
 MEMBER = re.compile(r"runs/(?P<run>\w[\w.-]*)/(?P<file>config\.yaml|metrics\.jsonl|record\.json)", re.ASCII)
 MOST = 1 << 30  # maximum bytes of an archive and its content; a leaderboard of 1000 runs takes a tenth
+BLOCK = 1 << 20  # bytes read at once
 TIMEOUT = 60.0  # seconds without an answer from the server
 
 
@@ -43,7 +44,7 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
         The number of runs, and the archive's SHA-256.
 
     Raises:
-        ConfigError: there are no such runs.
+        ConfigError: there are no such runs, or the name of a folder is not that of its run.
         RunError: a record is damaged.
         OSError: the archive cannot be written.
     """
@@ -52,6 +53,11 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
         record = read_record(path)
         if record["status"] == "complete" and (not scales or record["scale"] in scales):
             chosen.append(path)
+            if not (MEMBER.fullmatch(f"runs/{path.name}/record.json") and path.name.endswith(f"-{record['run_id']}")):
+                raise ConfigError(
+                    f"{path}: it holds run {record['run_id']}, but its name is not one that `records import` takes; "
+                    "move it away"
+                )
     if not chosen:
         raise ConfigError(f"{results / 'runs'}: there is no complete run{' of scale ' if scales else ''}{_or(scales)}")
     packed = io.BytesIO()
@@ -130,7 +136,10 @@ def _extract(content: bytes, source: str, folder: Path) -> None:
     """Write the files of an archive into one folder per run; refuse files that do not belong to records."""
     total = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+        with (
+            gzip.GzipFile(fileobj=io.BytesIO(content)) as unzipped,
+            tarfile.open(fileobj=unzipped, mode="r:") as tar,
+        ):
             for member in tar:
                 named, total = MEMBER.fullmatch(member.name), total + member.size
                 if named is None or not member.isreg() or total > MOST:
@@ -142,6 +151,9 @@ def _extract(content: bytes, source: str, folder: Path) -> None:
                 file.parent.mkdir(exist_ok=True)
                 read = tar.extractfile(member)
                 file.write_bytes(read.read() if read else b"")
+            while rest := unzipped.read(BLOCK):  # to the end, where the checksum is
+                if rest.strip(b"\0"):
+                    raise tarfile.ReadError("a header in the middle cannot be read")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{source}: not an archive of records, or damaged ({error}); download it again") from None
 
@@ -165,7 +177,7 @@ def _is_there(path: Path, target: Path, source: str) -> bool:
     state, own = look(target)
     if own is None:
         raise RunError(f"{target} holds a run that is {state}; finish or delete it, or give another --results_dir")
-    if own.get("digest") != record.get("digest") or own["run_id"] != record["run_id"]:
+    if digest(own, read_rows(target)) != digest(record, read_rows(path)):  # old records hold no digest
         raise RunError(
             f"{target} differs from the run of that name in {source}; nothing was imported. `verify` compares the two "
             "once the archive is imported with another --results_dir"

@@ -49,10 +49,15 @@ def gpu_name(accelerator: str) -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
+def uses_gpu(environment: dict[str, Any]) -> bool:
+    """Whether a run was made on a GPU, from its record's ``environment``."""
+    return bool(environment.get("gpu")) and environment.get("accelerator") != "cpu"
+
+
 def hardware(environment: dict[str, Any]) -> str:
     """The hardware of a run in one phrase, from its record's ``environment``."""
     devices, gpu = environment.get("devices", 1), environment.get("gpu")
-    if gpu and environment.get("accelerator") != "cpu":
+    if uses_gpu(environment):
         return f"{devices} x {gpu}" if devices not in (1, "auto") else str(gpu)
     processes = devices if isinstance(devices, int) else 1
     return f"{environment['cpu']}, {processes * environment['threads']} of {environment['cores']} cores per run"

@@ -14,7 +14,7 @@ from benchmark.files import dump_yaml
 from benchmark.report import leaderboard, others
 from benchmark.report.curves import AXES, Curve, read_curve
 from benchmark.report.formats import cell_text
-from benchmark.report.layout import Line, Rendered, touched
+from benchmark.report.layout import Layout, Line, Rendered, touched
 from benchmark.report.settings import Setting, not_compared, told_apart
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import AVERAGED, READINGS, Record
@@ -269,10 +269,15 @@ def _table(view: View, table: Rendered, charts: Charts) -> Page:
         "layout": layout,
         "columns": columns,
         "datasets": [(dataset, spans[dataset], dataset not in kept) for dataset in spans],
-        "rows": [(keys, cells, not touched(cells)) for keys, cells in layout.rows],
+        "rows": [(keys, _keys_text(layout, keys), cells, not touched(cells)) for keys, cells in layout.rows],
         "run": bool(kept),
         "figures": [_figure(view, table, dataset, charts) for dataset in spans if dataset in kept],
     }
+
+
+def _keys_text(layout: Layout, keys: Sequence[str]) -> str:
+    """Describe a row by the columns that it has besides its method, each with its name."""
+    return ", ".join(f"{head} {key}" for head, key in zip(layout.heads[1:], keys[1:], strict=True) if key)
 
 
 def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:

@@ -71,13 +71,15 @@ def _row_alone(one: Submission) -> Point:
         problems.append(f"it extends {extended.where}, which is in the folder itself; extend the board's own suite")
     tables = {str(name): dict(table or {}) for name, table in spec.get("tables", {}).items()}
     labels = spec.get("labels", {})
-    own = [row for table in tables.values() for row in table.get("rows", []) if row["method"] == one.row.method]
+    rows = [row for table in tables.values() for row in table.get("rows", [])]
+    own = [row for row in rows if row["method"] == one.row.method]
     options = {name: value for row in own for name, value in row.get("set", {}).items()}
     given = [
         *(name for name in spec if name not in ("extends", "paper", "labels", "tables")),
         *(f"labels.{label}" for label in labels if label != one.row.method),
         *(f"tables.{name}" for name in tables if name != one.row.table),
         *(f"tables.{one.row.table}.{name}" for name in tables.get(one.row.table, {}) if name != "rows"),
+        *(f"a row of {row['method']}" for row in rows if row["method"] != one.row.method),
         *(f"the row's {name}" for name in one.row.columns),
         *(name for name in (labels.get(one.row.method) or {}) if name != "method" and not _methods_own(name)),
         *(name for name in options if not _methods_own(name)),
@@ -107,14 +109,18 @@ def _complete(one: Submission) -> Point:
 
 
 def _as_the_suite_has_it(one: Submission) -> Point:
-    """Check that records have the configurations given by the suite and the tuned options."""
+    """Check that records have the configurations given by the suite and the tuned options, one for each seed."""
     problems = []
     for name, record in one.others.items():
         config, seed = spelled(record["config"]), record["config"].get("seed")
         if seed not in one.runs:
             problems.append(f"runs/{name}: seed {seed} is not one of the suite's; remove the run")
             continue
-        problems += [f"runs/{name}, seed {seed}: {text}" for text in _apart(config, one.runs[seed].config)]
+        apart = _apart(config, one.runs[seed].config)
+        problems += [f"runs/{name}, seed {seed}: {text}" for text in apart]
+        if not apart:
+            where = one.runs[seed].folder.name
+            problems.append(f"runs/{name}: another run of seed {seed}, which belongs in runs/{where}; keep one of them")
     for seed, record in one.records.items():
         problems += [f"seed {seed}: {text}" for text in _apart(spelled(record["config"]), one.runs[seed].config)]
     return Point("configuration", "all records have the suite's configuration", tuple(problems))

@@ -6,13 +6,13 @@ from pathlib import Path
 from benchmark.config import Runtime
 from benchmark.report.compare import code, compare
 from benchmark.run import fit
-from benchmark.runs.environment import hardware
+from benchmark.runs.environment import hardware, uses_gpu
 from benchmark.runs.records import READING, read_record
 from benchmark.submission.folder import Submission, importable, opened
 from datamodules.common.errors import ConfigError
 
 FOLDER = "verification"
-SAME_MACHINE = ("cpu", "gpu", "threads", "devices", "torch")  # entries of the environment that affect rounding
+SAME_MACHINE = ("cpu", "threads", "devices", "torch")  # entries of the environment that affect rounding, on a CPU
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Verified:
 def verify(place: Path, seed: int, runtime: Runtime) -> Verified:
     """Rerun a seed of a submission, and mark it as verified in its folder if the results agree.
 
-    On a machine with the same rounding they must be equal in all rounds; elsewhere every reading must lie within its
-    prediction interval of the row's seeds, which together have 95 %.
+    On a machine with the same rounding all rounds and readings must be equal; elsewhere, and on a GPU, every reading
+    must lie within its prediction interval of the row's seeds, which together have 95 %.
 
     Raises:
         ConfigError: see ``opened``; or the submission has no such seed.
@@ -52,7 +52,9 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
     again = fit(one.runs[seed].replace(runtime=own))
     submitted, ours = one.records[seed], read_record(again)
     found = compare(one.runs[seed].folder, again)
-    alike = all(submitted["environment"].get(name) == ours["environment"].get(name) for name in SAME_MACHINE)
+    places = submitted["environment"], ours["environment"]
+    on_gpu = any(uses_gpu(place) for place in places)
+    alike = not on_gpu and all(len({place.get(name) for place in places}) == 1 for name in SAME_MACHINE)
     if found.equal:
         counts, reason = True, "equal in all rounds"
     elif alike:
@@ -61,7 +63,8 @@ def _verified(one: Submission, seed: int, runtime: Runtime) -> Verified:
         counts, reason = False, "fewer than three seeds of the row, so that there is no prediction interval"
     else:
         counts = found.within
-        reason = f"on another machine, {'within' if counts else 'outside'} the prediction interval of the row's seeds"
+        where = "a GPU" if on_gpu else "another machine"
+        reason = f"on {where}, {'within' if counts else 'outside'} the prediction interval of the row's seeds"
     if counts:
         reading = READING[one.suite.report]
         entry = {

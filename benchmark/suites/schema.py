@@ -13,6 +13,12 @@ from benchmark.registry import unknown
 from datamodules.common.errors import ConfigError
 
 METRICS = ("acc", "acc_clients", "acc_worst_clients", "auc", "precision", "recall", "loss")
+COLUMNS = (
+    *("table", "dataset", "data", "network", "method", "metric", "ours", "std", "ci95", "n", "published", "spread"),
+    *("value", "delta", "prediction", "effect", "effect_ci95", "effect_n", "effect_published", "status", "note"),
+    *("best", "last", "last_k_mean", "averaged", "runs"),
+)
+"""Columns that the files of tables and of published values have besides those of rows."""
 CONTROLS = "take it out, and name a table's `control`: verdicts rest on intervals of the seeds"
 RETIRED = {"bands": CONTROLS, "band_note": CONTROLS}
 TOLD = 3  # problems that one message lists
@@ -190,6 +196,9 @@ def _check_names(suite: _Suite, where: str) -> None:
         _known("table", judges, numbers, f"{place}, judged_by")
         _known("metric", [metric for metric in table.metrics if "/" not in metric], METRICS, place)
         _once("data set", table.datasets, place)
+        for name in dict.fromkeys(name for row in table.rows for name in row.model_extra or {}):
+            if name in COLUMNS:
+                raise ConfigError(f"{place}: rows have a column `{name}`, as the table's files have already; rename it")
         rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in table.rows]
         _once("row", labels if table.reference else map("/".join, rows), place)  # a board's rows differ by label alone
     _known("report", [suite.report], READINGS, where)

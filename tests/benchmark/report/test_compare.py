@@ -19,7 +19,7 @@ ACCURACY = (10.0, 20.0, 30.0, 40.0)
 def make(tmp_path):
     """Make a run, by default always the same one, in a folder of its own."""
 
-    def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, more=None, **changes):
+    def make(where, accuracy=ACCURACY, facts=FACTS, threads=1, more=None, averaged=None, **changes):
         def elsewhere(record):
             record["code_version"] = f"code {threads}"
             record["environment"] |= {"threads": threads, "code_versions": [f"code {threads}"]}
@@ -32,7 +32,7 @@ def make(tmp_path):
             logged = {"loss": more[number]} if more and more[number] is not None else {}
             run.append({"round": number, "acc": value, **logged, "timing": {"seconds": value * threads}})
         if len(accuracy) == config.rounds:
-            run.finish()
+            run.finish(averaged)
         change(run.path, elsewhere)
         return run.path
 
@@ -69,6 +69,18 @@ def test_a_column_that_one_run_lacks_in_a_round_counts(make):
     found = compare(make("a", more=(4.0, 3.0, 2.0, 1.0)), make("b", more=(4.0, None, 2.0, 1.0)))
     assert not found.equal
     assert line(found, "rounds") == "they part at round 1 (of 3, from 0): loss 3.0 | -"
+
+
+def test_the_averaged_model_counts_although_no_round_has_it(make):
+    """A board may report this reading, which follows from no row."""
+    first = make("a", average_last=2, averaged={"rounds": 2, "acc": 45.0, "auc": 90.0})
+    found = compare(first, make("b", average_last=2, averaged={"rounds": 2, "acc": 45.5, "auc": 90.0}))
+    assert not found.equal
+    assert found.lines[-1] == "averaged: acc 45.00 | 45.50 (+0.50)"
+    assert line(found, "rounds") == "equal in all 4 that both have"
+    assert compare(first, make("c", average_last=2, averaged={"rounds": 2, "acc": 45.0, "auc": 90.0})).equal
+    told = compare(first, make("d", average_last=2, averaged={"rounds": 2, "acc": 45.0, "recall": 80.0}))
+    assert told.equal  # other code may report more or other metrics
 
 
 def test_what_was_run_is_compared_option_by_option(make):
@@ -108,6 +120,14 @@ def test_two_seeds_make_no_interval(make):
     one, _ = make("a", seed=0), make("a", accuracy=(*ACCURACY[:3], 38.0), seed=1)
     found = compare(one, make("b", accuracy=(*ACCURACY[:3], 39.0), seed=0))
     assert found.within is None and line(found, "final") == "acc 40.00 | 39.00 (-1.00)"
+
+
+def test_a_run_beside_it_that_the_code_no_longer_knows_is_left_out(make):
+    one, *_ = [make("a", accuracy=(*ACCURACY[:3], end), seed=n) for n, end in enumerate((40.0, 38.0, 42.0))]
+    old = make("a", accuracy=(*ACCURACY[:3], 90.0), seed=9)
+    change(old, lambda record: record["config"]["method"]["init_args"].update(retired=1))
+    found = compare(one, make("b", accuracy=(*ACCURACY[:3], 41.0), seed=0))
+    assert found.within and "of 3 seeds" in found.lines[-1]
 
 
 def test_another_row_has_no_say(make):

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from benchmark.report.formats import cell_text, csv_text, latex_text, numeric, pipe_table
+from benchmark.report.formats import cell_text, csv_text, latex_table, latex_text, numeric, pipe_table
 
 
 def test_only_columns_of_numbers_become_numbers() -> None:
@@ -14,7 +14,15 @@ def test_only_columns_of_numbers_become_numbers() -> None:
 def test_texts_of_single_values() -> None:
     assert [cell_text(value) for value in (None, float("nan"), 0.5, 3, "a")] == ["", "", "0.50", "3", "a"]
     assert latex_text("±−²") == "$\\pm$$-$²"
+    assert latex_text("p < 0.001 > |a|") == "p $<$ 0.001 $>$ $|$a$|$"  # LaTeX's own fonts have others there
     assert pipe_table(["a"], [["x|y\nz"]]).splitlines()[-1] == r"| x\|y z |"
+
+
+def test_a_label_for_references_has_only_what_latex_takes_there() -> None:
+    """A percent sign would begin a comment, and leave the brace open."""
+    frame = pd.DataFrame({"method": ["a"]})
+    assert r"\label{tab:text-board-1-News-10-}" in latex_table(frame, "", "text-board-1-News (10%)", "l")
+    assert r"\label{tab:rscfed-paper-1_b}" in latex_table(frame, "", "rscfed-paper-1_b", "l")
 
 
 def test_a_label_is_no_formula_in_a_spreadsheet() -> None:

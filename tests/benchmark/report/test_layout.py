@@ -147,7 +147,7 @@ def test_the_long_form_has_every_row() -> None:
 def test_latex_escapes_everything_and_says_the_scale() -> None:
     table = rendered({("A", HOSTILE, "s"): 51.0, ("A", "mine", "l"): 49.0}, "quick")
     text = table.latex
-    assert r"a|b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
+    assert r"a$|$b\_c \& 5\% \textbackslash{}input\{x\} \$\textbackslash{}frac" in text and r"\input" not in text
     assert r"51.00 $\pm$ 0.00 (2) & 50.0 " in text and r"\toprule" in text and r"\bottomrule" in text
     assert r"\multicolumn{4}{c}{digits (as A)}" in text and r"\label{tab:toy-quick-1}" in text
     assert "Scale quick (own protocol)." in text and r"$\Delta$" not in text

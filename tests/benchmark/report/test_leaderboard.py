@@ -1,6 +1,7 @@
 """The leaderboard: from planned runs and records to lines that say who is ahead, and by how much."""
 
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -126,6 +127,16 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
     suite.admitted.path("quick").unlink()
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
+
+
+def test_a_board_says_which_seeds_were_added_to_those_that_were_fixed(made):
+    suite, plan, (first, _) = made
+    more = replace(first, scores=pd.concat([first.scores, first.scores.loc[[0]].rename({0: 8})]))
+    assert leaderboard.interim(suite, plan, [more]) == [
+        "**Seeds added**: 8, beside the 4 that were fixed beforehand. Nothing that is bold here is the board's."
+    ]
+    none = first.scores.loc[[0]].rename({0: 9}) * float("nan")
+    assert leaderboard.interim(suite, plan, [replace(first, scores=pd.concat([first.scores, none]))]) == []
 
 
 def test_a_board_without_all_of_its_seeds_is_interim(made):
@@ -451,3 +462,4 @@ def test_latex_has_the_metrics_that_are_asked_for(made):
     own_plan.found = plan.found
     text = leaderboard.latex(own, own_plan, leaderboard.settings(own, own_plan))
     assert text.count(r"\begin{tabular}{lr}") == 2 and "Delta" not in text and r"32.00 $\pm$" in text
+    assert r"method & pseudo/selected \\" in leaderboard.latex(suite, plan, found, ["pseudo/selected"])

@@ -270,9 +270,9 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
                     "metrics": ["acc"],
                     "rows": [
                         {"method": "high"},
-                        {"method": "low", "n": 5},
-                        {"method": "low", "n": 6, "set": {"data.num_clients": 6}},
-                        {"method": "low", "n": 7, "set": {"data.num_clients": 7}},
+                        {"method": "low", "K": 5},
+                        {"method": "low", "K": 6, "set": {"data.num_clients": 6}},
+                        {"method": "low", "K": 7, "set": {"data.num_clients": 7}},
                     ],
                 }
             },
@@ -288,8 +288,8 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
             for number in range(2):
                 run.append({"round": number, "acc": 10.0 * seed * number, "bytes_up": number, "bytes_down": number})
             run.finish()
-    curves = plots.read_suite_rows(suite, ["1/A/low/n=6", "1/A/high", "1/A/low/*"], "paper", str(tmp_path))
-    assert list(curves) == ["high", "low (n=5)", "low (n=6)"]
+    curves = plots.read_suite_rows(suite, ["1/A/low/K=6", "1/A/high", "1/A/low/*"], "paper", str(tmp_path))
+    assert list(curves) == ["high", "low (K=5)", "low (K=6)"]
     assert {curve.seeds for curve in curves.values()} == {2}
     plots.learning_curves(curves, ["acc"], tmp_path / "curves.png", "bytes")
     (panel,) = drawn[0].axes
@@ -299,5 +299,5 @@ def test_rows_of_a_suite(tmp_path: Path, drawn: list[Any]) -> None:
     assert texts(drawn[0].legends[0]) == list(curves)
     named = plots.read_suite_rows(suite, ["1/A/high"], "paper", str(tmp_path), ["RSCFed"])
     assert list(named) == ["RSCFed"]
-    with pytest.raises(ConfigError, match=r"1/A/low/n=7 .*paper"):
-        plots.read_suite_rows(suite, ["1/A/low/n=7", "1/A/high"], "paper", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"1/A/low/K=7 .*paper"):
+        plots.read_suite_rows(suite, ["1/A/low/K=7", "1/A/high"], "paper", str(tmp_path))

@@ -1,8 +1,10 @@
 """Records in one file: the same bytes again, all of an archive or nothing, and nothing outside its folder."""
 
 import functools
+import gzip
 import io
 import json
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -88,6 +90,14 @@ def test_what_is_imported_is_what_was_exported(board, tmp_path):
     assert unpack(str(board), there) == (0, 2)
 
 
+def test_a_copy_of_a_run_is_not_exported_since_nobody_could_import_it(tmp_path):
+    path = run(tmp_path / "made")
+    shutil.copytree(path, path.with_name(f"{path.name}.before"))
+    with pytest.raises(ConfigError, match=rf"{path.name}\.before: it holds run \w+, .*; move it away"):
+        pack(tmp_path / "made", tmp_path / "board.tar.gz")
+    assert not (tmp_path / "board.tar.gz").exists()
+
+
 def test_equal_records_give_equal_bytes(board, tmp_path):
     """Also where they lie elsewhere, are newer, and were put there in another order."""
     unpack(str(board), tmp_path / "there")
@@ -135,6 +145,47 @@ def test_a_torn_archive_is_one_error(board, tmp_path, kept):
     with pytest.raises(ConfigError, match=r"not an archive of records, or damaged|cannot be read"):
         unpack(str(board), tmp_path / "there")
     assert not left(tmp_path / "there")
+
+
+@pytest.mark.parametrize("place", ["a header", "a configuration"])
+def test_a_flipped_bit_is_found_wherever_it_is(board, tmp_path, place):
+    """Without the checksum, a damaged header would end the archive early, and no digest covers ``config.yaml``."""
+    packed = board.read_bytes()
+    content = bytearray(gzip.decompress(packed))
+    with tarfile.open(board) as made:
+        member = [one for one in made if one.name.endswith("config.yaml")][-1]
+    content[member.offset if place == "a header" else member.offset_data] ^= 1
+    board.write_bytes(gzip.compress(content)[:-8] + packed[-8:])  # the checksum is that of the archive as it was made
+    with pytest.raises(ConfigError, match="not an archive of records, or damaged"):
+        unpack(str(board), tmp_path / "there")
+    assert not left(tmp_path / "there")
+
+
+def test_a_header_that_was_never_whole_does_not_end_an_archive_early(board, tmp_path):
+    content = bytearray(gzip.decompress(board.read_bytes()))
+    with tarfile.open(board) as made:
+        content[made.getmembers()[3].offset] ^= 1
+    board.write_bytes(gzip.compress(content))
+    with pytest.raises(ConfigError, match="not an archive of records, or damaged"):
+        unpack(str(board), tmp_path / "there")
+
+
+def test_an_old_record_without_a_digest_is_compared_by_what_it_says(board, tmp_path):
+    """Records of schema 1 have none."""
+
+    def old(results, sent):
+        path = run(results)
+        record = json.loads((path / "record.json").read_text())
+        del record["digest"]
+        (path / "record.json").write_text(json.dumps({**record, "schema_version": 1, "bytes_up": sent}))
+
+    old(tmp_path / "made", 5)
+    pack(tmp_path / "made", board, ["board"])
+    old(tmp_path / "same", 5)
+    assert unpack(str(board), tmp_path / "same") == (1, 1)
+    old(tmp_path / "other", 6)
+    with pytest.raises(RunError, match="differs from the run of that name"):
+        unpack(str(board), tmp_path / "other")
 
 
 def test_a_run_that_differs_keeps_its_place_and_nothing_is_imported(board, tmp_path):

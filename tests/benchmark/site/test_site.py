@@ -37,10 +37,10 @@ FACTS: Any = {
 def suite(**more: Any) -> Suite:
     """Two data sets of which one is run, a row that is not, and one with a hostile name."""
     rows = [
-        {"method": "low", "n": 1},
-        {"method": "high", "n": 1},
-        {"method": HOSTILE, "n": 1},
-        {"method": "never", "n": 2},
+        {"method": "low", "M": 1},
+        {"method": "high", "M": 1},
+        {"method": HOSTILE, "M": 1},
+        {"method": "never", "M": 2},
     ]
     return Suite(
         {
@@ -352,6 +352,16 @@ def test_the_columns_of_a_boards_latex_can_be_chosen(
     assert "& AUC \\\\" in text and r"high & 70.50 $\pm$ 6.35 (2)" in text and r"90.00 $\pm$ 0.00 (2)" in text
     assert main(["site", "--papers", "toy.yaml", "--metrics", "acuracy"]) == 2
     assert "unknown metric 'acuracy'" in capsys.readouterr().err
+
+
+def test_values_that_tell_rows_apart_stand_under_their_own_names(tmp_path: Path) -> None:
+    """Also where a row has only the second of two columns."""
+    rows = [{"method": "low", "M": 5, "K": 1}, {"method": "low", "K": 2}, {"method": "high", "M": 6, "K": 3}]
+    spec = suite().spec
+    own = Suite({**spec, "tables": {1: {**spec["tables"][1], "rows": rows, "reference": ""}}})
+    page = render([run(own, "paper", tmp_path, {"high": [50.0]})], {})["papers/toy.html"]
+    told = [" ".join(text.split()) for text in re.findall(r'<small class="keys">(.*?)</small>', page, re.DOTALL)]
+    assert told == ["M 5, K 1", "K 2", "M 6, K 3"]
 
 
 def test_a_papers_page_has_what_other_groups_report(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from benchmark.cli import main
+from benchmark.config import Runtime
 from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report import leaderboard
@@ -133,6 +134,11 @@ def ran_elsewhere_too(seed):
     change(more, lambda record: record["environment"].update(cpu="Another"))
 
 
+def copied(seed):
+    """The folder has a second run of this seed, so that one could be chosen."""
+    shutil.copytree(path := run_of(seed), path.with_name("more"))
+
+
 FAULTS = {
     "a seed is missing": ("complete", "seed 1", lambda: shutil.rmtree(run_of(1))),
     "rows were changed": ("complete", "metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
@@ -174,6 +180,15 @@ FAULTS = {
         "contract",
         "not run: that_it_is_text",
         lambda: edited(ABOUT, lambda a: a["contract"]["checks"].pop("that_it_is_text")),
+    ),
+    "a seed twice": ("configuration", "runs/more: another run of seed 2", lambda: copied(2)),
+    "a row of others": (
+        "row",
+        "a row of other",
+        lambda: [
+            edited("board.yaml", lambda board: board["labels"].update(other={"method": "fedavg"})),
+            edited(SUITE, lambda suite: suite["tables"]["one"]["rows"].append({"method": "other"})),
+        ],
     ),
     "data of its own": ("row", "data.beta", lambda: row_sets(data__beta=5.0)),
     "a scale of its own": (
@@ -254,6 +269,21 @@ def test_a_second_run_verifies_and_the_board_says_so(place, capsys):
     assert "seed 1, equal" in page and "A maintainer" not in page.partition("## One")[0]
 
 
+def test_a_row_is_no_longer_verified_once_its_run_is_another(place):
+    """After a change of the method, the row has new records."""
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
+    path = run_of(1)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["acc"] += 0.5
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
+    with importable(Path("mine")):
+        suite = load("mine/suite.yaml")
+        plan = suite.plan("quick", runtime=Runtime(results_dir="mine"))
+        (setting,) = leaderboard.settings(suite, plan)
+    assert setting.lines["verified"].to_dict() == {"low": "", "Mine": ""}
+
+
 def test_other_numbers_are_not_verified(place, capsys):
     """On a machine that rounds alike, a run whose numbers are others does not confirm."""
     path = run_of(1)
@@ -264,3 +294,35 @@ def test_other_numbers_are_not_verified(place, capsys):
     assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
     assert "not verified: a different result" in capsys.readouterr().out
     assert not Path("mine/verified").exists()
+
+
+def test_on_a_gpu_two_runs_need_not_be_equal(place, capsys):
+    """Kernels of a GPU may add in another order each time, on the same model too."""
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
+    shutil.rmtree("mine/verified")
+    (again,) = Path("results/verification/runs").iterdir()
+    path = run_of(1)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["acc"] += 0.5
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change(path, lambda record: record.update(records.readings(rows, record["config"]["last_k"])))
+    for one in (path, again):
+        change(one, lambda record: record["environment"].update(gpu="A GPU", accelerator="gpu"))
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 0
+    assert "verified: on a GPU, within the prediction interval" in capsys.readouterr().out
+
+
+def test_a_reading_of_the_averaged_model_that_the_second_run_does_not_have_is_not_verified(place, capsys):
+    """Its digest agrees and so do all rounds; only the reading that no row gives was changed."""
+    board = Path("board.yaml").read_text().replace("report: last", "report: averaged")
+    Path("board.yaml").write_text(board.replace("rounds: 2}", "rounds: 2, average_last: 2}"))
+    (place / "mine_to_submit.py").write_text(MINE)
+    shutil.rmtree("mine")
+    for left in (*Path().glob("board-*.yaml"), *Path().glob("tuned/*")):
+        left.unlink()
+    enter = ["enter", "--paper", "board.yaml", "--method", "mine_to_submit.Mine", "--table", "one", "--jobs", "1"]
+    assert main([*enter, *RUN]) == 0
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "mine"]) == 0
+    change(run_of(1), lambda record: record["averaged"].update(acc=record["averaged"]["acc"] + 3.0))
+    assert main(["submit", "--verify", "mine", "--seed", "1", *RUN]) == 1
+    assert "not verified: a different result" in capsys.readouterr().out

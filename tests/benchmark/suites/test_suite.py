@@ -4,6 +4,7 @@ import pytest
 
 from benchmark.config import Runtime, run_id
 from benchmark.files import dump_yaml
+from benchmark.report.tables import LEFT, RIGHT
 from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.suite import LAYERS, Suite
@@ -311,6 +312,14 @@ def test_no_row_hides_another(change, message):
         Suite(spec(tables=tables), "toy.yaml")
 
 
+@pytest.mark.parametrize("name", sorted({*LEFT, *RIGHT, "value"} - {"method"}))
+def test_no_column_of_a_row_hides_one_of_the_tables_files(name):
+    """The long form and the files of published values have columns of these names."""
+    tables = {1: spec()["tables"][1] | {"rows": [{"method": "low", name: 1}]}}
+    with pytest.raises(ConfigError, match=rf"toy\.yaml, table 1: rows have a column `{name}`, .*; rename it"):
+        Suite(spec(tables=tables), "toy.yaml")
+
+
 def test_published_values_lie_beside_a_suite_of_ones_own_or_in_the_package(tmp_path):
     (tmp_path / "toy.csv").write_text("table,dataset,method,M,metric,value\n1,A,low,1,acc,50.1\n")
     assert list(Suite(spec(), "toy.yaml", tmp_path).published().values()) == ["50.1"]
@@ -346,10 +355,10 @@ def test_a_control_is_the_row_that_the_columns_mean():
             "control": "low",
             "published_runs": 3,
             "rows": [
-                {"method": "low", "M": 1, "note": "x"},
-                {"method": "low", "M": 2, "note": "x"},
+                {"method": "low", "M": 1, "remark": "x"},
+                {"method": "low", "M": 2, "remark": "x"},
                 {"method": "high", "M": 1},
-                {"method": "high", "M": 2, "note": "y"},
+                {"method": "high", "M": 2, "remark": "y"},
                 {"method": "high", "M": 3},
                 {"method": "gain", "M": 1},
             ],
@@ -359,7 +368,7 @@ def test_a_control_is_the_row_that_the_columns_mean():
     found = [control_of(row, table.rows, table.control) for row in table.rows[6:]]
     assert table.published_runs == 3
     assert [one and one.full_name for one in found] == [
-        None, None, "1/B/low/M=1/note=x", "1/B/low/M=2/note=x", None, None
+        None, None, "1/B/low/M=1/remark=x", "1/B/low/M=2/remark=x", None, None
     ]  # fmt: skip
     tables["1"]["control"] = "lo"
     with pytest.raises(ConfigError, match=r"'lo'.*'low'"):
