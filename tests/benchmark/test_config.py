@@ -352,7 +352,7 @@ def test_aliases_that_stand_for_too_much_are_refused(text):
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: {c: *a}}", "&a {b: *a}", "a: &a {<<: *a}"])
 def test_yaml_that_contains_itself_is_refused(text):
-    with pytest.raises(ConfigError, match=r"^some\.yaml: .*a value contains itself.*line 1"):
+    with pytest.raises(ConfigError, match=r"^some\.yaml: .*contains itself.*line 1"):
         load_yaml(text, "some.yaml")
 
 
@@ -366,7 +366,7 @@ def test_a_configuration_that_contains_itself_is_refused(place):
     own: dict[str, Any] = {}
     own["more"] = {"list": [own]}
     values = {"class_path": "fedavg", "init_args": own} if place in ("method", "data") else own
-    with pytest.raises(ConfigError, match="configuration: a value contains itself, or is"):
+    with pytest.raises(ConfigError, match=r"configuration: .*contains itself"):
         from_dict({"method": "fedavg", "data": "digits", place: values})
 
 

@@ -415,5 +415,5 @@ def test_scopes_of_optimisers_that_raise_say_where():
             raise LookupError("no scope")
 
     run = make_federation(Scopes, few_data(2), 1)
-    with pytest.raises(RunError, match=r"^Scopes\.optimizer_scopes, round 0: LookupError: no scope"):
+    with pytest.raises(RunError, match=r"^Scopes\.optimizer_scopes, .* no scope"):
         _ = run.client_state_bytes
