@@ -15,7 +15,7 @@ import torch
 from benchmark.perf import agreement, engines, goals, graphs, profiles
 from benchmark.perf.federations import arithmetic
 from benchmark.perf.goals import STEADY, Goal
-from benchmark.perf.measure import FAILED, Section, attempt
+from benchmark.perf.measure import FAILED, Section, attempt, probe
 from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
@@ -45,6 +45,7 @@ class Plan:
         sizes: sizes of the runs whose agreement is checked.
         replays: replays of a recording of many steps.
         averaged: rounds of a goal that are averaged at most.
+        speed: see ``Section``.
     """
 
     plain: Sequence[str]
@@ -68,6 +69,7 @@ class Plan:
     sizes: agreement.Sizes = agreement.FULL
     replays: int = graphs.REPLAYS
     averaged: int = STEADY
+    speed: Callable[[], float] = probe
 
 
 def trial(plan: Plan) -> Plan:
@@ -108,7 +110,7 @@ class Part:
     def table(self, title: str, headers: Sequence[str], note: str) -> Section:
         """Create a table of the part; its title names the device."""
         name = torch.cuda.get_device_name() if self.plan.device == "cuda" else "trial on the CPU"
-        return Section(f"{title} ({name})", headers, note)
+        return Section(f"{title} ({name})", headers, note, self.plan.speed)
 
     def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
         """Run a task and return its line or lines, or a line with its label and the error."""
