@@ -104,11 +104,6 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
         Partition.load(path, small_labels)
 
 
-def test_a_missing_partition_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json: FileNotFoundError"):
-        Partition.load(tmp_path / "none.json", small_labels)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -150,8 +150,6 @@ def test_index0_and_random_rules():
 
 
 def test_pick_labelled_errors():
-    with pytest.raises(DataError, match="5 labelled clients out of 4"):
-        pick_labelled(COMPLETE, LABELS, count=5)
     for rule in ("random", "largest"):
         with pytest.raises(ConfigError, match=f"'{rule}': use all_classes"):
             pick_labelled(COMPLETE, LABELS, rule)
