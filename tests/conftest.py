@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from machines import Machine
+
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
 
@@ -40,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """Small tensors on shared cores: one thread is faster, and the same everywhere."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A made-up machine of two idle cores, in place of this one."""
+    return Machine(tmp_path_factory.mktemp("machine"), monkeypatch)
 
 
 @pytest.fixture(autouse=True)

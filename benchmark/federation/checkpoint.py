@@ -195,7 +195,7 @@ class Checkpoint:
                 continue
             with suppress(OSError):
                 os.replace(candidate, self.path)
-            self.now, self.before = set(names.values()), _files_of(previous(self.path))
+            self.now, self.before = set(names.values()), files_of(previous(self.path))
             self._discard(_listed(self.path) - self.now - self.before)
             self._note(state, names)
             return state
@@ -234,7 +234,7 @@ class _Damaged(Exception):
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write all of ``state`` to the checkpoint ``path``; see ``Checkpoint.save``."""
     one = Checkpoint(path)
-    one.now, one.before = _files_of(path), _files_of(previous(path))
+    one.now, one.before = files_of(path), files_of(previous(path))
     one.save(state)
 
 
@@ -355,7 +355,7 @@ def _head(path: Path) -> dict[str, Any]:
     return dict(head)
 
 
-def _files_of(path: Path) -> set[str]:
+def files_of(path: Path) -> set[str]:
     """Names of the clients' files that a head refers to; none if the head cannot be read."""
     if not path.exists():
         return set()

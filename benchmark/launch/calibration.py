@@ -20,7 +20,7 @@ from datamodules.common.errors import BenchError, Stopped
 from methods.parts.aggregation import num_bytes
 
 SHORT_S = 5.0  # a shorter round is run again, since the first one includes warming up
-LIMIT_S = 60.0  # a longer round is given up
+LIMIT_S = 60.0
 BUSY = "other programs are using the machine"
 
 
@@ -46,14 +46,15 @@ class Calibration:
 
     Args:
         run: the run.
+        limit_s: seconds after which a round, or other work, is given up.
 
     Raises:
         ConfigError: the configuration cannot be run.
         DataError: the data are missing, or the partition cannot be made.
     """
 
-    def __init__(self, run: Run) -> None:
-        began = time.perf_counter()
+    def __init__(self, run: Run, limit_s: float = LIMIT_S) -> None:
+        began, self.limit_s = time.perf_counter(), limit_s
         runtime = placed(run).config.runtime
         self.run = run.replace(runtime=_in_one_process(runtime))
         self.config = self.run.config
@@ -76,7 +77,7 @@ class Calibration:
         """Estimated seconds of the whole run, from one round of the warm-up, if there is one, and one after it.
 
         Raises:
-            Unmeasured: a round takes longer than ``LIMIT_S``, or other programs used the machine meanwhile (checked on
+            Unmeasured: a round takes longer than ``limit_s``, or other programs used the machine meanwhile (checked on
                 the CPU only).
             RunError: a round fails.
         """
@@ -114,7 +115,7 @@ class Calibration:
 
     def _timed(self, work: Callable[[], object], what: str = "a round") -> float:
         began = time.perf_counter()
-        with _at_most(LIMIT_S, what):
+        with _at_most(self.limit_s, what):
             work()
             if self.fabric.device.type == "cuda":
                 torch.cuda.synchronize()

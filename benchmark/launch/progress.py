@@ -74,9 +74,11 @@ class Display:
     Args:
         total: number of runs.
         console: where to write, by default stderr.
+        every_s: seconds between two plain lines of a run.
     """
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(self, total: int, console: Console | None = None, every_s: float = PLAIN_EVERY_S) -> None:
+        self.every_s = every_s
         self.console = console or Console(file=sys.stderr, soft_wrap=True)
         self.total, self.done = total, 0
         self.paces: dict[str, Pace] = {}
@@ -118,7 +120,7 @@ class Display:
             self.tasks[run.id] = self.live.add_task(label(run), total=run.config.rounds, note="")
 
     def tick(self) -> None:
-        """Update the progress of all runs: at once in a terminal, every ``PLAIN_EVERY_S`` seconds in a log."""
+        """Update the progress of all runs: at once in a terminal, every ``every_s`` seconds in a log."""
         for key, pace in list(self.paces.items()):
             now, row = time.monotonic(), last_row(pace.run.folder)
             done = rounds_done(pace.run, row)
@@ -128,7 +130,7 @@ class Display:
             note = pace.note(accuracy if isinstance(accuracy, float) else None, now)
             if self.live:
                 self.live.update(self.tasks[key], completed=pace.done, note=note)
-            elif now - pace.said >= PLAIN_EVERY_S:
+            elif now - pace.said >= self.every_s:
                 pace.said = now
                 going_on = f"for {duration(now - pace.begun)}" if note == "" else note
                 rounds = f"{pace.done} of {pace.run.config.rounds} rounds"

@@ -142,8 +142,26 @@ def steady(taken: Sequence[float], recorded: Sequence[bool]) -> float:
     return fmean(replayed or taken or [0.0])
 
 
-def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float) -> list[Any]:
-    """Measure a line of the table; no round starts after ``allowed`` seconds."""
+def extrapolated(goal: Goal, began: float, taken: Sequence[float], recorded: Sequence[bool]) -> tuple[float, float]:
+    """Extrapolate from the rounds that were measured.
+
+    Args:
+        goal: the row.
+        began: seconds before round 0.
+        taken: seconds of each round, of ``COLD`` at least.
+        recorded: whether steps were recorded in it.
+
+    Returns:
+        seconds of a further round, and of all rounds of the goal (of one further round if the goal is one round).
+    """
+    further = steady(taken[COLD:], recorded[COLD:]) or taken[-1]
+    if goal.rounds == 1:
+        return further, further
+    return further, began + sum(taken[: min(COLD, goal.rounds)]) + max(goal.rounds - COLD, 0) * further
+
+
+def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float, averaged: int = STEADY) -> list[Any]:
+    """Measure a line of the table; up to ``averaged`` further rounds, none of them after ``allowed`` seconds."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with arithmetic(precision) as known:
@@ -153,13 +171,11 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
         synchronize(device)
         made.round = first_round(made)
         taken, recorded = [next_round(made, device)], [True]
-        while len(taken) < COLD + STEADY and (len(taken) < COLD or time.monotonic() < deadline):
+        while len(taken) < COLD + averaged and (len(taken) < COLD or time.monotonic() < deadline):
             before = recordings(made)
             taken.append(next_round(made, device))
             recorded.append(recordings(made) != before)
-    first, further = taken[:COLD], steady(taken[COLD:], recorded[COLD:]) or taken[-1]
-    left = max(goal.rounds - COLD, 0)
-    whole = further if goal.rounds == 1 else began + sum(first[: goal.rounds]) + left * further
+    further, whole = extrapolated(goal, began, taken, recorded)
     verdict = "met" if whole <= goal.limit else "missed"
     used = len(getattr(made.engine, "slots", [None]))
     held = torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else "-"
@@ -170,7 +186,7 @@ def measured(goal: Goal, precision: str, slots: int, device: str, allowed: float
         used,
         len(taken),
         began,
-        sum(first),
+        sum(taken[:COLD]),
         sum(recorded[COLD:]),
         further,
         whole,

@@ -14,8 +14,8 @@ import torch
 
 from benchmark.perf import agreement, engines, goals, graphs, profiles
 from benchmark.perf.federations import arithmetic
-from benchmark.perf.goals import Goal
-from benchmark.perf.measure import FAILED, Section, attempt
+from benchmark.perf.goals import STEADY, Goal
+from benchmark.perf.measure import FAILED, Section, attempt, probe
 from benchmark.perf.worker import TaskFailed
 from benchmark.registry import KINDS, known_names
 
@@ -42,6 +42,10 @@ class Plan:
         slots: numbers of slots.
         goal_slots: numbers of slots for the goals.
         profile_slots: number of slots (and visits) for the profiles.
+        sizes: sizes of the runs whose agreement is checked.
+        replays: replays of a recording of many steps.
+        averaged: rounds of a goal that are averaged at most.
+        speed: see ``Section``.
     """
 
     plain: Sequence[str]
@@ -62,6 +66,10 @@ class Plan:
     slots: Sequence[int] = (1, 2, 4, 8, 16)
     goal_slots: Sequence[int] = (16, 4)
     profile_slots: int = 4
+    sizes: agreement.Sizes = agreement.FULL
+    replays: int = graphs.REPLAYS
+    averaged: int = STEADY
+    speed: Callable[[], float] = probe
 
 
 def trial(plan: Plan) -> Plan:
@@ -77,6 +85,9 @@ def trial(plan: Plan) -> Plan:
         slots=(1, 2),
         goal_slots=(2,),
         profile_slots=2,
+        sizes=agreement.Sizes(images=96, clients=2, batch=8),
+        replays=1,
+        averaged=1,
     )
 
 
@@ -99,7 +110,7 @@ class Part:
     def table(self, title: str, headers: Sequence[str], note: str) -> Section:
         """Create a table of the part; its title names the device."""
         name = torch.cuda.get_device_name() if self.plan.device == "cuda" else "trial on the CPU"
-        return Section(f"{title} ({name})", headers, note)
+        return Section(f"{title} ({name})", headers, note, self.plan.speed)
 
     def rows(self, label: Sequence[Any], task: Callable[..., Any], *args: Any) -> list[list[Any]]:
         """Run a task and return its line or lines, or a line with its label and the error."""
@@ -116,7 +127,7 @@ def check_agreement(part: Part) -> Iterator[Section]:
     """Check engines and devices, method by method."""
     table = part.table("Agreement of engines and devices", agreement.HEADERS, agreement.NOTE)
     for method in part.plan.checked:
-        yield table.add(part.rows([method], agreement.row, method, part.plan.device))
+        yield table.add(part.rows([method], agreement.row, method, part.plan.device, part.plan.sizes))
 
 
 def time_engines(part: Part) -> Iterator[Section]:
@@ -154,7 +165,7 @@ def time_graphs(part: Part) -> Iterator[Section]:
     table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
     for precision, (network, batch) in product(plan.precisions, plan.cases):
         label = [network, batch, precision]
-        yield table.add(part.rows(label, graphs.row, *label, plan.device))
+        yield table.add(part.rows(label, graphs.row, *label, plan.device, plan.replays))
 
 
 def time_goals(part: Part) -> Iterator[Section]:
@@ -167,7 +178,8 @@ def time_goals(part: Part) -> Iterator[Section]:
     for number, (goal, precision, slots) in enumerate(tasks):
         allowed = part.left / (len(tasks) - number) / 2  # the rest is for the data and the first rounds
         label = [goal.name, goal.rounds, precision, slots]
-        yield table.add(part.rows(label, goals.measured, goal, precision, slots, plan.device, allowed))
+        given = (goal, precision, slots, plan.device, allowed, plan.averaged)
+        yield table.add(part.rows(label, goals.measured, *given))
 
 
 def profile(part: Part) -> Iterator[Section]:

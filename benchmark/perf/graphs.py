@@ -63,8 +63,8 @@ def repeated(work: Callable[[], object], times: int, device: str) -> Callable[[]
     return unit
 
 
-def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[Any]:
-    """Measure a line of the table: eager steps, one step per recording, and ``MANY``."""
+def row(network: str, batch: int, precision: str, device: str = "cuda", replays: int = REPLAYS) -> list[Any]:
+    """Measure a line of the table: eager steps, one step per recording, and ``replays`` recordings of ``MANY``."""
     place = torch.device(device)
     stream: Any = torch.get_device_module(place).Stream() if device == "cuda" else None  # recording needs its own
     with arithmetic(precision) as known, torch.cuda.stream(stream):
@@ -75,11 +75,11 @@ def row(network: str, batch: int, precision: str, device: str = "cuda") -> list[
                 step()
 
         many()  # an optimiser's first step creates its state
-        steps = REPLAYS * MANY
+        steps = replays * MANY
         units = {
             "eager": repeated(step, steps, device),
             "one": repeated(record(step, place, stream=stream).replay, steps, device),
-            "many": repeated(record(many, place, stream=stream).replay, REPLAYS, device),
+            "many": repeated(record(many, place, stream=stream).replay, replays, device),
         }
         eager, single, chunk = (1000 * taken / steps for taken in interleaved(units, REPEATS).values())
     verdict = "worth it" if single / chunk >= WORTH else "not worth it"

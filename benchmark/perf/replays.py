@@ -27,8 +27,13 @@ NOTE = (
 )
 
 
-def host_seconds(method: str) -> tuple[float, int, int]:
-    """CPU seconds per replayed step, number of tensors in a batch, number of the method's modules."""
+def host_seconds(method: str, many: int = MANY) -> tuple[float, int, int]:
+    """CPU seconds per replayed step, number of tensors in a batch, number of the method's modules.
+
+    Args:
+        method: name or dotted path.
+        many: steps of the longer of two visits that are compared; the shorter has ``FEW``.
+    """
     made = federation_of(configured(method), "cpu", slots=1)
     made.server_phase(0, first=True)
     (slot,) = made.engine.slots  # type: ignore[attr-defined]
@@ -59,9 +64,9 @@ def host_seconds(method: str) -> tuple[float, int, int]:
 
     taken(visit, FEW)  # records the step
     with patch.object(OperationList, "replay"):
-        best = {count: min(taken(visit, count) for _ in range(REPEATS)) for count in (FEW, MANY)}
+        best = {count: min(taken(visit, count) for _ in range(REPEATS)) for count in (FEW, many)}
     tensors = sum(map(len, few[0].values()))
-    return (best[MANY] - best[FEW]) / (MANY - FEW), tensors, len(list(made.method.modules()))
+    return (best[many] - best[FEW]) / (many - FEW), tensors, len(list(made.method.modules()))
 
 
 def row(method: str) -> list[Any]:

@@ -50,9 +50,16 @@ STRONG = transforms.Compose([*CUT, transforms.RandAugment(3), *TAIL])
 
 
 class Released:
-    """A client and a server in the style of released codes."""
+    """A client and a server in the style of released codes.
 
-    def __init__(self, images: np.ndarray[Any, Any], labels: Tensor) -> None:
+    Args:
+        images: uint8 ``[N, 32, 32, 3]``.
+        labels: their classes ``[N]``.
+        batch: images per step of the client.
+    """
+
+    def __init__(self, images: np.ndarray[Any, Any], labels: Tensor, batch: int = BATCH) -> None:
+        self.batch = batch
         self.model = models.build("wrn28_2", 10).to(memory_format=torch.contiguous_format)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), 0.03, 0.9, weight_decay=5e-4, nesterov=True, foreach=False
@@ -82,9 +89,9 @@ class Released:
         self.optimizer.step()
 
     def client_steps(self, count: int) -> None:
-        """Take sharpness-aware steps on batches of 32."""
-        labels = self.labels[:BATCH]
-        for weak, strong in self.batches(BATCH, count, WEAK, STRONG):
+        """Take sharpness-aware steps."""
+        labels = self.labels[: self.batch]
+        for weak, strong in self.batches(self.batch, count, WEAK, STRONG):
             with torch.no_grad():
                 target = self.model(strong).softmax(1)
                 self.model(weak)

@@ -21,7 +21,7 @@ NOTE = (
 def section(method: str) -> list[Section]:
     """Measure commands in separate processes, interleaved."""
     table = Section("Start", ["command", "seconds", "x import"], NOTE)
-    taken = interleaved({name: partial(_call, words) for name, words in commands(method).items()})
+    taken = interleaved({name: partial(call, words) for name, words in commands(method).items()})
     imports = next(iter(taken.values()))
     return [table.add([[name, value, value / imports] for name, value in taken.items()])]
 
@@ -36,7 +36,12 @@ def commands(method: str) -> dict[str, Sequence[str]]:
     }
 
 
-def _call(words: Sequence[str]) -> None:
+def call(words: Sequence[str]) -> None:
+    """Run Python with these arguments in an empty folder, one thread; results are thrown away.
+
+    Raises:
+        CalledProcessError: it fails.
+    """
     with TemporaryDirectory() as place:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         own = ["--results_dir", str(Path(place) / "results")] if words[0] == "-m" else []

@@ -39,9 +39,13 @@ def together(processes: Sequence[ProcessPoolExecutor], task: Callable[..., Any],
 class Worker:
     """Does tasks in a process of its own, which is started anew after one that it did not survive: a task that fails,
     hangs or breaks the GPU costs the others nothing.
+
+    Args:
+        start_s: seconds that a process may take to start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float = START_S) -> None:
+        self.start_s = start_s
         self.pool: ProcessPoolExecutor | None = None
 
     def __call__(self, allowed: float, task: Callable[..., Any], *args: Any) -> Any:
@@ -76,7 +80,7 @@ class Worker:
         first = pool.submit(os.getpid)
         (self.process,) = set(multiprocessing.active_children()) - others
         try:
-            first.result(START_S)
+            first.result(self.start_s)
         except (TimeoutError, BrokenProcessPool) as error:
             self.close()
             raise TaskFailed(f"no process starts: {error_line(error)}") from error

@@ -76,13 +76,14 @@ def pack(results: Path, file: Path, scales: Collection[str] = ()) -> tuple[int, 
     return len(chosen), hashlib.sha256(packed.getvalue()).hexdigest()
 
 
-def unpack(source: str, results: Path, sha256: str | None = None) -> tuple[int, int]:
+def unpack(source: str, results: Path, sha256: str | None = None, most: int = MOST) -> tuple[int, int]:
     """Import the runs of an archive to ``results``: all of them, or none.
 
     Args:
         source: path or URL (``https://``, ``http://``) of the archive.
         results: folder that holds ``runs/``; may not exist yet.
         sha256: expected digest; ``None``: any.
+        most: bytes that the archive may have, and what is in it.
 
     Returns:
         The number of imported runs, and of runs that existed already.
@@ -92,33 +93,33 @@ def unpack(source: str, results: Path, sha256: str | None = None) -> tuple[int, 
         RunError: a record is damaged or incomplete, or a different run of the same name exists.
         OSError: the folder cannot be written.
     """
-    content = _fetched(source)
+    content = _fetched(source, most)
     found = hashlib.sha256(content).hexdigest()
     if sha256 is not None and sha256.lower() != found:
         raise ConfigError(f"{source}: its SHA-256 is {found}, not {sha256}; it is a different archive, or damaged")
     (results / "runs").mkdir(parents=True, exist_ok=True)
     with _staging(results) as staged:
-        _extract(content, source, staged)
+        _extract(content, source, staged, most)
         new = [path for path in sorted(staged.iterdir()) if not _is_there(path, results / "runs" / path.name, source)]
         for path in new:
             os.replace(path, results / "runs" / path.name)
         return len(new), len(list(staged.iterdir()))
 
 
-def _fetched(source: str) -> bytes:
+def _fetched(source: str, most: int) -> bytes:
     """Read the bytes of an archive."""
     try:
         if re.match("https?://", source):
             with urlopen(source, timeout=TIMEOUT) as answer:
-                content = bytes(answer.read(MOST + 1))
+                content = bytes(answer.read(most + 1))
         else:
             with open(source, "rb") as file:
-                content = file.read(MOST + 1)
+                content = file.read(most + 1)
     except (OSError, ValueError, HTTPException) as error:  # from the server or the disk
         reason = error.reason if isinstance(error, URLError) else getattr(error, "strerror", None) or error
         raise ConfigError(f"{source}: cannot be read: {reason}; give the path or URL of an archive") from None
-    if len(content) > MOST:
-        raise ConfigError(f"{source}: it has more than {MOST:,} bytes; archives of records are smaller")
+    if len(content) > most:
+        raise ConfigError(f"{source}: it has more than {most:,} bytes; archives of records are smaller")
     return content
 
 
@@ -132,7 +133,7 @@ def _staging(results: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _extract(content: bytes, source: str, folder: Path) -> None:
+def _extract(content: bytes, source: str, folder: Path, most: int) -> None:
     """Write the files of an archive into one folder per run; refuse files that do not belong to records."""
     total = 0
     try:
@@ -142,8 +143,8 @@ def _extract(content: bytes, source: str, folder: Path) -> None:
         ):
             for member in tar:
                 named, total = MEMBER.fullmatch(member.name), total + member.size
-                if named is None or not member.isreg() or total > MOST:
-                    what = "it is too large" if total > MOST else "archives hold runs/<run>/record.json and the like"
+                if named is None or not member.isreg() or total > most:
+                    what = "it is too large" if total > most else "archives hold runs/<run>/record.json and the like"
                     raise ConfigError(f"{source}: {member.name!r} is refused: {what}; nothing was imported")
                 file = folder / named["run"] / named["file"]
                 if file.exists():

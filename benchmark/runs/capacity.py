@@ -3,8 +3,8 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from datamodules.common import system
 from datamodules.common.errors import ConfigError
 
 LOOK_S = 0.1  # seconds for which the load of other programs is observed
@@ -20,13 +20,9 @@ def cores() -> int:
     return own if share is None else max(1, min(own, int(share)))
 
 
-def cpu_share(system: Path = Path("/")) -> float | None:
-    """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit.
-
-    Args:
-        system: the folder that holds ``sys``.
-    """
-    group = system / "sys" / "fs" / "cgroup"
+def cpu_share() -> float | None:
+    """The container's CPU quota in cores, from control groups of either version; ``None`` without a limit."""
+    group = system.ROOT / "sys" / "fs" / "cgroup"
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((group / name).read_text() for name in names).split()
@@ -103,10 +99,10 @@ def others() -> Callable[[], float]:
     return used
 
 
-def _busy_and_all(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
+def _busy_and_all() -> tuple[int, int] | None:
     """Busy time and total time of this process's cores, in clock ticks."""
     try:
-        lines = [line.split() for line in stat.read_text().splitlines()]
+        lines = [line.split() for line in (system.ROOT / "proc" / "stat").read_text().splitlines()]
         own = os.sched_getaffinity(0)
     except (OSError, AttributeError):
         return None

@@ -10,16 +10,16 @@ from datamodules.base import FSSLDataModule
 MOST_LISTED = 10_000
 
 
-def data_provenance(data: FSSLDataModule) -> Mapping[str, Any]:
+def data_provenance(data: FSSLDataModule, most_listed: int = MOST_LISTED) -> Mapping[str, Any]:
     """What a record says about the data.
 
     These are hashes of the files and of the partition, class counts, the number of test images, how many draws of the
     partition were rejected (with ``labelled_min_per_class``), and what the data set adds itself (``provenance``). With
-    more than ``MOST_LISTED`` clients there are no class counts: a record is written every few seconds, and the
+    more than ``most_listed`` clients there are no class counts: a record is written every few seconds, and the
     partition can be drawn again.
     """
     known: dict[str, Any] = {"partition_hash": data.partition.hash, "data_sha256": data.sha256}
-    if data.num_clients <= MOST_LISTED:
+    if data.num_clients <= most_listed:
         known["labelled_histogram"] = [row for row in data.class_counts("labelled").tolist() if any(row)]
         known["class_counts"] = class_counts(data)
     known["test_images"] = len(data.test_labels)

@@ -3,10 +3,10 @@
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmark.runs.capacity import cores
+from datamodules.common import system
 
 NATIVE = {  # CPU flags of native 16-bit arithmetic as Linux names them; the last of each is Arm's
     "bf16-mixed": ("bfloat16", ["avx512_bf16", "amx_bf16", "bf16"]),
@@ -80,8 +80,9 @@ def slow_precision(precision: str) -> str:
     )
 
 
-def _cpuinfo(key: str, info: Path = Path("/proc/cpuinfo")) -> str:
+def _cpuinfo(key: str) -> str:
     """The first value of a key in ``/proc/cpuinfo``; empty if there is none."""
+    info = system.ROOT / "proc" / "cpuinfo"
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")

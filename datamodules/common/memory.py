@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from datamodules.common import system
+
 GROUPS = (
     ("memory.max", "memory.current", "memory.stat", ""),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
@@ -11,17 +13,16 @@ GROUPS = (
 """For both cgroup versions: files of limit, use and its breakdown, and the prefix of names in the latter."""
 
 
-def available_bytes(device: torch.device | None = None, system: Path = Path("/")) -> int | None:
+def available_bytes(device: torch.device | None = None) -> int | None:
     """Return the bytes available to a new program; ``None`` if unknown.
 
     Args:
         device: a GPU, for its memory; otherwise the machine's memory, within the limit of a container.
-        system: directory that contains ``proc`` and ``sys``.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = [_meminfo(system / "proc" / "meminfo")]
-    group = system / "sys" / "fs" / "cgroup"
+    found = [_meminfo(system.ROOT / "proc" / "meminfo")]
+    group = system.ROOT / "sys" / "fs" / "cgroup"
     for limit, usage, parts, prefix in GROUPS:
         most, used = _number(group / limit), _number(group / usage)
         if most is not None and used is not None:

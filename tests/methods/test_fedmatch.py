@@ -207,20 +207,18 @@ def test_the_noise_is_one_image_clipped_to_the_range_of_pixels() -> None:
     assert float(noise.std()) * 255 == pytest.approx(float(draws.std()), abs=1.5)
 
 
-def test_helpers_come_in_every_second_round_to_known_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_come_in_every_second_round_to_known_clients() -> None:
     """They are the last psi of the clients whose models answer most alike; in other rounds nobody helps."""
-    run = make_federation("fedmatch", single(), rounds=6, helper_every=2, local_epochs=1, server_epochs=1, **GENTLE)
+    sent: list[tuple[Visit, Any, dict[str, Tensor]]] = []
+
+    class Watched(FedMatch):
+        def broadcast(self, server: Any, visit: Visit) -> dict[str, Tensor]:
+            tensors = super().broadcast(server, visit)
+            sent.append((visit, server, tensors))
+            return tensors
+
+    run = make_federation(Watched, single(), rounds=6, helper_every=2, local_epochs=1, server_epochs=1, **GENTLE)
     run.roster = run.data.roster(0, participants=3)
-    made = run.method
-    sent: list[tuple[Visit, dict[str, Tensor], dict[str, Tensor]]] = []
-    original = made.broadcast
-
-    def broadcast(server: dict[str, Tensor], visit: Visit) -> dict[str, Tensor]:
-        tensors = original(server, visit)
-        sent.append((visit, server, tensors))
-        return tensors
-
-    monkeypatch.setattr(made, "broadcast", broadcast)
     last: dict[int, Tensor] = {}
     helped = 0
     run.server_phase(0, first=True)
@@ -239,7 +237,7 @@ def test_helpers_come_in_every_second_round_to_known_clients(monkeypatch: pytest
                 assert count == min(2, len(order))
                 for slot, helper in enumerate(order[:2]):
                     assert torch.equal(tensors[f"helper.{slot}"], last[helper])
-        last = {k: v["psi"].clone() for k, v in made.memory.items()}
+        last = {k: v["psi"].clone() for k, v in run.method.memory.items()}
         assert set(last) == set(run.server["seen"].nonzero()[:, 0].tolist())
     assert helped > 2
 

@@ -89,10 +89,10 @@ def test_thresholds_rise_with_what_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_beta_rests_while_all_images_have_the_same_entry(warm_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beta_rests_while_all_images_have_the_same_entry(warm_up: bool) -> None:
     """All of one class teach as little as all of none: beta stays what it was (the authors' code)."""
-    monkeypatch.setattr(FlexMatch, "warm_up", warm_up)
     method, everything = client(4), {"index": torch.arange(4)}
+    method.warm_up = warm_up
     less_sure = torch.tensor([[0.8, 0.1, 0.1]] * 4)
     assert method.targets(everything, sure_of([0] * 4))[1].tolist() == [True] * 4
     assert method.status.tolist() == [0] * 4 and method.beta.tolist() == [0.0] * 3

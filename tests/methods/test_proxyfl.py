@@ -214,13 +214,18 @@ def rows_and_server(method: type | str, **args: Any) -> tuple[list[dict[str, Any
     return run_rows(run), run.server
 
 
-def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global_labels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Narrow(ProxyFL):
+    """Only what the global model is sure of is decided."""
+
+    def decided(self, local: Any, p: Tensor) -> Tensor:
+        """Where the largest probability reaches the threshold."""
+        return p.amax(dim=1) >= self.hparams.threshold
+
+
+def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global_labels() -> None:
     """Both modules off leave GPL, but for images that only the local model is sure of."""
     _, wide = rows_and_server("proxyfl", **ALONE)
-    monkeypatch.setattr(ProxyFL, "decided", lambda self, local, p: p.amax(dim=1) >= self.hparams.threshold)
-    rows, server = rows_and_server("proxyfl", **ALONE)
+    rows, server = rows_and_server(Narrow, **ALONE)
     gpl_rows, gpl = rows_and_server(ClientFixMatch)
     assert all(torch.equal(server[name], value) for name, value in gpl.items())
     assert [row["acc"] for row in rows] == [row["acc"] for row in gpl_rows]

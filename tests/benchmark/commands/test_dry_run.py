@@ -3,8 +3,6 @@
 import pytest
 
 from benchmark.cli import main
-from benchmark.commands import dry_run
-from benchmark.launch import calibration
 from toy_suite import table
 
 FEDAVG = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "1"]
@@ -12,10 +10,8 @@ TABLE = ["table", "--paper", "toy.yaml", "--jobs", "1", "--data-dir", "d", "--se
 
 
 @pytest.fixture(autouse=True)
-def idle(monkeypatch):
-    """Other programs may use the machine while tests run."""
-    monkeypatch.setattr(dry_run, "idle_cores", dry_run.cores)
-    monkeypatch.setattr(calibration, "others", lambda: lambda: 0.0)
+def idle(machine):
+    """Other programs may use the real one while tests run."""
 
 
 def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys):
@@ -26,21 +22,16 @@ def test_a_dry_run_says_what_a_table_takes_and_runs_nothing(here, fitted, capsys
     assert fitted == [] and not list(here.glob("results/**/*"))
 
 
-def test_what_cannot_be_measured_is_unknown(here, fitted, capsys, monkeypatch):
-    """Beside other programs, or where a round takes too long; records were made at another time."""
-    with monkeypatch.context() as patch:
-        patch.setattr(dry_run, "idle_cores", lambda: dry_run.cores() - 1)
+def test_what_cannot_be_measured_is_unknown(here, fitted, capsys, machine):
+    """Beside other programs; records were made at another time."""
+    with machine.beside_others(0.5):
         assert table("--seeds", "1", "--dry-run") == 0
         out = " ".join(capsys.readouterr().out.split())
         assert out.count("? ? unknown: other programs are using the machine") == 2
         assert "about" not in out and "how long they take on this machine is unknown" in out
-    with monkeypatch.context() as patch:
-        patch.setattr(calibration, "LIMIT_S", 1e-3)
-        assert table("--seeds", "1", "--dry-run") == 0
-        assert capsys.readouterr().out.count(" takes more than 0.001 s ") == 2
     assert table("--seeds", "1") == 0
-    monkeypatch.setattr(dry_run, "idle_cores", lambda: dry_run.cores() - 1)
-    assert table("--seeds", "1,2", "--dry-run") == 0
+    with machine.beside_others(0.5):
+        assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "unknown" not in out and out.count("1 record ") == 2
 

@@ -110,7 +110,7 @@ def test_a_kill_at_any_step_leaves_an_old_or_the_new_state(path, monkeypatch, fi
         assert (found is None if first else equal(found, 1)) or equal(found, 2)
         checkpoint.save(path, STATES[3])
         assert equal(checkpoint.load(path), 3)
-        needed = checkpoint._files_of(path) | checkpoint._files_of(checkpoint.previous(path))
+        needed = checkpoint.files_of(path) | checkpoint.files_of(checkpoint.previous(path))
         assert set(os.listdir(path.with_name(CLIENTS))) == needed, "what belongs to no checkpoint has gone"
     assert len(outcomes) == 2 * len(steps) - (2 if first else 0)
 
@@ -183,7 +183,7 @@ def test_a_prepared_file_runs_nothing(path, tmp_path):
     checkpoint.save(path, STATES[0])
     checkpoint.save(path, STATES[1])
     path.write_bytes(sealed({**STATES[2], "extra": Runs(tmp_path / "ran")}))
-    with pytest.raises(RunError, match=r"checkpoint\.pt: this checkpoint holds more than tensors and plain data"):
+    with pytest.raises(RunError, match=r"checkpoint\.pt: .*tensors and plain data"):
         checkpoint.load(path)
     assert not (tmp_path / "ran").exists()
 

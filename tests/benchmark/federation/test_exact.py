@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 from math import fsum
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from benchmark.contract.devices import run_of
 from benchmark.contract.emulated import emulated, fabric
 from benchmark.contract.federations import half_trained, tiny_federation
 from benchmark.contract.reference import different
-from benchmark.federation import loop
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import ExactSum, JointMean
@@ -85,7 +83,7 @@ def test_no_order_and_no_number_of_processes_changes_a_bit(seed, processes):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused(bad):
-    with pytest.raises(RunError, match=r"not finite in float64; give smaller weights"):
+    with pytest.raises(RunError, match="not finite"):
         total([[1.0, bad]])
 
 
@@ -252,10 +250,9 @@ def exact_runs(fabric):
     """Rows, last models and clients' states, of an average that is added up at once and one that waits for weights."""
     found = []
     for method in (FedAvg, FedConsist):
-        data = few_data(5, 5 if method is FedAvg else 2)
+        data = few_data(9, 9 if method is FedAvg else 2)
         run = Federation(make_method(method), data, data.roster(0), fabric, rounds=2, seed=0, sums="exact")
-        with patch.object(loop, "CLIENTS_PER_MESSAGE", 2):
-            rows = run_rows(run)
+        rows = run_rows(run)
         states = {k: [t.double().sum().item() for t in split_tensors(run.clients[k])[1]] for k in sorted(run.clients)}
         assert all(len(own) >= len(list(run.method.model.parameters())) for own in states.values())  # momenta
         found.append((rows, tensors_of(run), states))
@@ -264,7 +261,7 @@ def exact_runs(fabric):
 
 @pytest.mark.timeout(300)
 def test_one_two_and_four_processes_give_the_same_bits():
-    """With five clients, so that the processes have different numbers of them; all processes know all states."""
+    """With nine clients: processes have different numbers of them, and one of two sends its states in two messages."""
     alone = exact_runs(plain_fabric())
     for processes in (2, 4):
         assert between(processes, exact_runs) == [alone] * processes
@@ -399,7 +396,7 @@ def test_a_method_that_says_too_little_is_told():
 
         uploads_needed = "sum"
 
-    with pytest.raises(RunError, match=r"Peeks.aggregate, round 0: the method reads the tensors of client 0"):
+    with pytest.raises(RunError, match=r"Peeks\.aggregate, round 0: .* client 0"):
         make_federation(Peeks, few_data(2), 1, sums="exact").run()
 
 

@@ -407,13 +407,3 @@ def test_who_asks_to_stop_is_not_taken_for_an_error(error):
     for base in (Stops, type("Stops", (Stops,), {"training_step": Plain.training_step})):
         with pytest.raises(type(asked)):
             run_rows(make_federation(base, few_data(2), 1))
-
-
-def test_scopes_of_optimisers_that_raise_say_where():
-    class Scopes(Plain):
-        def optimizer_scopes(self):
-            raise LookupError("no scope")
-
-    run = make_federation(Scopes, few_data(2), 1)
-    with pytest.raises(RunError, match=r"^Scopes\.optimizer_scopes, round 0: LookupError: no scope"):
-        _ = run.client_state_bytes

@@ -178,7 +178,7 @@ def test_a_broadcast_sees_the_server():
 
 def test_a_value_of_another_shape_is_not_spread_over_a_tensor():
     method = federation(Unaugmented).method
-    with pytest.raises(RunError, match=r"'model\.conv1\.bias' has the shape \[\d+\]; the value has \[1\]"):
+    with pytest.raises(RunError, match=r"model\.conv1\.bias.* \[1\]"):
         method.load_tensors({"model.conv1.bias": torch.zeros(1)})
     with pytest.raises(RunError, match="no registered tensor 'teacher'"):
         method.load_tensors({"teacher": torch.zeros(1)})

@@ -79,7 +79,7 @@ def test_errors_outside_visits_say_where(hook: str, slots: int | None) -> None:
         raise KeyError("lost")
 
     breaks = type("Breaks", (Unaugmented,), {hook: broken})
-    with pytest.raises(RunError, match=rf"Breaks\.{hook}( to client \d)?, round 0: KeyError: 'lost'"):
+    with pytest.raises(RunError, match=rf"Breaks\.{hook}\b.*round 0: KeyError"):
         few_federation(breaks, 3, slots=slots).run()
 
 
@@ -107,7 +107,7 @@ def test_training_on_labels_that_nobody_has_is_refused(name: str) -> None:
     """A record of chasing a network that has learnt nothing would look like a result."""
     data = make_data("server", pipeline="randaugment_levels_cutout")
     arguments = {"warmup_rounds": 0} if name == "cbafed" else {}
-    with pytest.raises(RunError, match=r"\.select_clients, round 0: ConfigError: no client holds labels"):
+    with pytest.raises(RunError, match="no client holds labels"):
         make_federation(name, data, **arguments).run()
 
 

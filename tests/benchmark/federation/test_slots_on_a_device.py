@@ -20,7 +20,7 @@ from benchmark.contract.emulated import Emulation, device, emulated, fabric
 from benchmark.contract.federations import ScaledSingle, class_of, half_trained
 from benchmark.contract.reference import different, different_rows
 from benchmark.contract.runs import OVERFLOW
-from benchmark.federation import optimizers, slots
+from benchmark.federation import optimizers
 from benchmark.federation.recording import CudaGraph, record
 from benchmark.registry import KINDS, known_names
 from datamodules.common.errors import RunError
@@ -234,13 +234,6 @@ def test_rates_are_rounded_alike(rounded: bool) -> None:
         _, eager, _, _ = on_the_device(Fast, replay=False)
         _, server, _, _ = on_the_device(Fast, replay=True)
     assert bool(different(server, eager)) != rounded
-
-
-def test_rates_have_tensors_once() -> None:
-    """One for each group of each slot, however many steps there are."""
-    with patch.object(slots, "_rate", side_effect=slots._rate) as made:
-        on_the_device("fedavg", replay=True)
-    assert 0 < made.call_count <= SLOTS
 
 
 def test_freed_memory_goes_to_its_own_stream() -> None:

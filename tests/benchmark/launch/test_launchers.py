@@ -37,5 +37,5 @@ def test_another_number_is_refused_with_the_command_for_it(asked):
 
 
 def test_a_command_that_starts_processes_wants_none_beside_it(four):
-    with pytest.raises(ConfigError, match="table starts its own processes: start it without torchrun"):
+    with pytest.raises(ConfigError, match=r"table .*without torchrun"):
         refuse_torchrun("table")

@@ -4,16 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from benchmark.launch import placement
 from benchmark.launch.placement import placed
 from benchmark.runs.capacity import PROCESS_BYTES
 from runs import SHORT, configuration, interrupted
 
 
-def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
+def test_auto_places_long_runs_on_all_cores(tmp_path, machine, monkeypatch):
     """One process per core, up to one per participant, for what is worth it; one process otherwise."""
-    monkeypatch.setattr(placement, "cores", lambda: 8)
-    monkeypatch.setattr(placement, "idle_cores", lambda: 8)
+    machine.cores = 8
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     auto = {"runtime__devices": "auto", "runtime__threads": "auto", "runtime__accelerator": "auto"}
@@ -35,33 +33,33 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, monkeypatch):
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
 
 
-def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, monkeypatch):
+def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, machine):
     config = configuration(tmp_path, rounds=4_000, data__num_clients=64, method="fedavg", runtime__devices="auto")
-    monkeypatch.setattr(placement, "cores", lambda: 64)
-    for free, expected in ((None, 64), (PROCESS_BYTES * 5, 5), (1, 1)):
-        monkeypatch.setattr("datamodules.common.memory.available_bytes", lambda free=free: free)
+    machine.cores = 64
+    assert placed(config).config.runtime.devices == 64
+    for free, expected in ((PROCESS_BYTES * 5, 5), (1, 1)):
+        machine.write(proc__meminfo=f"MemAvailable: {-(-free // 1024)} kB\n")
         assert placed(config).config.runtime.devices == expected
 
 
-def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(placement, "cores", lambda: 8)
-    monkeypatch.setattr(placement, "idle_cores", lambda: 3)
+def test_threads_are_those_that_are_asked_for_or_as_many_as_before_or_the_idle_cores(tmp_path, machine, monkeypatch):
+    machine.cores = 8
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = configuration(tmp_path, **{**SHORT, "runtime__threads": "auto"})
     several = config.replace(runtime=replace(config.config.runtime, devices=2))
     asked = config.replace(runtime=replace(config.config.runtime, threads=5))
     nodes = config.replace(runtime=replace(config.config.runtime, devices=1, num_nodes=2))
-    assert [placed(one).config.runtime.threads for one in (config, several, nodes, asked)] == [3, 4, 8, 5]
+    with machine.beside_others(5 / 8):
+        assert [placed(one).config.runtime.threads for one in (config, several, nodes, asked)] == [3, 4, 8, 5]
     interrupted(config.replace(runtime=replace(config.config.runtime, threads=2)), 1)
     assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [2, 2, 5]
     monkeypatch.setenv("OMP_NUM_THREADS", "6,1")
     assert [placed(one).config.runtime.threads for one in (config, several, asked)] == [6, 6, 5]
 
 
-def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, monkeypatch):
+def test_auto_takes_the_tasks_that_slurm_has_started(tmp_path, machine, monkeypatch):
     """Not more, however large the run; in an interactive job there is nothing but the machine."""
-    monkeypatch.setattr(placement, "cores", lambda: 8)
-    monkeypatch.setattr(placement, "idle_cores", lambda: 8)
+    machine.cores = 8
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     auto = {"method": "fedavg", "runtime__devices": "auto", "runtime__threads": "auto", "rounds": 4_000}
     monkeypatch.setenv("SLURM_JOB_NAME", "train")

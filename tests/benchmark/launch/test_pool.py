@@ -124,10 +124,10 @@ def test_workers_run_everything_and_survive_failures_and_deaths(tmp_path, fake, 
     assert {log[6] for log in logs} == {"False"}  # a worker imports what its runs do, and nothing heavy besides
 
 
-def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, monkeypatch):
+def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, machine, monkeypatch):
     """An even share of the cores, however few runs there are, or what is asked for; one by one, they choose."""
     runs = planned(tmp_path, 1)
-    monkeypatch.setattr("benchmark.launch.pool.cores", lambda: 8)
+    machine.cores = 8
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def threads(jobs, gpus=0, runs=runs):
@@ -365,13 +365,12 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
     assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
 
 
-def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, monkeypatch):
-    monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
+def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):
     (run,) = planned(tmp_path, 1)
     folder_ = RunFolder(run.folder)
     folder_.open(run, FACTS)
     console = quiet()
-    with Display(1, console) as display:
+    with Display(1, console, every_s=0.0) as display:
         display.start(run)
         display.tick()
         folder_.append({"round": 0, "acc": 33.0})
@@ -381,15 +380,14 @@ def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake, 
     assert "1 of 2 rounds, acc 33.00" in second
 
 
-def test_display_reads_no_more_than_the_last_row(tmp_path, fake, monkeypatch):
+def test_display_reads_no_more_than_the_last_row(tmp_path, fake):
     """It looks twice a second, and a run may have thousands of rows."""
-    monkeypatch.setattr("benchmark.launch.progress.PLAIN_EVERY_S", 0.0)
     (run,) = planned(tmp_path, 1)
     path = run.folder
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("not looked at\n" * 10 + '{"round": 0, "acc": 33.0}\n{"round": 1, "ac')
     console = quiet()
-    with Display(1, console) as display:
+    with Display(1, console, every_s=0.0) as display:
         display.start(run)
         display.tick()
     assert console.file.getvalue().count("1 of 2 rounds, acc 33.00") == 1

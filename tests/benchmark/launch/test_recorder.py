@@ -16,19 +16,19 @@ from benchmark.run import fit
 from benchmark.runs.records import read_record
 from benchmark.runs.states import saved_rounds, state
 from datamodules.common.errors import RunError, Stopped
-from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted
+from methods.fedavg import FedAvg
+from runs import MIXED, ROUNDS, SHORT, assert_same_run, configuration, interrupted, planted
 
 
 def test_rows_that_change_while_a_run_goes_on_are_not_sealed(tmp_path, monkeypatch):
-    config = configuration(tmp_path, **SHORT)
-    file, whole = config.folder / "metrics.jsonl", Federation.run_round
-
-    def changes(self, number):
-        if number == 1:
+    def changes(self, round, roster):
+        if round == 1:
             file.write_text(json.dumps({**json.loads(file.read_text()), "acc": 99.0}) + "\n")
-        return whole(self, number)
+        return FedAvg.select_clients(self, round, roster)
 
-    monkeypatch.setattr(Federation, "run_round", changes)
+    mine = planted(monkeypatch, FedAvg, select_clients=changes)
+    config = configuration(tmp_path, **{**SHORT, "method": mine})
+    file = config.folder / "metrics.jsonl"
     with pytest.raises(RunError, match=r"metrics\.jsonl: the rows are not those that the run wrote; restore the"):
         fit(config)
     assert state(config.folder) == "failed"

@@ -1,11 +1,13 @@
 """The leaderboard: from planned runs and records to lines that say who is ahead, and by how much."""
 
+import json
 import re
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+from benchmark.config import Runtime
 from benchmark.report import leaderboard
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
@@ -55,30 +57,34 @@ def record(accuracy):
     }
 
 
+def write_rows(plan, key, rows):
+    """Write what a run has evaluated."""
+    folder = plan.runs[key].folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def lose(plan, row, *seeds):
+    """Take the runs of these seeds away."""
+    for seed in seeds:
+        plan.found[plan.of_row[row][seed]] = RunState("missing", None)
+
+
 @pytest.fixture
-def made(monkeypatch, tmp_path):
+def made(tmp_path):
     """Suite, plan and settings; seed 3 of ``bad`` on B is missing. Every run gets there in its second row, or never."""
     suite = Suite(SPEC, "toy.yaml", tmp_path)
     suite.admitted.path("quick").parent.mkdir()
     suite.admitted.path("quick").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
-    plan = suite.plan("quick")
-    runs, curves = {}, {}
+    plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path / "results")))
+    runs = {}
     for row in suite.rows:
         for seed, key in plan.of_row[row.full_name].items():
             acc = ACCURACY[row.method] + ROUGH[seed] + OWN[row.method][seed]
             missing = (row.dataset, row.method, seed) == ("B", "bad", 3)
             runs[key] = RunState("missing", None) if missing else RunState("complete", record(acc))
             spent = {"bytes_up": 10_000_000, "bytes_down": 20_000_000, "steps": 50, "timing": {"seconds": 2.0}}
-            curves[key] = [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent]
-
-    class Folder:
-        def __init__(self, path):
-            self.key = path.name.rpartition("-")[2]
-
-        def rows(self):
-            return curves[self.key]
-
-    monkeypatch.setattr("benchmark.report.settings.RunFolder", Folder)
+            write_rows(plan, key, [{"round": 1, "acc": acc - 20} | spent, {"round": 4, "acc": acc} | spent])
     plan.found = runs
     return suite, plan, leaderboard.settings(suite, plan)
 
@@ -167,7 +173,7 @@ def test_a_setting_says_what_it_resolves(made):
 
 
 @pytest.fixture
-def rising(made, monkeypatch):
+def rising(made):
     """As ``made``, but ``bad`` is clearly below and the runs of some methods rise over their last quarter."""
     suite, plan, _ = made
     methods = {key: row.method for row in suite.rows for key in plan.of_row[row.full_name].values()}
@@ -175,32 +181,30 @@ def rising(made, monkeypatch):
         if row.method == "bad":
             for seed, key in plan.of_row[row.full_name].items():
                 plan.found[key] = RunState("complete", record(50.0 + ROUGH[seed] + 0.1 * seed))
-    gains = {}
 
-    class Folder:
-        def __init__(self, path):
-            self.gain = gains.get(methods[path.name.rpartition("-")[2]], 0.0)
+    def rise(**gains):
+        """Points that the runs of these methods gain over their last quarter."""
+        for key, method in methods.items():
+            gain = gains.get(method, 0.0)
+            write_rows(plan, key, [{"round": number, "acc": 40 + gain * number / 25} for number in range(4, 100, 5)])
 
-        def rows(self):
-            return [{"round": number, "acc": 40 + self.gain * number / 25} for number in range(4, 100, 5)]
-
-    monkeypatch.setattr("benchmark.report.settings.RunFolder", Folder)
-    return suite, plan, gains
+    rise()
+    return suite, plan, rise
 
 
 def test_a_row_that_still_rises_is_not_called_worse(rising):
     """Nor is the reference; but a row that rises may be called better."""
-    suite, plan, gains = rising
-    gains |= {"good": 1.5, "bad": 0.9}
+    suite, plan, rise = rising
+    rise(good=1.5, bad=0.9)
     first, _ = found = leaderboard.settings(suite, plan)
     assert first.lines.loc[["good", "bad", "base"], "rise"].to_list() == pytest.approx([1.5, 0.9, 0.0])
     assert leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
     page = leaderboard.markdown(suite, plan, found)
     assert [row.split("|")[1].strip() for row in page.splitlines() if ", not converged |" in row] == ["good", "good"]
-    gains |= {"bad": 1.1}
+    rise(good=1.5, bad=1.1)
     first, _ = leaderboard.settings(suite, plan)
     assert leaderboard.told_apart(first, "good") and not leaderboard.told_apart(first, "bad")
-    gains |= {"bad": 0.0, "base": 1.1}
+    rise(good=1.5, base=1.1)
     first, _ = leaderboard.settings(suite, plan)
     assert not leaderboard.told_apart(first, "good") and leaderboard.told_apart(first, "bad")
 
@@ -242,7 +246,7 @@ def test_what_the_other_rows_take_back_is_not_bold(made):
     assert cells[6:8] == [f"{line['p_holm']:.3f}", "0.125"]  # all four signs alike: 2 of 16
 
 
-def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path, monkeypatch):
+def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_path):
     """In brief, with the provenance of these runs alone; of B, a row has three seeds."""
     suite, plan, _ = made
     readme = tmp_path / "README.md"
@@ -251,11 +255,11 @@ def test_a_readme_has_the_settings_whose_rows_all_have_seeds_enough(made, tmp_pa
     text = readme.read_text()
     assert "| A " in text and "| B " in text and "31 of 32 complete" in text and "tuned" not in text
     assert "; code: abc." in text
-    monkeypatch.setattr(leaderboard, "ENOUGH", 4)
+    lose(plan, "clients/B/bad", 2)
     leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     text = readme.read_text()
     assert "| A " in text and "| B " not in text and "16 of 16 complete" in text and text.endswith("tail\n")
-    monkeypatch.setattr(leaderboard, "ENOUGH", 5)
+    lose(plan, "clients/A/good", 2, 3)
     leaderboard.write(suite, plan, tmp_path, "toy-quick", readme)
     assert readme.read_text() == "<!-- leaderboard:toy-quick:begin -->\n\n<!-- leaderboard:toy-quick:end -->\ntail\n"
 
@@ -347,7 +351,7 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
     assert "| A, no run of base " in page and "nan" not in page
 
 
-def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
+def test_the_picture_has_what_the_page_has(made, tmp_path):
     """A panel with both data sets and the intervals that decide; a difference is clear where it is bold.
 
     Settings with too few seeds are left out.
@@ -365,7 +369,8 @@ def test_the_picture_has_what_the_page_has(made, tmp_path, monkeypatch):
     assert shown["A", "bound"] == found[0].lines.loc["bound", "difference_ci95"]
     (drawn,) = [path for path in leaderboard.write(*run, tmp_path, "toy-quick", None) if path.suffix == ".svg"]
     assert drawn == tmp_path / "tables" / "toy-quick-leaderboard.svg"
-    monkeypatch.setattr(leaderboard, "ENOUGH", 5)
+    for row in ("clients/A/good", "clients/B/good"):
+        lose(run[1], row, 2, 3)
     assert drawn.name not in [path.name for path in leaderboard.write(*run, tmp_path / "again", "toy-quick", None)]
 
 

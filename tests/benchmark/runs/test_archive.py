@@ -16,7 +16,6 @@ import pytest
 from benchmark.cli import main
 from benchmark.config import Run, RunConfig, Runtime
 from benchmark.registry import ClassSpec
-from benchmark.runs import archive
 from benchmark.runs.archive import FILES, pack, unpack
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record, read_rows
@@ -130,13 +129,11 @@ def test_links_and_devices_are_refused(tmp_path, kind):
     assert not left(tmp_path / "there")
 
 
-def test_what_would_fill_the_disk_is_refused(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MOST", board.stat().st_size)
+def test_what_would_fill_the_disk_is_refused(board, tmp_path):
     with pytest.raises(ConfigError, match="is refused: it is too large"):
-        unpack(str(board), tmp_path / "there")
-    monkeypatch.setattr(archive, "MOST", 10)
+        unpack(str(board), tmp_path / "there", most=board.stat().st_size)
     with pytest.raises(ConfigError, match="it has more than 10 bytes"):
-        unpack(str(board), tmp_path / "there")
+        unpack(str(board), tmp_path / "there", most=10)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -200])

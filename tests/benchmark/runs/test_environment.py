@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmark.runs import environment
-from benchmark.runs.environment import _cpuinfo, hardware, slow_precision
+from benchmark.runs.environment import hardware, slow_precision
 
 
 @pytest.mark.parametrize(
@@ -16,10 +15,8 @@ from benchmark.runs.environment import _cpuinfo, hardware, slow_precision
         ("nothing is known\n", False),
     ],
 )
-def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(monkeypatch, tmp_path, text, slow):
-    info = tmp_path / "cpuinfo"
-    info.write_text(text)
-    monkeypatch.setattr(environment, "_cpuinfo", lambda key: _cpuinfo(key, info))
+def test_bfloat16_is_slow_on_a_processor_that_is_known_not_to_have_it(machine, text, slow):
+    machine.write(proc__cpuinfo=text)
     assert bool(slow_precision("bf16-mixed")) == slow
     assert ("with float16 itself (it has neither avx512_fp16" in slow_precision("16-mixed")) == ("is known" not in text)
     assert slow_precision("32-true") == ""

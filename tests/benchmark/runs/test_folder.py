@@ -11,14 +11,17 @@ import torch
 
 from benchmark.config import Run, RunConfig, Runtime, from_yaml, identity
 from benchmark.files import write_atomic
-from benchmark.runs.code_identity import by_other_code
+from benchmark.registry import ClassSpec
+from benchmark.runs.code_identity import by_other_code, code_version, method_source
 from benchmark.runs.environment import environment
 from benchmark.runs.folder import RunFolder, discard
 from benchmark.runs.lock import RunLocked, run_lock
 from benchmark.runs.records import method_sources, read_record
 from benchmark.runs.states import CHECKPOINTS, state
 from datamodules.common.errors import RunError
-from run_folders import FACTS, RUN, row, stripped, whole_run
+from methods.fedavg import FedAvg
+from run_folders import FACTS, RUN, change, row, stripped, whole_run
+from runs import planted
 
 
 def test_a_complete_run(tmp_path):
@@ -118,48 +121,52 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, every, lost):
     assert folder.rows() == []
 
 
-def test_a_record_names_all_code_that_took_part(tmp_path, monkeypatch):
-    def opened(version):
-        monkeypatch.setattr("benchmark.runs.folder.code_version", lambda: version)
-        folder = RunFolder(tmp_path, heartbeat_s=0)
-        folder.open(RUN, FACTS)
-        return folder
+def opened(path):
+    folder = RunFolder(path, heartbeat_s=0)
+    folder.open(RUN, FACTS)
+    return folder
 
-    first = opened("v1")
-    assert first.record()["environment"]["code_versions"] == ["v1"]
-    record = first.record()
-    del record["environment"]["code_versions"]  # as older records
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    for version in ("v2", "v3", "v2"):
-        folder = opened(version)
+
+def test_a_record_names_all_code_that_took_part(tmp_path):
+    def older(record):  # its code was another; such records did not have the list
+        record["code_version"] = "v1"
+        del record["environment"]["code_versions"]
+
+    now = code_version()
+    assert opened(tmp_path).record()["environment"]["code_versions"] == [now]
+    change(tmp_path, older)
+    for _ in range(2):
+        folder = opened(tmp_path)
     record = folder.record()
-    assert record["code_version"] == "v2" and record["environment"]["code_versions"] == ["v1", "v2", "v3"]
-    assert folder.origin == {"run_id": RUN.id, "partition_hash": "ab", "code_version": "v2"}
+    assert record["code_version"] == now and record["environment"]["code_versions"] == ["v1", now]
+    change(tmp_path, lambda record: record["environment"].update(code_versions=["v1", now, "v3"]))
+    folder = opened(tmp_path)
+    assert folder.record()["environment"]["code_versions"] == ["v1", now, "v3"]
+    assert folder.origin == {"run_id": RUN.id, "partition_hash": "ab", "code_version": now}
     folder.rewind(0)
     folder.append(row(0))
-    assert folder.record()["environment"]["code_versions"] == ["v2"], "nothing of the others is left"
+    assert folder.record()["environment"]["code_versions"] == [now], "nothing of the others is left"
 
 
 def test_a_record_names_all_sources_of_its_method(tmp_path, monkeypatch):
     """A run that goes on with edited code is by other code than either, in part."""
-    for source in ("a" * 12, "b" * 12):
-        monkeypatch.setattr("benchmark.runs.folder.method_source", lambda run, source=source: source)
-        folder = RunFolder(tmp_path, heartbeat_s=0)
-        folder.open(RUN, FACTS)
-        if source[0] == "a":
-            folder.append(row(0))
-            assert not folder.of_edited_code
+    now, other = method_source(RUN), "a" * 12
+    folder = opened(tmp_path)
+    folder.append(row(0))
+    assert not folder.of_edited_code and not by_other_code(RUN, folder.record())
+    change(tmp_path, lambda record: record["environment"].update(method_source=other, method_sources=[other]))
+    folder = opened(tmp_path)
     record = folder.record()
-    assert record["environment"]["method_source"] == "b" * 12
-    assert method_sources(record) == ["a" * 12, "b" * 12] and folder.of_edited_code
-    for now in ("a" * 12, "b" * 12, None):
-        monkeypatch.setattr("benchmark.runs.code_identity.method_source", lambda run, now=now: now)
-        assert by_other_code(RUN, record) is (now is not None)
+    assert record["environment"]["method_source"] == now
+    assert method_sources(record) == [other, now] and folder.of_edited_code
+    assert by_other_code(RUN, record)
+    unknown = ClassSpec(planted(monkeypatch, FedAvg))  # a module without a file
+    assert not by_other_code(Run.of(replace(RUN.config, method=unknown)), record)
     folder.rewind(0)
     folder.append(row(0))
-    assert method_sources(folder.record()) == ["b" * 12]
+    assert method_sources(folder.record()) == [now]
     record["environment"].pop("method_sources")  # as older records
-    assert method_sources(record) == ["b" * 12]
+    assert method_sources(record) == [now]
     record["environment"]["method_source"] = None
     assert method_sources(record) == []
 

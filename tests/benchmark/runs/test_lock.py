@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from benchmark.runs import lock
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, locked, run_lock
 from run_folders import flocked
@@ -40,16 +39,15 @@ def test_the_lock_keeps_others_out_and_survives_no_kill(tmp_path):
 
 def test_a_lock_that_its_last_holder_has_removed_is_none(tmp_path, monkeypatch):
     """Another process has made a new one since, and may hold it."""
-    waiting, take = [], lock._try
+    waiting, take = [], fcntl.flock
 
     def late(handle, kind):
-        taken = take(handle, kind)
+        take(handle, kind)
         if not waiting:
             waiting.append(handle)
             (tmp_path / "run.lock").unlink()
-        return taken
 
-    monkeypatch.setattr(lock, "_try", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with run_lock(tmp_path):
         assert locked(tmp_path) and holder(tmp_path)["pid"] == os.getpid()
 

@@ -3,7 +3,6 @@
 import sys
 import warnings
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -42,6 +41,34 @@ def no_account(tmp_path, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+class Service:
+    """W&B, as far as the mirror uses it: what its runs are given, and what they are told."""
+
+    def __init__(self):
+        self.started, self.logged, self.summary, self.ends = [], [], {}, []
+        self.broken = ""
+
+    def init(self, **options):
+        self.started.append(options)
+        return self
+
+    def log(self, values, **options):
+        if self.broken:
+            raise RuntimeError(self.broken)
+        self.logged.append((values, options))
+
+    def finish(self, exit_code):
+        self.ends.append(exit_code)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """It, in place of the real one."""
+    made = Service()
+    monkeypatch.setattr("wandb.init", made.init)
+    return made
 
 
 @pytest.mark.parametrize("mode", ["off", "offline", "online"])
@@ -96,86 +123,72 @@ def test_offline_files_hold_rows_and_tables(tmp_path):
     assert len(tables) == 1 and '[["x",1.5]]' in tables[0].read_text().replace(" ", "")
 
 
-def test_a_summary_has_each_number_by_itself_and_tables_have_pictures(tmp_path):
+def test_a_summary_has_each_number_by_itself_and_tables_have_pictures(tmp_path, service):
     """``best/acc`` can be a column of W&B's list of runs; the confusion matrix is W&B's own chart."""
-    summary, logged = {}, []
-    mirror = Mirror("off", tmp_path)
-    experiment = SimpleNamespace(summary=summary, log=logged.append)
-    mirror._logger = SimpleNamespace(experiment=experiment)
-    mirror.record({**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]})
-    assert summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
-    assert logged[0]["confusion"].table.data == [["0", "0", 5], ["0", "1", 1], ["1", "0", 0], ["1", "1", 7]]
-    image = logged[0]["confusion_image"].image
+    Mirror("online", tmp_path).record(
+        {**RECORD, "best": {"acc": 2.0, "acc_by_class": [1.0, 3.0]}, "confusion": ["5 1", "0 7"]}
+    )
+    assert service.summary == {"final/acc": 1.0, "best/acc": 2.0, "bytes_up": 1, "bytes_down": 2}
+    ((pictures, _),) = service.logged
+    assert pictures["confusion"].table.data == [["0", "0", 5], ["0", "1", 1], ["1", "0", 0], ["1", "1", 7]]
+    image = pictures["confusion_image"].image
     assert image.getpixel((image.width // 3, image.height // 3)) != image.getpixel(
         (image.width // 3, image.height * 3 // 5)
     )
+
+
+def test_figures_are_pictures(tmp_path):
     with Mirror("offline", tmp_path / "run") as offline:
         offline.figures({"curve": Figure()})
     assert list((tmp_path / "run").rglob("media/images/*.png"))
 
 
-def test_the_step_is_the_round_also_after_a_resume(tmp_path):
+def test_the_step_is_the_round_also_after_a_resume(tmp_path, service):
     """Without it W&B counts calls, from 0 again in every part of a run; and it keeps a row back until the next step."""
-    logged = []
-    mirror = Mirror("off", tmp_path)
-
-    def log(values, step, commit):
-        logged.append((step, values, commit))
-
-    mirror._logger = SimpleNamespace(experiment=SimpleNamespace(log=log))
+    mirror = Mirror("online", tmp_path)
     for number in (19, 29):
         mirror.row({"round": number, "acc": 1.0, "timing": {"seconds": 0.5}})
-    assert logged == [(number, {"acc": 1.0, "timing/seconds": 0.5}, True) for number in (19, 29)]
+    values = {"acc": 1.0, "timing/seconds": 0.5}
+    assert service.logged == [(values, {"step": number, "commit": True}) for number in (19, 29)]
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_a_run_that_ends_with_an_error_is_marked_as_failed(tmp_path, error):
-    ends = []
-    mirror = Mirror("off", tmp_path)
-    mirror._logger = SimpleNamespace(experiment=SimpleNamespace(finish=lambda exit_code: ends.append(exit_code)))
-    with nullcontext() if error is None else pytest.raises(error), mirror:
+def test_a_run_that_ends_with_an_error_is_marked_as_failed(tmp_path, service, error):
+    with nullcontext() if error is None else pytest.raises(error), Mirror("online", tmp_path):
         if error:
             raise error
-    assert ends == [0 if error is None else 1]
+    assert service.ends == [0 if error is None else 1]
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """What ``wandb.init`` is given."""
-    given = []
-    monkeypatch.setattr(Mirror, "_start", lambda self, mode, folder, init: given.append(init))
-    return given
-
-
-def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, started):
+def test_runs_and_tables_are_filed_where_the_options_say(tmp_path, service):
     where = {"wandb_project": "p", "wandb_entity": "team", "wandb_group": "g", "wandb_tags": "a, b"}
     runtime = Runtime(wandb="offline", results_dir=str(tmp_path), **where)
     mirror_run(RUN.replace(runtime=runtime), tmp_path).row({"round": 0})
     mirror_tables(runtime, "paper", "toy-paper", {})
     place = {"project": "p", "entity": "team", "group": "g", "tags": ["a", "b"]}
-    assert [{name: init[name] for name in place} for init in started] == [place, place]
+    assert [{name: init[name] for name in place} for init in service.started] == [place, place]
 
 
-def test_without_options_the_environment_says_where(tmp_path, started, monkeypatch):
+def test_without_options_the_environment_says_where(tmp_path, service, monkeypatch):
     mirror_run(RUN, tmp_path).row({"round": 0})
     monkeypatch.setenv("WANDB_PROJECT", "p")
     monkeypatch.setenv("WANDB_RUN_GROUP", "g")
     mirror_run(RUN, tmp_path).row({"round": 0})
-    assert [(init["project"], init["group"]) for init in started] == [("fssl-bench", "custom"), ("p", "g")]
-    assert all(init["entity"] is init["tags"] is None for init in started)  # W&B reads its own variables
+    assert [(init["project"], init["group"]) for init in service.started] == [("fssl-bench", "custom"), ("p", "g")]
+    assert all(init["entity"] is init["tags"] is None for init in service.started)  # W&B reads its own variables
 
 
 @pytest.mark.parametrize(("mode", "at_once"), [("offline", 0), ("online", 1)])
-def test_an_offline_run_starts_with_its_first_row(tmp_path, started, mode, at_once):
+def test_an_offline_run_starts_with_its_first_row(tmp_path, service, mode, at_once):
     """Once; one that has nothing to hold is not started at all."""
     with Mirror(mode, tmp_path) as mirror:
-        assert len(started) == at_once
+        assert len(service.started) == at_once
         mirror.row({"round": 0})
         mirror.row({"round": 1})
-        assert len(started) == 1
+        assert len(service.started) == 1
     with Mirror(mode, tmp_path):
         pass
-    assert len(started) == 1 + at_once
+    assert len(service.started) == 1 + at_once
 
 
 def test_off_does_not_import_wandb(tmp_path, monkeypatch):
@@ -197,13 +210,9 @@ def test_a_mirror_that_cannot_start_is_one_warning(tmp_path, monkeypatch):
     assert len(caught) == 1
 
 
-def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path):
-    class Broken:
-        def __getattr__(self, name):
-            raise RuntimeError("no network")
-
-    mirror = Mirror("off", tmp_path)
-    mirror._logger = Broken()
+def test_a_mirror_that_breaks_on_the_way_is_one_warning(tmp_path, service):
+    mirror = Mirror("online", tmp_path)
+    service.broken = "no network"
     with pytest.warns(UserWarning, match="no network") as caught:
         for number in range(3):
             mirror.row({"round": number})

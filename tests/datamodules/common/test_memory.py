@@ -2,11 +2,13 @@
 
 import pytest
 
+from datamodules.common import system
 from datamodules.common.memory import available_bytes, in_words
 
 
 @pytest.fixture
-def system(tmp_path):
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(system, "ROOT", tmp_path)
     for name, text in {
         "proc/meminfo": "MemTotal:       8000 kB\nMemAvailable:    4000 kB\n",
         "sys/fs/cgroup/memory.max": "max\n",
@@ -17,15 +19,15 @@ def system(tmp_path):
     return tmp_path
 
 
-def test_what_is_free_is_what_the_machine_has(system):
-    assert available_bytes(system=system) == 4_096_000
+def test_what_is_free_is_what_the_machine_has(machine):
+    assert available_bytes() == 4_096_000
 
 
-def test_a_container_may_have_less(system):
-    (system / "sys/fs/cgroup/memory.max").write_text("5000000\n")
-    assert available_bytes(system=system) == 2_000_000
-    (system / "sys/fs/cgroup/memory.max").write_text("1000000\n")
-    assert available_bytes(system=system) == 0
+def test_a_container_may_have_less(machine):
+    (machine / "sys/fs/cgroup/memory.max").write_text("5000000\n")
+    assert available_bytes() == 2_000_000
+    (machine / "sys/fs/cgroup/memory.max").write_text("1000000\n")
+    assert available_bytes() == 0
 
 
 @pytest.mark.parametrize(
@@ -35,20 +37,21 @@ def test_a_container_may_have_less(system):
         ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ],
 )
-def test_files_that_a_container_has_read_do_not_fill_it(system, group, limit, usage, prefix):
+def test_files_that_a_container_has_read_do_not_fill_it(machine, group, limit, usage, prefix):
     """Their memory is given up when a program asks for it."""
     parts = f"anon 500000\n{prefix}active_file 1500000\n{prefix}inactive_file 2500000\nslab 100000\n"
     for name, text in {limit: "5000000", usage: "4600000", "memory.stat": parts}.items():
-        file = system / "sys/fs/cgroup" / group / name
+        file = machine / "sys/fs/cgroup" / group / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"{text.rstrip()}\n")
-    assert available_bytes(system=system) == 4_096_000  # the machine's; the container would have 4 400 000
-    (system / "sys/fs/cgroup" / group / limit).write_text("4500000\n")
-    assert available_bytes(system=system) == 3_900_000
+    assert available_bytes() == 4_096_000  # the machine's; the container would have 4 400 000
+    (machine / "sys/fs/cgroup" / group / limit).write_text("4500000\n")
+    assert available_bytes() == 3_900_000
 
 
-def test_a_system_that_does_not_say(tmp_path):
-    assert available_bytes(system=tmp_path) is None
+def test_a_system_that_does_not_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(system, "ROOT", tmp_path)
+    assert available_bytes() is None
 
 
 @pytest.mark.parametrize(("amount", "words"), [(4e8, "0.4 GB"), (2.26e9, "2.3 GB"), (4e12, "4,000 GB")])

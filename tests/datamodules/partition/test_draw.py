@@ -175,7 +175,7 @@ def test_the_count_of_draws_goes_along(tmp_path):
     assert Partition.load(tmp_path / "partition.json", labels).redraws == made.redraws
     saved = options("partial_clients", **SKEWED, partition_file=str(tmp_path / "partition.json"))
     assert draw(saved | {"labelled_min_per_class": 12}, labels, SEED).redraws == made.redraws
-    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .* they did in none of 1 partitions: label more"):
+    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .*none of 1 partitions"):
         draw(saved | {"labelled_min_per_class": 55}, labels, SEED)
 
 
@@ -218,7 +218,7 @@ def test_a_balanced_holdout_has_equally_many_of_every_class():
     ],
 )
 def test_a_balanced_holdout_that_cannot_be(wrong):
-    with pytest.raises(ConfigError, match=r"balanced_holdout=.*a multiple of the 10 classes, up to 590, and no data"):
+    with pytest.raises(ConfigError, match=r"balanced_holdout=.*10 classes, up to 590"):
         balanced_holdout(wrong, labels, SEED)
-    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .* among those of data\.validation=5: increase"):
+    with pytest.raises(ConfigError, match=r"balanced_holdout=10: .*data\.validation=5"):
         validation_images({"validation": 5, "partition_file": None}, 600, SEED, np.arange(10))

@@ -76,9 +76,7 @@ def test_saved_partitions_come_back_and_have_equal_bytes(tmp_path):
 
 def test_a_partition_file_of_another_data_set_is_refused(tmp_path):
     small().save(tmp_path / "one.json")
-    with pytest.raises(
-        DataError, match=r"one.json: DataError: the partition was made for another data set: .*60 samples"
-    ):
+    with pytest.raises(DataError, match=r"one\.json.* another data set: .*60 samples"):
         Partition.load(tmp_path / "one.json", small_labels[:60])
 
 
@@ -102,15 +100,8 @@ def test_damaged_partition_files_give_one_error(tmp_path, damage, message):
     path = tmp_path / "broken.json"
     small().save(path)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(
-        DataError, match=rf"cannot use the partition file .*broken.json: .*{message}.*Provide an intact copy"
-    ):
+    with pytest.raises(DataError, match=rf"broken\.json: .*{message}.*intact copy"):
         Partition.load(path, small_labels)
-
-
-def test_a_missing_partition_file(tmp_path):
-    with pytest.raises(DataError, match=r"cannot use the partition file .*none.json: FileNotFoundError"):
-        Partition.load(tmp_path / "none.json", small_labels)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +173,7 @@ def test_the_released_index_needs_a_labelled_pool(tmp_path):
         assert ours.tolist() == theirs.tolist()
     assert loaded.hash == whole.hash == Partition(whole.labelled, whole.unlabelled, whole.server, whole.pool).hash
     by_share = labels_at_all_clients(small_labels, 3, RandomState(3), split=iid, fraction=0.3)
-    with pytest.raises(DataError, match=r"no labelled pool in a stored order.*with num_labels.*choose union_mode"):
+    with pytest.raises(DataError, match=r"no labelled pool.*num_labels.*union_mode"):
         unlabelled_sets(by_share, "code_index")
 
 

@@ -233,17 +233,6 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
     ("make", "error", "message"),
     [
         (
-            partial(labels_at_partial_clients, labelled_clients=0),
-            DataError,
-            "must be 1 to 3 .all clients., got 0",
-        ),
-        (
-            partial(labels_at_partial_clients, labelled_clients=4),
-            DataError,
-            "must be 1 to 3 .all clients., got 4",
-        ),
-        (partial(labels_at_partial_clients, picked=9), DataError, "cannot choose 9 labelled clients out of 3"),
-        (
             partial(labels_at_partial_clients, labelled_histogram=[1, 1, 1]),
             DataError,
             r"histogram \[1, 1, 1\] does not fit into class counts \[30, 30, 30, 30\]",
@@ -264,13 +253,11 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
         (
             partial(labels_at_server, num_labels=124),
             DataError,
-            "cannot label 31 samples of class 0: it has 30",
+            "31 samples of class 0",
         ),
         (partial(labels_at_all_clients), ConfigError, "num_labels=None, label_fraction=None, labels_per_class=None"),
         (partial(labels_at_all_clients, num_labels=4, fraction=0.1), ConfigError, "num_labels=4, label_fraction=0.1"),
         (partial(labels_at_all_clients, fraction=0.1, labelled_split=iid), ConfigError, "labelled_partition=given"),
-        (partial(labels_at_all_clients, fraction=0.0), DataError, r"must be in \(0, 1\], got 0.0"),
-        (partial(labels_at_all_clients, fraction=1.5), DataError, "got 1.5"),
     ],
 )
 def test_impossible_scenarios(make, error, message):

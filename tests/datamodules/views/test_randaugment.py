@@ -396,7 +396,7 @@ def test_released_pictures(case):
 @pytest.mark.parametrize("transform", [RECIPES["maximal"], FIXMATCH_LEVELS.last])
 @pytest.mark.parametrize("images", [torch.zeros(2, 8, 8, 1, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)])
 def test_other_images_are_refused(images, transform):
-    with pytest.raises(DataError, match=r"expected 8-bit images \[B, h, w, 3\].*channels=3"):
+    with pytest.raises(DataError, match=r"8-bit images \[B, h, w, 3\].*channels=3"):
         transform(images, seeded())
 
 

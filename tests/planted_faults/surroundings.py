@@ -1,0 +1,136 @@
+"""Faults of isolation: what a method reads or draws although nobody gave it."""
+
+import random
+import time
+from os import getpid
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.base import FSSLDataModule
+from methods.base import LocalWork, Pass, Site, Stream
+from planted_faults.sound import Sound
+
+
+class TorchDraw(Sound):
+    """A step draws from torch's global generator."""
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Nobody's."""
+        return torch.randn_like(x)
+
+
+class TorchDrawBetweenSteps(Sound):
+    """The start of an epoch draws from torch's global generator."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before its first step."""
+        self.prior.lerp_(torch.rand_like(self.prior).softmax(dim=0), 0.1)
+
+
+class NumpyDraw(Sound):
+    """The work of a visit depends on NumPy's global generator."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """One epoch or two."""
+        return super().local_work(client) * int(np.random.randint(1, 3))
+
+
+class PythonDraw(Sound):
+    """The same with Python's ``random``."""
+
+    def learning_rate(self) -> float:
+        """Up to twice as large."""
+        return super().learning_rate() * (1.0 + random.random())
+
+
+class UnseededDraw(Sound):
+    """Its own generator, without a seed."""
+
+    def learning_rate(self) -> float:
+        """Up to twice as large."""
+        return super().learning_rate() * (1.0 + float(np.random.default_rng().random()))
+
+
+class ReadsProcess(Sound):
+    """The rate depends on the id of the process."""
+
+    def learning_rate(self) -> float:
+        """Of one process it is higher."""
+        return super().learning_rate() * (1.1 if getpid() == 77_001 else 1.0)
+
+
+class ReadsRank(Sound):
+    """The first process trains faster."""
+
+    def on_train_start(self) -> None:
+        """Its rate is higher."""
+        super().on_train_start()
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = group["lr"] / (1 + self.trainer.global_rank)
+
+
+class ReadsClock(Sound):
+    """Training slows down from day to day."""
+
+    def learning_rate(self) -> float:
+        """By the number of days."""
+        return super().learning_rate() * (0.9 if time.time() // 86_400 % 2 else 1.1)
+
+
+class TestStatistic(Sound):
+    """The server's mean is that of the test images."""
+
+    __test__ = False
+
+    def refresh_norm(self, data: FSSLDataModule) -> None:
+        """The first block of them."""
+        _, block = next(data.test_blocks(50))
+        self.centre.copy_(block().mean())
+
+
+class TestPrediction(Sound):
+    """Evaluation leaves the mean of what it has seen in an attribute."""
+
+    __test__ = False
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Note the mean of test images."""
+        if not self.training:
+            self.noted = float(x.mean())
+        return super().predict(x)
+
+    def learning_rate(self) -> float:
+        """By the mean."""
+        return super().learning_rate() * (1.0 + getattr(self, "noted", 0.0))
+
+
+class HiddenLabels(Sound):
+    """A hook looks labels up that nobody gave it."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """By name, from the data set behind the site."""
+        hidden = client._context.data.train_labels[client.data.unlabelled]  # type: ignore[attr-defined]
+        self.usual.copy_(torch.bincount(hidden, minlength=10) / max(len(hidden), 1))
+        return super().local_work(client)
+
+
+class KnowsClients(Sound):
+    """Client 0 is assumed to be the one with labels."""
+
+    def learning_rate(self) -> float:
+        """Its rate is twice as high."""
+        return super().learning_rate() * (2.0 if self.visit.client == 0 else 1.0)
+
+
+class PlacesForPositions(Sound):
+    """Indices into the client's images are mistaken for positions in the training set."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """As many images as the client has."""
+        count = len(client.data.unlabelled)
+        streams = self.streams(client.data)
+        if count:
+            streams["unlabelled"] = Stream(torch.arange(count), self.hparams.batch_size, self.views["unlabelled"])
+        return [Pass(streams)]
