@@ -221,7 +221,7 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
-        self.image_size = self.hparams.side or max(height, width)
+        self.image_size = self.hparams.side or max(height, width) + 2 * self.hparams.border
         self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {
