@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules import loaders
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
@@ -25,7 +24,7 @@ from datamodules.partition.draw import balanced_holdout, draw_without, labelled_
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import Oracle, SiteData, Sites
-from datamodules.views import pipelines
+from datamodules.views import loaders, pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch
 from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
