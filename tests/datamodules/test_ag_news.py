@@ -100,6 +100,14 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
             ag_news.read_texts(empty)
 
 
+def test_a_folder_that_does_not_exist_is_a_folder_without_texts(tmp_path: Path) -> None:
+    """Also with the options whose features are cached as a whole, before there is a folder for that cache."""
+    for options in ({}, {"texts": "listed", "strong": "words", "encoder": "minilm"}):
+        with pytest.raises(DataError, match=r"ag_news is not in .*nowhere: looked for .*original release"):
+            make(tmp_path / "nowhere", **options)
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_no_texts_per_class_are_refused() -> None:
     for wrong in (0, -5):
         with pytest.raises(ConfigError, match=rf"data\.texts_per_class is {wrong}; it must be at least 1"):
