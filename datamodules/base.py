@@ -58,7 +58,8 @@ class FSSLDataModule(L.LightningDataModule):
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
-            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays.
+            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays, unless
+            it is one of ``labelled_holdout`` or ``balanced_holdout``.
         split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
             on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
