@@ -136,8 +136,9 @@ def accepts(cls: type, name: str, value: object, skip: Collection[str] = ()) -> 
     """Whether a class has an argument of this name, other than those to ``skip``, whose type takes the value."""
     import jsonargparse
 
+    others = without_default(cls) - {name}
     try:
-        parser_of(cls, frozenset(skip)).parse_object({name: value})
+        parser_of(cls, frozenset(skip) | others).parse_object({name: value})
     except jsonargparse.ArgumentError:
         return False
     return True

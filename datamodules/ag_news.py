@@ -94,6 +94,7 @@ class AGNews(FSSLDataModule):
             return self._made(root)
         path = root / f"ag_news-{digest([KEPT, *map(str, named.values()), *read_keys()])[:16]}.npz"
         if not path.exists():
+            text_files(root)  # refuses a folder without texts before anything is written there
             with alone(path):
                 if not path.exists():
                     arrays = self._made(root)
@@ -226,13 +227,11 @@ def plain(text: str) -> str:
     return " ".join(text.replace("\\", " ").split())
 
 
-def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
-    """Read training texts and labels, test texts and labels, and the digests of the files.
-
-    Looks for ``ag_news.npz``, then for ``train.csv`` and ``test.csv`` in ``ag_news_csv``, ``ag_news`` or the folder.
+def text_files(root: Path) -> list[Path]:
+    """Find ``ag_news.npz``, or ``train.csv`` and ``test.csv`` in ``ag_news_csv``, ``ag_news`` or the folder.
 
     Raises:
-        DataError: no files are found, or they are damaged.
+        DataError: there is neither.
     """
     csvs = [[root / folder / "train.csv", root / folder / "test.csv"] for folder in FOLDERS]
     places = [[root / "ag_news.npz"], *csvs]
@@ -242,6 +241,16 @@ def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
         raise DataError(
             f"ag_news is not in {root.resolve()}: looked for {looked}; there is no download. {REMEDY} there"
         )
+    return files
+
+
+def read_texts(root: Path) -> tuple[Texts, dict[str, str]]:
+    """Read training texts and labels, test texts and labels, and the digests of the files (see ``text_files``).
+
+    Raises:
+        DataError: no files are found, or they are damaged.
+    """
+    files = text_files(root)
     try:
         found = _read_npz(files[0]) if len(files) == 1 else (*_read_csv(files[0]), *_read_csv(files[1]))
         for texts, labels in (found[:2], found[2:]):

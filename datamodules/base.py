@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules import loaders
 from datamodules.common.devices import finished
 from datamodules.common.errors import BenchError, ConfigError, DataError, message_of
 from datamodules.common.memory import available_bytes
@@ -25,7 +24,7 @@ from datamodules.partition.draw import balanced_holdout, draw_without, labelled_
 from datamodules.partition.lists import Lists, Positions
 from datamodules.partition.roster import Roster
 from datamodules.partition.sites import Oracle, SiteData, Sites
-from datamodules.views import pipelines
+from datamodules.views import loaders, pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch
 from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
@@ -59,7 +58,8 @@ class FSSLDataModule(L.LightningDataModule):
         beta: concentration of the Dirichlet distribution.
         partition_seed: seed of NumPy's legacy generator that draws the partition; ``None``: the seed of the run.
         partition_stream: a name that is mixed into that seed, so that settings with other names have other partitions
-            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays.
+            at equal seeds; by default the settings of equally large data sets share theirs. The test set stays, unless
+            it is one of ``labelled_holdout`` or ``balanced_holdout``.
         split_seed: seed of a generator of its own for each draw that spreads a pool over the clients, in place of going
             on with that of ``partition_seed`` (SAGE's and ProxyFL's released codes: 0, behind 7).
         min_size: a Dirichlet draw whose smallest client has fewer images is repeated.
@@ -221,7 +221,7 @@ class FSSLDataModule(L.LightningDataModule):
             raise DataError(f"{type(self).__name__}: measured = True is for images; name num_classes, mean and std")
         height, width, channels = arrays.train_images.shape[1:]
         self.num_classes = len(arrays.class_names)
-        self.image_size = self.hparams.side or max(height, width)
+        self.image_size = self.hparams.side or max(height, width) + 2 * self.hparams.border
         self.mean, self.std = channel_moments(cast(Images, arrays.train_images))
         self.views = self._views()
         self.provenance = {

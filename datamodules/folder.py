@@ -3,6 +3,7 @@
 from typing import Any
 
 from datamodules.base import FSSLDataModule
+from datamodules.common.errors import ConfigError
 from datamodules.io import own
 from datamodules.io.sources import Arrays
 
@@ -10,8 +11,9 @@ from datamodules.io.sources import Arrays
 class Folder(FSSLDataModule):
     """PNG or JPEG files; classes, side, channels, mean and deviation come from the training images.
 
-    Images must have the same size, unless ``side`` is given: then they become squares of this side. They are decoded
-    once and cached in the data directory as ``folder-<digest>.npz``. Files of other kinds are ignored.
+    Images must have the same size, unless ``side`` is given: then they become squares of this side, less the
+    ``border``. They are decoded once and cached in the data directory as ``folder-<digest>.npz``. Files of other kinds
+    and hidden ones are ignored, and transparency is dropped.
 
     Args:
         root: folder with ``train/<class>/`` and ``test/<class>/``, or with ``<class>/`` only; a relative path is looked
@@ -21,7 +23,8 @@ class Folder(FSSLDataModule):
         **base: see ``FSSLDataModule``.
 
     Raises:
-        ConfigError: ``test_fraction`` is not a share.
+        ConfigError: ``test_fraction`` is not a share, ``border`` leaves nothing of ``side``, or the images do not fit
+            into memory (in ``read`` and ``setup``).
         DataError: the folder is missing, its classes do not match, or an image cannot be read or has a different size
             (in ``read`` and ``setup``).
     """
@@ -31,9 +34,15 @@ class Folder(FSSLDataModule):
     def __init__(self, root: str, test_fraction: float = 0.2, **base: Any) -> None:
         super().__init__(**base)
         own.check_share(test_fraction)
+        side, border = self.hparams.side, self.hparams.border
+        if side and side <= 2 * border:
+            raise ConfigError(
+                f"data.side={side} less a data.border={border} on both sides leaves no image; decrease it"
+            )
 
     def read(self) -> Arrays:
         """See ``own.folder``."""
         h = self.hparams
         root = own.located(h.root, h.data_dir, "root")
-        return own.folder(root, h.data_dir, h.side, h.test_fraction)
+        side = h.side - 2 * h.border if h.side else None
+        return own.folder(root, h.data_dir, side, h.test_fraction)

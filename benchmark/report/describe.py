@@ -178,10 +178,17 @@ def _how(data: Any) -> str:
     options = data.hparams
     if options["partition_file"]:
         return f"from {options['partition_file']}"
-    per = " per client" if options["partition_variant"] == "per_client" else ""
-    split = "iid" if options["partition"] == "iid" else f"Dirichlet({options['beta']:g}){per}"
-    split += " over pairs of clients" if options["partition"] == "pairs" else ""
+    split, of_labels = _split(options, options["partition"]), options["labelled_partition"]
+    if of_labels and of_labels != options["partition"]:
+        split += f", labelled images {_split(options, of_labels)}"
     who = str(options["scenario"]).replace("_", " ")
     stream = f" of the stream {options['partition_stream']}" if options["partition_stream"] else ""
     again = f", drawn again {data.partition.redraws} times" if options["labelled_min_per_class"] else ""
     return f"{split}, seed {data.partition_seed}{stream}{again}, labels at {who}"
+
+
+def _split(options: Any, kind: str) -> str:
+    if kind == "iid":
+        return kind
+    per = " per client" if options["partition_variant"] == "per_client" else ""
+    return f"Dirichlet({options['beta']:g})" + (" over pairs of clients" if kind == "pairs" else per)

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.common.errors import ConfigError, DataError, message_of
+from datamodules.common.memory import available_bytes
 from datamodules.io import sources
 from datamodules.io.sources import Arrays, Images
+from datamodules.views.checks import check_memory
 
 DECODING = 2  # version of what stands in a cache
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -135,10 +137,22 @@ def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(file, allow_pickle=False) as data:
             known = {f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")} | {"class_names"}
-            found = {name: data[name] if name in known else np.empty(0) for name in data.files}
+            return {name: _array(file, name, data) if name in known else np.empty(0) for name in data.files}
+    except DataError:
+        raise
     except Exception as error:  # NumPy, zipfile and zlib have their own exceptions
         raise DataError(
             f"{file} cannot be read as .npz: {message_of(error)}. Write it anew with numpy.savez"
+        ) from error
+
+
+def _array(file: Path, name: str, data: Any) -> NDArray[Any]:
+    try:
+        found: NDArray[Any] = data[name]
+    except ValueError as error:
+        raise DataError(
+            f"{file}: {name} cannot be read: {message_of(error)}. Write the file anew with numpy.savez, and without "
+            "arrays of Python objects: images of one size, class names as texts"
         ) from error
     return found
 
@@ -161,6 +175,8 @@ def _labels(file: Path, name: str, labels: NDArray[Any]) -> Labels:
     flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "iu":
         raise DataError(f"{file}: {name} are {labels.dtype} {list(labels.shape)}; give one integer per image, [N]")
+    if flat.size and flat.min() < 0:
+        raise DataError(f"{file}: {name} lie in {flat.min()}..{flat.max()}; number the classes 0..C-1 without a gap")
     return flat.astype(np.int64)
 
 
@@ -174,12 +190,16 @@ def _names(file: Path, given: NDArray[Any] | None, labels: Labels) -> tuple[str,
         return tuple(map(str, range(labels.max() + 1)))
     if given.ndim != 1 or given.dtype.kind not in "US":
         raise DataError(f"{file}: class_names are {given.dtype} {list(given.shape)}; give texts, [C]")
-    return tuple(given.astype(str).tolist())
+    try:
+        texts = np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: class_names are bytes, and not UTF-8; save them as texts") from error
+    return tuple(texts.tolist())
 
 
 def _check_classes(file: Path, labels: list[Labels], names: tuple[str, ...]) -> None:
     for part, own in zip(("train", "test"), labels, strict=False):
-        if own.min() < 0 or own.max() >= len(names):
+        if own.max() >= len(names):
             raise DataError(
                 f"{file}: {part}_labels lie in {own.min()}..{own.max()}, but there are {len(names)} classes; labels "
                 f"must lie in 0..{len(names) - 1}"
@@ -194,9 +214,10 @@ def _check_classes(file: Path, labels: list[Labels], names: tuple[str, ...]) -> 
 def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction: float) -> Arrays:
     """Read PNG and JPEG files in ``root/train/<class>`` and ``root/test/<class>``, or in ``root/<class>``.
 
-    Classes are numbered in the order of their names; images are in the order of their paths. They are decoded once and
-    cached as ``<data_dir>/folder-<digest>.npz``, with the digest of all files' paths and bytes, ``side`` and
-    ``test_fraction``. ``sha256`` holds the files' digest under the name of ``root``.
+    Classes are numbered in the order of their names; images are in the order of their paths, with those in folders
+    inside a class's. Hidden files and folders (``.name``) are left out. Images are decoded once and cached as
+    ``<data_dir>/folder-<digest>.npz``, with the digest of all files' paths and bytes, ``side`` and ``test_fraction``.
+    ``sha256`` holds the files' digest under the name of ``root``.
 
     Args:
         root: the folder.
@@ -206,6 +227,7 @@ def folder(root: Path, data_dir: sources.Folder, side: int | None, test_fraction
 
     Raises:
         DataError: a class is empty or in only one part, an image cannot be read, or sizes differ.
+        ConfigError: the images do not fit into memory.
     """
     parts = _parts(root)
     content = _digest(root, parts)
@@ -249,11 +271,16 @@ def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
         raise DataError(f"{place} has {count}; give at least two, one per class")
     found = {}
     for name in names:
-        files = (place / name).rglob("*")
-        found[name] = sorted(file for file in files if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+        files = (file for file in (place / name).rglob("*") if file.suffix.lower() in SUFFIXES)
+        found[name] = sorted(file for file in files if not _hidden(file.relative_to(place)))
         if not found[name]:
             raise DataError(f"{place / name} has no images ({', '.join(SUFFIXES)}); add some, or remove the folder")
     return found
+
+
+def _hidden(path: Path) -> bool:
+    """Whether the file or one of the folders of a relative path is hidden."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _digest(root: Path, parts: dict[str, dict[str, list[Path]]]) -> str:
@@ -262,26 +289,29 @@ def _digest(root: Path, parts: dict[str, dict[str, list[Path]]]) -> str:
     for classes in parts.values():
         for files in classes.values():
             for file in files:
-                digest.update(f"{file.relative_to(root).as_posix()}\0{sources.sha256_of(file)}\n".encode())
+                try:
+                    line = f"{file.relative_to(root).as_posix()}\0{sources.sha256_of(file)}\n".encode()
+                except UnicodeEncodeError as error:
+                    raise DataError(f"{str(file)!a}: this name is not UTF-8; rename it") from error
+                except OSError as error:
+                    raise _unreadable(file, error) from error
+                digest.update(line)
     return digest.hexdigest()
 
 
 def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | None, test_fraction: float) -> Arrays:
     names = tuple(next(iter(parts.values())))
-    files = {part: [file for some in classes.values() for file in some] for part, classes in parts.items()}
-    grey = all([_looked_at(file) for some in files.values() for file in some])  # a list: every file is looked at
-    images, labels, size = [], [], None
-    for part, some in files.items():
-        decoded = [_image(file, side, grey) for file in some]
-        for file, image in zip(some, decoded, strict=True):
-            size = size or image.shape
-            if image.shape != size:
-                raise DataError(
-                    f"{file} has {image.shape[1]} x {image.shape[0]} pixels, the images before it {size[1]} x "
-                    f"{size[0]}; give --data.side to resize all to the same size"
-                )
-        images.append(np.stack(decoded))
-        labels.append(np.repeat(np.arange(len(names)), [len(own) for own in parts[part].values()]))
+    files = [[file for some in classes.values() for file in some] for classes in parts.values()]
+    looks = {file: _looked_at(file) for some in files for file in some}
+    channels = 1 if all(grey for grey, _ in looks.values()) else 3
+    width, height = (side, side) if side else _one_size(looks)
+    needed = len(looks) * height * width * channels
+    check_memory(str(root), {"side": side} if side else {}, needed, available_bytes(), processes=1)
+    images = [np.empty((len(some), height, width, channels), dtype=np.uint8) for some in files]
+    for stored, some in zip(images, files, strict=True):
+        for place, file in enumerate(some):
+            stored[place] = _image(file, side, channels)
+    labels = [np.repeat(np.arange(len(names)), [len(own) for own in classes.values()]) for classes in parts.values()]
     _check_different(root, images[0])
     if len(images) == 2:
         return Arrays(images[0], labels[0], images[1], labels[1], names, {})
@@ -289,33 +319,49 @@ def _decoded(root: Path, parts: dict[str, dict[str, list[Path]]], side: int | No
     return Arrays(images[0][~test], labels[0][~test], images[0][test], labels[0][test], names, {})
 
 
-def _looked_at(file: Path) -> bool:
-    """Whether an image is grey according to its header.
+def _looked_at(file: Path) -> tuple[bool, tuple[int, int]]:
+    """Whether an image is grey according to its header, and its width and height.
 
     Raises:
         DataError: it is not an image, or has more than 8 bits per channel.
     """
     try:
         with Image.open(file) as image:
-            mode = image.mode
+            mode, size, stored = image.mode, image.size, str(image.tile[0][3]) if image.tile else ""
     except Exception as error:
         raise _unreadable(file, error) from error
-    if mode not in MODES:
-        raise DataError(f"{file} has Pillow's mode {mode}, more than 8 bits per channel; convert it to 8 bits")
-    return mode in ("1", "L", "LA")
+    if mode not in MODES or ";16" in stored:  # Pillow reads 16-bit colours as 8-bit ones
+        raise DataError(f"{file} has more than 8 bits per channel (Pillow reads it as {mode}); convert it to 8 bits")
+    return mode in ("1", "L", "LA"), size
 
 
-def _image(file: Path, side: int | None, grey: bool) -> Images:
+def _one_size(looks: dict[Path, tuple[bool, tuple[int, int]]]) -> tuple[int, int]:
+    """Width and height of all images.
+
+    Raises:
+        DataError: sizes differ.
+    """
+    _, first = next(iter(looks.values()))
+    for file, (_, size) in looks.items():
+        if size != first:
+            raise DataError(
+                f"{file} has {size[0]} x {size[1]} pixels, the images before it {first[0]} x {first[1]}; give "
+                "--data.side to resize all to the same size"
+            )
+    return first
+
+
+def _image(file: Path, side: int | None, channels: int) -> Images:
     """Decode one image, uint8 [H, W, 1 or 3]."""
     try:
         with Image.open(file) as image:
-            plain = image.convert("L" if grey else "RGB")
+            plain = image.convert("L" if channels == 1 else "RGB")
     except Exception as error:
         raise _unreadable(file, error) from error
     if side is not None:
         plain = plain.resize((side, side), Image.Resampling.BILINEAR)
     pixels = np.asarray(plain)
-    return pixels[..., None] if grey else pixels
+    return pixels[..., None] if channels == 1 else pixels
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:

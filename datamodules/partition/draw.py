@@ -64,7 +64,8 @@ def draw(options: Options, labels: Positions, seed: int) -> Partition:
             labelled_from=options["labelled_from"],
             labelled_histogram=options["labelled_histogram"],
         )
-        return _with_enough_labels(options, labels, draw_one)
+        always_equal = options["split_seed"] is not None and options["labelled_pick"] != "random"
+        return _with_enough_labels(options, labels, draw_one, draws=1 if always_equal else MAX_DRAWS)
     in_order = options["labelled_pool_order"] == "dataset"
     by_class = in_order or options["partition"] == "pairs"
     if scenario == "all_clients":
@@ -113,7 +114,8 @@ def _with_enough_labels(
         own = labels[np.concatenate(partition.labelled[:counted])]
         if np.bincount(own, minlength=labels.max() + 1).min() >= least:
             return replace(partition, redraws=redraws) if redraws else partition
-    found = f"the rarest class has only {most}" if most < least else f"they did in none of {draws} partitions"
+    found = f"they did in none of {draws} partitions" if draws > 1 else "they do not in the only one that can be drawn"
+    found = f"the rarest class has only {most}" if most < least else found
     raise DataError(
         f"data.labelled_min_per_class={least}: the labelled clients ({counted}) must together hold that many images "
         f"of every class, but {found}: label more clients (data.labelled_clients), choose a larger data.beta, or a "

@@ -60,6 +60,11 @@ def labels_at_partial_clients(
             raise ConfigError(
                 "labelled_histogram defines the only picked client: leave out labelled_from, and set picked=1"
             )
+        if num_clients == 1:
+            raise ConfigError(
+                "labelled_histogram spreads all images but those of client 0 over the other clients, but num_clients=1 "
+                "leaves none: choose 2 or more, or leave it out"
+            )
         parts = [_draw_histogram(labels, labelled_histogram, rng)]
     else:
         parts = split(labels, labelled_from or num_clients, rng=rng)

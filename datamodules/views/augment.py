@@ -51,7 +51,8 @@ class Geometry:
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise DataError(
                 f"{self}: expected 8-bit images [N, H, W, C], got {images.dtype} {list(images.shape)}; "
-                "convert them to uint8 with the channels last"
+                "convert them to uint8 with the channels last; feature vectors need data.pipeline=feature_versions or "
+                "feature_copies"
             )
         if self.base is not None:
             images = self.base.prepare(images)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmark.arguments import parameters, type_in_words, typed_args, types_of
+from benchmark.arguments import accepts, parameters, type_in_words, typed_args, types_of
 from datamodules.common.errors import ConfigError
 
 
@@ -46,6 +46,19 @@ def test_values_are_converted_to_their_types_or_to_plain_data():
 def test_an_error_names_the_argument_that_does_not_fit(values, message):
     with pytest.raises(ConfigError, match=message):
         typed_args(Mine, values, "method")
+
+
+class FromFile:
+    def __init__(self, file: str, clients: int = 10, channels: Literal[1, 3] = 3) -> None:
+        pass
+
+
+def test_an_argument_without_default_is_not_asked_for_where_another_is_looked_at():
+    """The wrong argument is named, not the first; a value alone is taken or not."""
+    with pytest.raises(ConfigError, match=r"--data\.channels 2: expected \{1,3\}$"):
+        typed_args(FromFile, {"clients": 3, "file": "x", "channels": 2}, "data")
+    assert accepts(FromFile, "clients", "3") and not accepts(FromFile, "clients", "3,5")
+    assert accepts(FromFile, "file", "x")
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,14 @@ def test_missing_or_other_files_raise_one_clear_error(folder: Path, tmp_path_fac
             ag_news.read_texts(empty)
 
 
+def test_a_folder_that_does_not_exist_is_a_folder_without_texts(tmp_path: Path) -> None:
+    """Also with the options whose features are cached as a whole, before there is a folder for that cache."""
+    for options in ({}, {"texts": "listed", "strong": "words", "encoder": "minilm"}):
+        with pytest.raises(DataError, match=r"ag_news is not in .*nowhere: looked for .*original release"):
+            make(tmp_path / "nowhere", **options)
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_no_texts_per_class_are_refused() -> None:
     for wrong in (0, -5):
         with pytest.raises(ConfigError, match=rf"data\.texts_per_class is {wrong}\b"):
@@ -367,7 +375,7 @@ def test_double_precision(folder: Path, stub: Stub) -> None:
 def test_features_and_images_are_not_confused(folder: Path, stub: Stub) -> None:
     with pytest.raises(DataError, match="images need another"):
         Digits(scenario="server", num_labels=20, partition="iid", pipeline="feature_versions").setup()
-    with pytest.raises(DataError, match="expected 8-bit images"):
+    with pytest.raises(DataError, match=r"expected 8-bit images.*feature vectors need .*feature_versions"):
         make(folder, pipeline="randaugment_uniform")
     with pytest.raises(DataError, match="no distorted copy"):
         FeatureView(1, None).prepare(torch.zeros(3, 1, 4))

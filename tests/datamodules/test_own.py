@@ -1,6 +1,9 @@
 """Images of a user: one .npz file, or a folder per class, made of scikit-learn's digits."""
 
+import os
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -143,7 +146,9 @@ BAD_ARRAYS = {
     "names": (changed(class_names=lambda a: [1.0, 2.0, 3.0]), "class_names are float64"),
     "no image": (changed(train_images=lambda a: noughts(0, 8, 8)), "train_images has no images"),
     "black": (changed(train_images=lambda a: noughts(30, 8, 8)), "all 30 training images are the same"),
-    "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "cannot be read as .npz"),
+    "pickled": (changed(train_images=lambda a: a["train_images"].astype(object)), "images cannot be read.*objects"),
+    "only negative": (changed(train_labels=lambda a: a["train_labels"] * 0 - 1), r"_labels lie in -1\.\.-1; number"),
+    "Latin-1 names": (changed(class_names=lambda a: ["é".encode("latin-1"), b"b", b"c"]), "class_names .*not UTF-8"),
 }  # fmt: skip
 
 
@@ -154,6 +159,23 @@ def test_bad_arrays_are_refused(name, here, digits):
     np.savez("x.npz", **spoil(halves(*digits)))
     with pytest.raises(DataError, match=rf"^x\.npz.*{message}"):
         ready(Npz, file="x.npz")
+
+
+def test_names_in_bytes_are_utf_8(here, digits):
+    np.savez("x.npz", **halves(*digits), class_names=["é".encode(), b"b", b"c"])
+    assert ready(Npz, file="x.npz").class_names == ("é", "b", "c")
+
+
+@pytest.mark.parametrize(("options", "size"), [({}, 12), ({"side": 12}, 12)])
+def test_a_border_makes_the_networks_input_larger(options, size, pictures, digits):
+    """The same pixels from a file and from a folder, black around them."""
+    np.savez("x.npz", **halves(*digits), class_names=NAMES)
+    for kind, place in ((Npz, {"file": "x.npz"}), (Folder, {"root": "pictures"})):
+        data = ready(kind, **place, **options, border=2, mean=[0.0], std=[1 / 255], channels=1)
+        _, block = next(data.test_blocks(30))
+        assert data.image_size == size and block().shape == (30, 1, size, size)
+        assert torch.allclose(block()[:, 0, 2:-2, 2:-2], torch.from_numpy(digits[0][1::2]).float(), atol=1e-3)
+        assert block()[:, :, :2].abs().max() == 0
 
 
 def test_a_missing_or_damaged_file_and_a_share_that_is_none(here):
@@ -212,6 +234,27 @@ def test_an_unsplit_folder_of_several_sizes_and_colours(here, digits):
     assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
 
 
+def test_hidden_files_and_folders_are_no_images(pictures):
+    """Notebooks and file browsers keep copies in them, which would count twice."""
+    before = ready(Folder, root="pictures")
+    one = pictures / "train" / "one"
+    (one / ".ipynb_checkpoints").mkdir()
+    (one / "more").mkdir()
+    for copy in (one / ".ipynb_checkpoints" / "010-checkpoint.png", one / "._010.png"):
+        shutil.copy(one / "010.png", copy)
+    assert ready(Folder, root="pictures").sha256 == before.sha256
+    (one / "010.png").rename(one / "more" / "010.png")
+    assert len(ready(Folder, root="pictures").train_labels) == len(before.train_labels)
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_decoded(pictures):
+    with pytest.raises(
+        ConfigError, match=r"data\.side=1000000: the images of .*pictures would take 60,000 GB of memory"
+    ):
+        ready(Folder, root="pictures", side=1_000_000)
+    assert not list(pictures.parent.glob("data/folder-*"))
+
+
 def unreadable(root):
     (root / "train" / "one" / "zzz.png").write_text("no image")
 
@@ -223,6 +266,26 @@ def truncated(root):
 
 def deep(root):
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(root / "train" / "two" / "deep.png")
+
+
+def deep_colours(root):
+    """A PNG file with 16 bits per channel, which Pillow reads as RGB and cannot write."""
+
+    def chunk(name, content):
+        whole = name + content
+        return struct.pack(">I", len(content)) + whole + struct.pack(">I", zlib.crc32(whole))
+
+    head, lines = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0), zlib.compress(bytes(8 * (1 + 8 * 6)))
+    content = chunk(b"IHDR", head) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    (root / "train" / "two" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+
+def dangling(root):
+    (root / "train" / "two" / "gone.png").symlink_to(root / "nowhere.png")
+
+
+def latin(root):
+    os.rename(root / "train" / "one" / "010.png", os.fsencode(root) + b"/train/one/caf\xe9.png")
 
 
 def deep_after_colours(root):
@@ -271,6 +334,9 @@ BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
     (deep, r"deep\.png has .*more than 8 bits"),
+    (deep_colours, r"deep\.png has .*more than 8 bits"),
+    (dangling, r"gone\.png cannot be read as an image: FileNotFoundError"),
+    (latin, r"caf\\udce9\.png.*is not UTF-8; rename it"),
     (deep_after_colours, r"deep\.png has .*more than 8 bits"),
     (empty, r"train/three has no images"),
     (other, r"classes differ: 'one' only in train, 'eins' only in test; train and test need the same classes"),

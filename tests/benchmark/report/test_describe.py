@@ -52,6 +52,26 @@ def test_bad_input_is_one_line(capsys: Any, arguments: list[str], message: str) 
     assert err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--data.partition_variant", "per_client"], "Dirichlet(0.8) per client, seed"),
+        (
+            ["--data.partition", "pairs", "--data.partition_variant", "per_client"],
+            "Dirichlet(0.8) over pairs of clients, seed",
+        ),
+        (
+            ["--data.scenario", "all_clients", "--data.num_labels", "200", "--data.labelled_partition", "iid"],
+            "Dirichlet(0.8), labelled images iid, seed",
+        ),
+    ],
+)
+def test_the_title_says_how_images_are_spread(options: list[str], told: str, capsys: Any) -> None:
+    """``pairs`` knows no variants, and the labelled pool may be spread in another way."""
+    assert main([*DIGITS, *options]) == 0
+    assert f"clients, {told}" in first_and_hash(capsys)[0]
+
+
 def test_an_export_may_have_any_name(tmp_path: Path, capsys: Any) -> None:
     """Its suffix says nothing."""
     assert main([*DIGITS, "--export", str(tmp_path / "part")]) == 0

@@ -175,7 +175,7 @@ def test_the_count_of_draws_goes_along(tmp_path):
     assert Partition.load(tmp_path / "partition.json", labels).redraws == made.redraws
     saved = options("partial_clients", **SKEWED, partition_file=str(tmp_path / "partition.json"))
     assert draw(saved | {"labelled_min_per_class": 12}, labels, SEED).redraws == made.redraws
-    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .*none of 1 partitions"):
+    with pytest.raises(DataError, match=r"labelled_min_per_class=55: .* the only one"):
         draw(saved | {"labelled_min_per_class": 55}, labels, SEED)
 
 
@@ -189,6 +189,12 @@ def test_the_count_of_draws_goes_along(tmp_path):
 def test_labelled_clients_that_never_hold_enough_are_one_clear_error(least, says):
     given = options("partial_clients", labelled_min_per_class=least, **SKEWED)
     with pytest.raises(DataError, match=rf"(?s)data\.labelled_min_per_class={least}: .*{says}"):
+        draw(given, labels, SEED)
+
+
+def test_a_split_with_its_own_seed_is_not_drawn_a_thousand_times():
+    given = options("partial_clients", labelled_min_per_class=60, **SKEWED, split_seed=0)
+    with pytest.raises(DataError, match="they do not in the only one that can be drawn: label more clients"):
         draw(given, labels, SEED)
 
 

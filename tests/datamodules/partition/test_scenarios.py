@@ -263,3 +263,8 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
 def test_impossible_scenarios(make, error, message):
     with pytest.raises(error, match=message):
         make(small_labels, 3, RandomState(0), split=iid)
+
+
+def test_a_histogram_needs_another_client_for_all_other_samples():
+    with pytest.raises(ConfigError, match=r"labelled_histogram .* num_clients=1 leaves none"):
+        labels_at_partial_clients([0, 0, 1, 1], 1, RandomState(0), split=iid, labelled_histogram=[1, 1])

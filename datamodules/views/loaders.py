@@ -2,21 +2,39 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from datamodules.common import streams as random_streams
 from datamodules.common.errors import ConfigError
-from datamodules.partition.sites import SiteData
-from datamodules.views.batches import Batch, epoch
-
-if TYPE_CHECKING:
-    from datamodules.base import FSSLDataModule
+from datamodules.partition.sites import SiteData, Sites
+from datamodules.views.batches import Batch, TakesViews, epoch
 
 
-def train_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
+class Fitted(TakesViews, Protocol):
+    """A data module that a ``Trainer`` uses, see ``FSSLDataModule``."""
+
+    trainer: Any
+    device: torch.device
+    clients: Sites
+    test_labels: Tensor
+
+    @property
+    def hparams(self) -> Any:
+        """The constructor's arguments."""
+
+    @property
+    def server(self) -> SiteData:
+        """What the server holds."""
+
+    def test_blocks(self, size: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+        """Numbered blocks of test views."""
+
+
+def train_loader(data: Fitted) -> DataLoader[Batch]:
     """All clients' and the server's training data, in the streams that the trainer's method names.
 
     Raises:
@@ -31,12 +49,12 @@ def train_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
         return random_streams.generator(data.hparams.run_seed, purpose, number, device=device)
 
     def batches() -> Iterator[Batch]:
-        return epoch(streams, data, partial(generator, cast(Any, data.trainer).current_epoch))
+        return epoch(streams, data, partial(generator, data.trainer.current_epoch))
 
     return DataLoader(_Batches(batches), batch_size=None)
 
 
-def test_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
+def test_loader(data: Fitted) -> DataLoader[Batch]:
     """Test views ``x`` and labels ``y`` in batches of the method's ``eval_batch``.
 
     Raises:
@@ -51,7 +69,7 @@ def test_loader(data: "FSSLDataModule") -> DataLoader[Batch]:
     return DataLoader(_Batches(batches), batch_size=None)
 
 
-def _fitted(data: "FSSLDataModule") -> Any:
+def _fitted(data: Fitted) -> Any:
     """The method of the ``Trainer`` that uses the data."""
     method = getattr(data.trainer, "lightning_module", None)
     if not hasattr(method, "streams"):
