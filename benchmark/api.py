@@ -6,12 +6,14 @@ result = fit("fedavg", "digits", rounds=10)
 result.rounds.plot(x="round", y="acc")
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning import Fabric
@@ -164,7 +166,7 @@ def fit(
         **options,
         "runtime": runtime,
     }
-    run = Run.of(from_dict(with_pipeline(values)))
+    run = Run.of(from_dict(with_pipeline(_plain(values))))
     return _in_memory(run) if results_dir is None else _on_disk(run)
 
 
@@ -268,8 +270,21 @@ def _on_disk(run: Run) -> Result:
                 f"{kind.what} '{path_of(cls)}' cannot be imported by others, so a record of it would be meaningless: "
                 "put the class into a module, or leave results_dir out"
             )
-    return load_run(fit_on_disk(run), run.config.runtime.data_dir)
+    with threads("auto"), torch.random.fork_rng(devices=[]):  # the caller's stay as they are
+        path = fit_on_disk(run)
+    return load_run(path, run.config.runtime.data_dir)
 
 
 def _named(given: str | type) -> str:
     return given if isinstance(given, str) else register_local(given)
+
+
+def _plain(value: Any) -> Any:
+    """A configuration in which numbers of NumPy are plain ones, and paths are texts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -190,25 +190,32 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     return made
 
 
-def forget(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Path]:
-    """Let no earlier trial of the rows count; the journal still says what has been tried, which ``retraced`` counts.
-
-    Returns:
-        The folders of their runs. Once they are deleted, ``tune`` runs everything again.
+def left(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> list[Path]:
+    """Return the folders of all runs of earlier trials of the rows, whether or not they exist.
 
     Raises:
-        ConfigError: the suite is part of an installed package; or see ``trials``.
+        ConfigError: see ``trials``.
         RunError: the journal is damaged.
     """
-    suite.check_writable("choices", "tune")
-    left = [run.folder for trial in trials(suite, scale, rows, runtime) for run in trial.runs]
+    found = [run.folder for trial in trials(suite, scale, rows, runtime) for run in trial.runs]
     journal = journal_of(suite, scale, Path(runtime.results_dir))
     for study in _studies(journal, rows).values() if journal.exists() else ():
-        told = study.get_trials(deepcopy=False)
-        study.set_user_attr(FORGOTTEN, len(told))
-        for trial in told:
-            left += (journal.parent / "runs").glob(f"*-{trial.user_attrs['run_id']}")
-    return left
+        for trial in study.get_trials(deepcopy=False):
+            found += (journal.parent / "runs").glob(f"*-{trial.user_attrs['run_id']}")
+    return found
+
+
+def forget(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> None:
+    """Let no earlier trial of the rows count; the journal still says what has been tried, which ``retraced`` counts.
+
+    ``tune`` runs everything again whose folder (``left``) has been deleted.
+
+    Raises:
+        RunError: the journal is damaged.
+    """
+    journal = journal_of(suite, scale, Path(runtime.results_dir))
+    for study in _studies(journal, rows).values() if journal.exists() else ():
+        study.set_user_attr(FORGOTTEN, len(study.get_trials(deepcopy=False)))
 
 
 def journal_of(suite: Suite, scale: str, results: Path) -> Path:

@@ -62,7 +62,9 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     seeds = numbers(options.seeds, "--seeds")
     if options.overwrite:
         check_startable(one for trial in tuning.trials(suite, options.scale, own, runtime) for one in trial.runs)
-        discard(tuning.forget(suite, options.scale, own, runtime))
+        suite.check_writable("choices", "tune")
+        discard(tuning.left(suite, options.scale, own, runtime))
+        tuning.forget(suite, options.scale, own, runtime)
     tuning.tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen

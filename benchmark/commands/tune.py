@@ -45,7 +45,9 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     jobs, _ = jobs_and_gpus(options, runtime)
     if options.overwrite:
         check_startable(run for trial in tuning.trials(suite, options.scale, rows, runtime) for run in trial.runs)
-        discard(tuning.forget(suite, options.scale, rows, runtime))
+        suite.check_writable("choices", "tune")
+        discard(tuning.left(suite, options.scale, rows, runtime))
+        tuning.forget(suite, options.scale, rows, runtime)
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried")

@@ -1,9 +1,11 @@
 """What clients keep between visits: in host memory up to a limit, the least recently visited clients on disk."""
 
+import secrets
 import shutil
 import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from benchmark.federation.collectives import join_tensors, split_tensors
 from benchmark.federation.reference import ClientState
 
 HOST = torch.device("cpu")
+STATES = "states"  # folders in that of a run, one per process, for states that memory has no room for
 
 
 class _Held(NamedTuple):
@@ -30,7 +33,7 @@ class Store(MutableMapping[int, ClientState]):
 
     Args:
         limit: bytes of states that may stay in memory; the state set last always does. ``None``: no limit.
-        folder: for the files of the other states; used by this store alone, and deleted with it. Required with a limit.
+        folder: for the files of the other states; emptied first, and deleted at the end. Required with a limit.
     """
 
     def __init__(self, limit: int | None = None, folder: Path | None = None) -> None:
@@ -38,12 +41,13 @@ class Store(MutableMapping[int, ClientState]):
         self._here: dict[int, _Held] = {}  # in the order they were set
         self._there: dict[int, tuple[OnDisk, list[torch.device]]] = {}
         self._folder, self._written = folder, 0
+        self._prefix = secrets.token_hex(4)  # of its files: an earlier store of the folder may end later
         self._coming: list[int] = []
         self._ahead: tuple[int, Future[ClientState]] | None = None
         self._reader: ThreadPoolExecutor | None = None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            weakref.finalize(self, _remove, folder, self._prefix)
 
     def expect(self, clients: Sequence[int]) -> None:
         """Announce which states are asked for next, in order: each is read from disk while the one before is in use."""
@@ -105,7 +109,7 @@ class Store(MutableMapping[int, ClientState]):
         held, folder = self._here[client], self._folder
         assert folder is not None
         self._written += 1
-        file = OnDisk.write(folder / f"{self._written}.pt", (held.state.tensors, held.state.optimizers))
+        file = OnDisk.write(folder / f"{self._prefix}-{self._written}.pt", (held.state.tensors, held.state.optimizers))
         del self[client]
         self._there[client] = file, held.devices
 
@@ -118,6 +122,25 @@ class Store(MutableMapping[int, ClientState]):
             return
         self._reader = self._reader or ThreadPoolExecutor(1)
         self._ahead = client, self._reader.submit(self._read, client)
+
+
+def states_folder(path: Path, rank: int) -> Path:
+    """The folder of the states of a process, in that of its run."""
+    return path / f"{STATES}.{rank}"
+
+
+def discard_states(path: Path) -> None:
+    """Delete the states that killed processes have left in the folder of a run on which no process works."""
+    for left in path.glob(f"{STATES}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(folder: Path, prefix: str) -> None:
+    """Delete a store's files, and the folder if it is then empty."""
+    with suppress(OSError):
+        for file in folder.glob(f"{prefix}-*"):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _moved(state: ClientState, devices: Sequence[torch.device] | None = None) -> tuple[ClientState, list[torch.device]]:

@@ -212,6 +212,7 @@ def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
             run: Run = pipe.recv()
         except EOFError:
             return
+        gc.collect()  # of a run that failed, whose error has held it until now
         gc.freeze()  # what has been imported so far, since every run ends with a garbage collection
         status, message = attempt(run, logged)
         last = status == "failed" and _gpu_lost()

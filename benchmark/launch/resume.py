@@ -11,6 +11,7 @@ from benchmark.federation import checkpoint
 from benchmark.federation.checkpoint_files import REMEDY
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
+from benchmark.federation.store import discard_states
 from benchmark.launch.recorder import Bystander, Recorder
 from benchmark.runs.code_identity import by_other_code, code_version, method_source
 from benchmark.runs.folder import RunFolder
@@ -48,6 +49,7 @@ def is_complete(run: Run) -> bool:
             "--overwrite, to run it again; another --results_dir keeps both"
         )
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
+    discard_states(path)
     return True
 
 

@@ -19,6 +19,7 @@ from datamodules.common.errors import ConfigError, RunError
 FOLDER = "slurm"
 LIST = "runs.txt"
 SCRIPT = "job.sh"
+TOO_LARGE = "Invalid job array specification"  # what sbatch says beyond ``MaxArraySize``, which is 1001 by default
 
 JOB = Template(
     """\
@@ -164,5 +165,7 @@ def submit(script: Path, options: str) -> str:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
-        raise RunError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
+        fewer = "; a cluster limits the tasks of an array: give --slurm_bundle, for several runs per task"
+        told = done.stderr.strip()
+        raise RunError(f"`{shlex.join(command)}` failed: {told}{fewer if TOO_LARGE in told else ''}")
     return done.stdout.strip().partition(";")[0]

@@ -16,7 +16,7 @@ from benchmark.config import Run, RunConfig, Runtime
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
-from benchmark.federation.store import Store
+from benchmark.federation.store import Store, discard_states, states_folder
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.exits import os_exit_raises
 from benchmark.launch.orphan import die_with_parent
@@ -28,8 +28,6 @@ from benchmark.runs.data_provenance import data_provenance
 from benchmark.runs.folder import RunFolder
 from datamodules.common.errors import ConfigError, DataError, RunError, Stopped, safe_str
 from datamodules.common.memory import available_bytes
-
-STATES = "states"  # folders, one per process, for clients' states that memory has no room for
 
 
 def worker_main(fabric: Fabric, pickled: bytes) -> None:
@@ -64,6 +62,8 @@ def _run_unless_complete(fabric: Fabric, run: Run) -> None:
     try:
         with ExitStack() as held:
             on_first(fabric, lambda: held.enter_context(files.lock()))
+            if fabric.is_global_zero:
+                discard_states(files.path)
             if fabric.broadcast(fabric.is_global_zero and is_complete(run)):
                 return
             with recording(fabric, run, files) as recorder:
@@ -102,7 +102,7 @@ def _make_federation(fabric: Fabric, run: Run, files: RunFolder, recorder: Bysta
     runtime = run.config.runtime
     method, data = make(run, fabric.device)
     callbacks: list[RoundCallback | Callback] = [*recorder.callbacks, *loggers.callbacks(runtime.callbacks)]
-    store = Store(_client_memory(runtime), files.path / f"{STATES}.{fabric.global_rank}")
+    store = Store(_client_memory(runtime), states_folder(files.path, fabric.global_rank))
     federation = assemble(run, method, data, fabric, callbacks, store)
     known = {**data_provenance(data), "client_state_bytes": federation.client_state_bytes}
     on_first(fabric, lambda: files.open(run, known))

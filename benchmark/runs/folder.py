@@ -55,6 +55,7 @@ class RunFolder:
         self._began = self._written = time.monotonic()
         self._spent = 0.0
         self._last = -1
+        self._finished = False
         self._rows = hashlib.sha256()
         self._writing = threading.RLock()  # for the record in memory, which the heartbeat's thread writes too
 
@@ -152,8 +153,8 @@ class RunFolder:
             },
         }
         if before is not None:
-            if not facts:  # not known yet, nor is what a run records beside them
-                self._record = before | self._record
+            if not facts:  # not known yet, nor is what a run records beside them; and it has not run here
+                self._record = before | self._record | {"environment": before["environment"]}
             self._keep(config.rounds)
         write_atomic(self.path / "config.yaml", dump_yaml(identity(config)))
         self._write()
@@ -276,14 +277,18 @@ class RunFolder:
             self._record["timing"].pop("saved_rounds", None)
             self._record["digest"] = digest(self._record, rows)
             self._write()
+            self._finished = True
         return self._record
 
     def fail(self, error: BaseException, run: Run | None = None) -> None:
         """Store the traceback in the record; ``run`` opens the record if the failure came first.
 
+        A record that ``finish`` has written stays complete, since nothing of the run is missing.
         If nothing can be written (full disk, read-only folder), the record stays unchanged: the caller has a more
         important error to report.
         """
+        if self._finished:
+            return
         if not self._record and run is not None:
             with suppress(RunError, OSError):  # if it cannot be opened, it keeps its record
                 self.open(run)

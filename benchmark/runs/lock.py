@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmark.files import read_text, regular
 from datamodules.common.errors import RunError
+from datamodules.common.files import named
 
 NAME = "run.lock"
 TRIES, PAUSE_S = 20, 0.01  # retries, since ``locked`` holds the lock for an instant
@@ -32,6 +33,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     Raises:
         RunLocked: another live process holds it, here or on another host; the message names its pid and host.
         RunError: the folder is not writable.
+        OSError: the disk is full; names the file.
     """
     handle = _acquired(folder)
     if handle is None:
@@ -40,8 +42,9 @@ def run_lock(folder: Path) -> Iterator[None]:
         if alive_elsewhere(folder):
             raise _locked_by(holder(folder), folder)
         me = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, me.encode(), 0)
+        with named(folder / NAME):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, me.encode(), 0)
         try:
             yield
         finally:
@@ -65,9 +68,10 @@ def locked(folder: Path) -> bool:
 def holder(folder: Path) -> dict[str, Any]:
     """Return ``pid`` and ``host`` of the last holder; empty after a clean release."""
     try:
-        return dict(json.loads(read_text(folder / NAME)))
+        found = json.loads(read_text(folder / NAME))
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def alive_elsewhere(folder: Path) -> bool:

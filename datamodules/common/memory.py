@@ -1,5 +1,6 @@
 """Available memory, so that what cannot fit is refused in advance."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -7,26 +8,26 @@ import torch
 from datamodules.common import system
 
 GROUPS = (
-    ("memory.max", "memory.current", "memory.stat", ""),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ("", "memory.max", "memory.current", ""),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""For both cgroup versions: files of limit, use and its breakdown, and the prefix of names in the latter."""
+"""For both cgroup versions: the controller, the files of limit and use, and the prefix of names in ``memory.stat``."""
 
 
 def available_bytes(device: torch.device | None = None) -> int | None:
     """Return the bytes available to a new program; ``None`` if unknown.
 
     Args:
-        device: a GPU, for its memory; otherwise the machine's memory, within the limit of a container.
+        device: a GPU, for its memory; otherwise the machine's memory, within the limits of a container and of a job.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = [_meminfo(system.ROOT / "proc" / "meminfo")]
-    group = system.ROOT / "sys" / "fs" / "cgroup"
-    for limit, usage, parts, prefix in GROUPS:
-        most, used = _number(group / limit), _number(group / usage)
-        if most is not None and used is not None:
-            found.append(max(0, most - max(0, used - _file_cache(group / parts, prefix))))
+    for controller, limit, usage, prefix in GROUPS:
+        for group in _groups(controller):
+            most, used = _number(group / limit), _number(group / usage)
+            if most is not None and used is not None:
+                found.append(max(0, most - max(0, used - _file_cache(group / "memory.stat", prefix))))
     known = [one for one in found if one is not None]
     return min(known) if known else None
 
@@ -46,6 +47,21 @@ def _meminfo(path: Path) -> int | None:
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     return None
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of a controller's groups, from the root down to the group that this process belongs to."""
+    group = system.ROOT / "sys" / "fs" / "cgroup" / controller
+    yield group
+    try:
+        lines = (system.ROOT / "proc" / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
+        if controller in controllers.split(","):
+            for name in Path(path).parts[1:]:
+                group /= name
+                yield group
 
 
 def _file_cache(path: Path, prefix: str) -> int:

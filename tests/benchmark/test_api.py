@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,13 +75,25 @@ def test_what_fit_does_not_know_is_refused():
         fit("fedavg", "digits", accelerator="gpuu", **OPTIONS)
 
 
-def test_draws_of_the_caller_go_on():
-    draws = []
+@pytest.mark.parametrize("more", [{}, {"results_dir": "out", "wandb": "off"}])
+def test_draws_and_threads_of_the_caller_stay_as_they_are(more):
+    before, draws = torch.get_num_threads(), []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        fit("fedavg", "digits", **OPTIONS)
+        fit("fedavg", "digits", **{**OPTIONS, "seed": seed, "threads": before + 1}, **more)
         draws.append(torch.rand(()))
-    assert draws[0] != draws[1]
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before
+    for seed, draw in zip((1, 2), draws, strict=True):
+        torch.manual_seed(seed)
+        assert torch.rand(()) == draw
+
+
+def test_numbers_of_numpy_and_paths_are_taken(here):
+    taken = fit("fedavg", "digits", **{**OPTIONS, "seed": np.int64(5), "data_dir": here / "data"}).config
+    given = fit("fedavg", "digits", **{**OPTIONS, "data_dir": str(here / "data")}).config
+    assert taken == given and type(taken.seed) is int
 
 
 SUITE = """

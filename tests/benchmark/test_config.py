@@ -318,6 +318,13 @@ def test_apply_puts_command_line_options_on_top_without_touching_the_original():
         ("1.", 1.0),
         ("-.5", -0.5),
         ("1.2.3", "1.2.3"),
+        ("010", 10),
+        ("-007", -7),
+        ("0o10", 8),
+        ("0x1f", 31),
+        ("1_000", 1000),
+        ("1:30", "1:30"),
+        ("2026-11-26", "2026-11-26"),
     ],
 )
 def test_yaml_values_are_read_as_people_mean_them(text, value):
@@ -410,7 +417,9 @@ def test_switches_of_constructors():
         check_switches(Narrower, {"rule": "b"})
 
 
-@pytest.mark.parametrize("text", ["1e5", "5e-4", ".5", "off", "yes", "null", "1_000", "plain", "a: b", "0x1f"])
+@pytest.mark.parametrize(
+    "text", ["1e5", "5e-4", ".5", "off", "yes", "null", "1_000", "plain", "a: b", "0x1f", "010", "0o7", "1:30"]
+)
 def test_strings_survive_yaml(text):
     """Whatever YAML 1.1 or 1.2 would take a string for."""
     assert load_yaml(dump_yaml({"value": text}), "here") == {"value": text}

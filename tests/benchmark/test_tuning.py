@@ -227,7 +227,8 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     tune(suite, "quick", suite.rows, runtime, jobs=1)
     first, _ = len(ran), ran.clear()
     accuracy[plain.full_name] = 40.0
-    folder.discard(tuning.forget(suite, "quick", [plain], runtime))
+    folder.discard(tuning.left(suite, "quick", [plain], runtime))
+    tuning.forget(suite, "quick", [plain], runtime)
     made = tune(suite, "quick", suite.rows, runtime, jobs=1)
     assert len(ran) == 3 and first == 6
     assert {one["held_out_accuracy"] for one in made[plain.full_name]["tried"]} == {40.0}
@@ -239,7 +240,8 @@ def test_what_was_tried_stays_counted(tmp_path, runtime, monkeypatch):
     made_up(monkeypatch, lambda run: 50.0)
     row = suite.rows[0]
     tune(suite, "quick", [row], runtime, jobs=1)
-    folder.discard(tuning.forget(suite, "quick", [row], runtime))
+    folder.discard(tuning.left(suite, "quick", [row], runtime))
+    tuning.forget(suite, "quick", [row], runtime)
     journal, own = tuning.journal_of(narrow, "quick", Path(runtime.results_dir)), narrow.rows[0]
     made, missing, tried = tuning.retraced(narrow, "quick", own, journal)
     assert made is None and len(missing) == 2 and tried == 3

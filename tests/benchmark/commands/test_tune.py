@@ -1,6 +1,10 @@
 """``tune`` as a command."""
 
+import shutil
+from pathlib import Path
+
 from benchmark.cli import main
+from benchmark.runs.lock import run_lock
 from run_folders import completed
 from toy_suite import BOARD
 
@@ -23,3 +27,9 @@ def test_trials_are_run_once_and_again_when_asked(tmp_path, monkeypatch, capsys)
     assert main([*TUNE, "--overwrite", "--threads", "0"]) == 2
     assert main(TUNE) == 0 and ran == first
     assert main([*TUNE, "--overwrite"]) == 0 and ran == first * 2
+    folders = [*Path("results/tuning/runs").iterdir()]
+    with run_lock(folders[-1]):  # somebody works on one of them, so nothing is deleted
+        assert main([*TUNE, "--overwrite"]) == 2
+    for path in folders:  # the scores are in the journal
+        shutil.rmtree(path)
+    assert main(TUNE) == 0 and ran == first * 2

@@ -1,6 +1,7 @@
 """Clients' states beyond the limit lie on disk: the same bits, less memory, and checkpoints that share the files."""
 
 import copy
+import gc
 from functools import partial
 
 import pytest
@@ -61,6 +62,21 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path):
     (tmp_path / "states" / "1.pt").write_bytes(b"old")
     Store(0, tmp_path / "states")
     assert not (tmp_path / "states").exists()
+
+
+def test_the_late_end_of_an_earlier_store_leaves_the_files_alone(tmp_path):
+    """A run that has failed lives on in its error, and ends when the same folder's next run has begun."""
+    folder = tmp_path / "states"
+    earlier = Store(0, folder)
+    earlier[0], earlier[1] = state(0), state(1)
+    store = Store(0, folder)
+    store[0], store[1] = state(2), state(3)
+    del earlier
+    gc.collect()
+    assert values(store[0]) == (2, -2)
+    del store
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_a_damaged_file_is_refused(tmp_path):

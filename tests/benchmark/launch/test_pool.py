@@ -29,7 +29,7 @@ from run_folders import change
 
 FACTS = {"partition_hash": "a", "data_sha256": {}, "labelled_histogram": []}
 FIT = """
-import os, signal, sys, time, types
+import gc, os, signal, sys, time, types, weakref
 from benchmark import registry as classes
 from benchmark.runs import folder
 from benchmark.registry import Kind
@@ -39,6 +39,8 @@ from benchmark.runs.folder import RunFolder
 class Base: pass
 class Method(Base): pass
 class Data(Base): pass
+
+left = []
 
 KINDS = {name: Kind(name, "fake_runs", "fake_runs.Base", "fake_runs") for name in ("method", "data")}
 classes.KINDS.update(KINDS)  # light classes: the workers of this test need not import torch
@@ -55,6 +57,15 @@ def fit(run):
             raise ZeroDivisionError("seed 666")
         if config.seed == 667:
             raise RunError("a known problem")
+        if config.seed == 668:
+            images = Base()
+            images.method = Method()
+            images.method.data = images  # they refer to each other, as those of a run do
+            left.append(weakref.ref(images))
+            raise RunError("leaves something behind")
+        if config.seed == 669:
+            gc.collect()
+            print("still there:", left[0]() is not None)
         if config.seed == 700:
             (files.path / "metrics.jsonl").write_text('{"rou\\n' * 3)
             time.sleep(1.5)  # for longer than the parent waits between two looks
@@ -174,6 +185,12 @@ def test_a_gpu_worker_that_an_error_has_left_useless_is_replaced(tmp_path, fake)
     outcomes = run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
     assert [outcome.message for outcome in outcomes] == ["RuntimeError: CUDA error: device-side assert triggered"] * 3
     assert len({(run.folder / LOG).read_text().split()[2] for run in runs} - {str(os.getpid())}) == 3
+
+
+def test_a_failed_run_leaves_no_memory_in_use(tmp_path, fake):
+    runs = planned(tmp_path, 668, 669)
+    run_all(runs, 1, 1, Display(len(runs), quiet()), fake)
+    assert "still there: False" in (runs[1].folder / LOG).read_text()
 
 
 def test_a_run_on_another_machine_is_busy_and_untouched(tmp_path, fake):

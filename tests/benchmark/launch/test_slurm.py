@@ -249,6 +249,16 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
         slurm.submit(tmp_path / "job.sh", "--partition=none")
 
 
+def test_an_array_that_the_cluster_finds_too_large(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    refusal = "sbatch: error: Batch job submission failed: Invalid job array specification"
+    sbatch.write_text(f"#!/bin/sh\necho {refusal} >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RunError, match=r"Invalid job array specification; .*--slurm_bundle"):
+        slurm.submit(tmp_path / "job.sh", "")
+
+
 def test_sbatch_may_answer_in_another_encoding(tmp_path, monkeypatch):
     sbatch = tmp_path / "sbatch"
     sbatch.write_bytes("#!/bin/sh\necho 'sbatch: error: partition ungültig' >&2\nexit 1\n".encode("latin-1"))

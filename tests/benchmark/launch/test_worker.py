@@ -158,6 +158,17 @@ def test_a_run_that_another_process_completes_meanwhile_is_left_alone(tmp_path, 
     assert files(fit(config.replace(runtime=replace(config.config.runtime, devices=devices)))) == done
 
 
+def test_states_that_killed_processes_have_left_are_removed(tmp_path):
+    """Those of more processes than there are now, too, and those of a run that was killed after its record."""
+    config = configuration(tmp_path, **SHORT)
+    for rank in (3, 0):
+        left = config.folder / f"states.{rank}"
+        left.mkdir(parents=True)
+        (left / "1.pt").write_bytes(b"old")
+        fit(config)
+        assert state(config.folder) == "complete" and not left.exists()
+
+
 def test_a_warm_up_that_never_ends_is_said(tmp_path, capsys):
     """The line at the start of a run warns."""
     fit(configuration(tmp_path, method="cbafed", rounds=1))

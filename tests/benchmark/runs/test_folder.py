@@ -276,6 +276,24 @@ def test_a_failure_that_another_process_records_keeps_all_facts(tmp_path):
     assert (record["test_images"], record["class_counts"]) == (30, ["1 2"])
 
 
+def test_a_failure_before_a_run_goes_on_leaves_what_it_ran_on(tmp_path):
+    """Such as its number of threads, which a run that goes on has to have again."""
+    begun = RUN.replace(runtime=Runtime(threads=3))
+    RunFolder(tmp_path).open(begun, FACTS)
+    before = read_record(tmp_path)["environment"]
+    assert before["threads"] == 3
+    RunFolder(tmp_path).fail(ValueError("no data"), RUN)
+    assert read_record(tmp_path)["environment"] == before
+
+
+def test_an_error_after_the_end_leaves_the_record_complete(tmp_path):
+    """As where one of several processes is killed while it ends."""
+    folder = whole_run(tmp_path)
+    before = read_record(tmp_path)
+    folder.fail(ValueError("a process has ended"))
+    assert read_record(tmp_path) == before
+
+
 def test_a_failure_that_cannot_be_recorded_is_no_further_error(tmp_path, read_only):
     known = RunFolder(tmp_path)
     known.open(RUN, FACTS)

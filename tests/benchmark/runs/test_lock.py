@@ -58,6 +58,22 @@ def test_an_error_releases_the_lock_in_good_order(tmp_path):
     assert holder(tmp_path) == {}
 
 
+def test_a_disk_too_full_for_a_lock_names_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*run\.lock"), run_lock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("text", ["4711", "null", "[1]", "{"])
+def test_a_lock_file_of_something_else_is_taken_over(tmp_path, text):
+    (tmp_path / "run.lock").write_text(text)
+    with run_lock(tmp_path):
+        assert holder(tmp_path)["pid"] == os.getpid()
+
+
 def test_those_who_only_look_do_not_see_each_other(tmp_path):
     with flocked(tmp_path, fcntl.LOCK_SH):
         assert not locked(tmp_path)

@@ -31,6 +31,25 @@ def test_a_container_may_have_less(machine):
 
 
 @pytest.mark.parametrize(
+    ("line", "group", "limit", "usage"),
+    [
+        ("0::/slurm/job_7/step_0/task_0", "", "memory.max", "memory.current"),
+        ("4:cpu,memory:/slurm/job_7/step_0/task_0", "memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_a_job_may_have_less(machine, line, group, limit, usage):
+    """A scheduler limits a job of a machine by a control group somewhere above the process's own."""
+    (machine / "proc/self").mkdir()
+    (machine / "proc/self/cgroup").write_text(f"1:name=systemd:/slurm\n{line}\n")
+    for place, most in (("slurm/job_7", "900000"), ("slurm/job_7/step_0", "max"), ("slurm/job_8", "500000")):
+        folder = machine / "sys/fs/cgroup" / group / place
+        folder.mkdir(parents=True)
+        (folder / limit).write_text(f"{most}\n")
+        (folder / usage).write_text("200000\n")
+    assert available_bytes() == 700_000
+
+
+@pytest.mark.parametrize(
     ("group", "limit", "usage", "prefix"),
     [
         ("", "memory.max", "memory.current", ""),
