@@ -134,7 +134,8 @@ class _Worker:
 
     def send(self, run: Run) -> None:
         self.run = run
-        self.pipe.send(run)
+        with suppress(BrokenPipeError):  # the process has just died, as ``result`` will say
+            self.pipe.send(run)
 
     def result(self) -> tuple[str, str]:
         """How the present run ended, even if its process died."""
