@@ -1,7 +1,6 @@
 """What tables and ``docs/findings`` say follows from the committed records, or from the tables of retired ones."""
 
 import doctest
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from benchmark.config import Runtime
 from benchmark.report import leaderboard, tables
 from benchmark.suites.suite import load
+from checkouts import committed, in_a_checkout
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path.name for path in ROOT.glob("docs/findings/*.md") if path.name != "README.md")
@@ -41,11 +41,10 @@ def test_the_committed_tables_are_those_of_the_committed_records(
         assert path.read_text() == (ROOT / "results" / "tables" / file).read_text(), file
 
 
+@in_a_checkout
 def test_every_committed_run_stands_in_a_committed_table() -> None:
     """Records that no table shows are nobody's result: `results/archive` has the tables of retired ones."""
     shown = "".join((ROOT / "results" / "tables" / f"{name}.csv").read_text() for name in TABLES)
-    command = ["git", "ls-files", "results/runs/*/record.json"]
-    committed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    runs = [Path(line).parent.name for line in committed.stdout.split()]
+    runs = [record.parent.name for record in committed("results/runs/*/record.json")]
     assert runs
     assert [name for name in runs if name.rpartition("-")[2] not in shown] == []
