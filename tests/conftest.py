@@ -14,6 +14,7 @@ from machines import Machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by shells that run the tests in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by nohup
 
 pytest_plugins = ["benchmark.contract.plugin"]
 

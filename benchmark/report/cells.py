@@ -121,7 +121,7 @@ class Cell:
         values = list(self.by_seed().values())
         if printed is None or not values:
             return Judgement(verdict=missing)
-        delta = difference(sum(values) / len(values), own) if own else None
+        delta = difference(statistics.fmean(values), own) if own else None
         control = self._control() if own else None
         if self.broken:
             return Judgement(delta, note="a failed run")
@@ -209,4 +209,5 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    """The mean, rounded once: ``sum`` rounds differently from Python 3.12 on."""
+    return statistics.fmean(values) if values else None

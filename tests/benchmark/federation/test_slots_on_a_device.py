@@ -31,7 +31,8 @@ from methods.local_ssl import LocalSSL
 
 SLOTS = 3
 WAITS = {
-    "benchmark/contract/devices.py run_of.<locals>.<dictcomp>": "this test reads the result",
+    "benchmark/contract/devices.py run_of": "this test reads the result",
+    "benchmark/contract/devices.py run_of.<locals>.<dictcomp>": "the same before Python 3.12",
     "benchmark/federation/finite.py find_nonfinite": "once per round and server's step",
     "benchmark/federation/holdings.py Holdings.require": "positions of a stream, once per epoch",
     "benchmark/federation/holdings.py Holdings.require_own": "once per visit",
