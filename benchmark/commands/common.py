@@ -5,10 +5,10 @@ import os
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -18,6 +18,10 @@ from benchmark.registry import KINDS, find_class, known_names, unknown
 from benchmark.runs.environment import gpu_name, slow_precision
 from benchmark.runs.records import Record
 from datamodules.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmark.suites.plan import Row
+    from benchmark.suites.suite import Suite
 
 MAPPINGS = ("model_args", "roster")
 DOTTED = (
@@ -85,6 +89,20 @@ def discard(folders: Iterable[Path]) -> None:
     if torchrun() or slurm_tasks() > 1 or os.environ.get("LT_CLI_USED") == "1":
         raise ConfigError("--overwrite is for a command that starts its processes itself; delete the run's folder")
     folder.discard(folders)
+
+
+def forget_trials(suite: "Suite", scale: str, rows: "Sequence[Row]", runtime: Runtime) -> None:
+    """Delete what earlier trials of these rows have left, so that they are run again (``--overwrite``).
+
+    Raises:
+        BenchError: the trials could not start here, the suite takes no choices, or a process is working on one of them.
+    """
+    from benchmark import tuning
+
+    check_startable(run for trial in tuning.trials(suite, scale, rows, runtime) for run in trial.runs)
+    suite.check_writable("choices", "tune")
+    discard(tuning.left(suite, scale, rows, runtime))
+    tuning.forget(suite, scale, rows, runtime)
 
 
 def check_startable(runs: Iterable[Run]) -> None:

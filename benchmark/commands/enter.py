@@ -11,8 +11,8 @@ from benchmark.commands.common import (
     add_jobs_arguments,
     add_seeds_argument,
     add_suite_arguments,
-    check_startable,
     discard,
+    forget_trials,
     jobs_and_gpus,
     made_by_other_code,
     numbers,
@@ -61,10 +61,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     own = [row for row in suite.matching([f"{options.table}/*"], options.scale) if row.method == label]
     seeds = numbers(options.seeds, "--seeds")
     if options.overwrite:
-        check_startable(one for trial in tuning.trials(suite, options.scale, own, runtime) for one in trial.runs)
-        suite.check_writable("choices", "tune")
-        discard(tuning.left(suite, options.scale, own, runtime))
-        tuning.forget(suite, options.scale, own, runtime)
+        forget_trials(suite, options.scale, own, runtime)
     tuning.tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen

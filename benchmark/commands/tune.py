@@ -8,8 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import (
     add_jobs_arguments,
     add_suite_arguments,
-    check_startable,
-    discard,
+    forget_trials,
     jobs_and_gpus,
     listed,
     refuse,
@@ -44,10 +43,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     rows = suite.matching(listed(options.row, "--row", suite.names()), options.scale)
     jobs, _ = jobs_and_gpus(options, runtime)
     if options.overwrite:
-        check_startable(run for trial in tuning.trials(suite, options.scale, rows, runtime) for run in trial.runs)
-        suite.check_writable("choices", "tune")
-        discard(tuning.left(suite, options.scale, rows, runtime))
-        tuning.forget(suite, options.scale, rows, runtime)
+        forget_trials(suite, options.scale, rows, runtime)
     for name, made in tuning.tune(suite, options.scale, rows, runtime, jobs).items():
         chosen = ", ".join(f"{option} {value:g}" for option, value in made["options"].items())
         print(f"{name}: {chosen} of {len(made['tried'])} tried")

@@ -45,8 +45,8 @@ def is_complete(run: Run) -> bool:
         raise ConfigError(
             f"{path} was made by other code of {config.method.name}: its source was "
             f"{' and '.join(method_sources(record))} (code {', '.join(code_versions(record))}) and is "
-            f"{method_source(run)} now (code {code_version()}); delete the folder, or give "
-            "--overwrite, to run it again; another --results_dir keeps both"
+            f"{method_source(run)} now (code {code_version()}); delete the folder or give --overwrite "
+            "to run it again, or give another --results_dir to keep both"
         )
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)

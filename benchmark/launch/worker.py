@@ -50,7 +50,7 @@ def _set_up_process(runtime: Runtime) -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*|.*does not have many workers.*")
     die_with_parent()
     keep_memory()
-    if runtime.accelerator == "cpu":  # Lightning sets it, and Adam asks for a GPU at every step: then slowly
+    if runtime.accelerator == "cpu":  # set by Lightning; it slows Adam, which looks for a GPU at every step
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     if runtime.threads != "auto":
         torch.set_num_threads(runtime.threads)
