@@ -304,8 +304,8 @@ class Planned(SimpleNamespace):
 
 def fit(run):
     here = run.folder
-    (here / "begun").write_text(str(os.getpid()))
     try:
+        (here / "begun").write_text(str(os.getpid()))
         time.sleep(60)
     except BaseException as error:
         time.sleep(0.5)  # it takes its time to save
