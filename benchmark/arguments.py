@@ -4,6 +4,7 @@ import argparse
 import inspect
 import json
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from functools import cache, lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -97,18 +98,18 @@ def typed_args(
     Raises:
         ConfigError: unknown argument (with the closest known one) or a value of the wrong type.
     """
-    if not plain:
-        return _parsed(cls, values, where, frozenset(skip))
-    key = json.dumps(dict(values), default=str)
+    key = json.dumps(dict(values), default=str, skipkeys=True)
     if json.loads(key) == values:
-        return dict(json.loads(_parsed_json(cls, key, where, frozenset(skip))))
-    return dict(json.loads(json.dumps(_parsed(cls, values, where, frozenset(skip)), default=str)))
+        args = deepcopy(_cached(cls, key, where, frozenset(skip)))
+    else:
+        args = _parsed(cls, values, where, frozenset(skip))
+    return dict(json.loads(json.dumps(args, default=str))) if plain else args
 
 
 @lru_cache(maxsize=4096)
-def _parsed_json(cls: type, values: str, where: str, skip: frozenset[str]) -> str:
-    """``_parsed`` from and to JSON, cached: a suite asks for the same arguments in hundreds of rows."""
-    return json.dumps(_parsed(cls, json.loads(values), where, skip), default=str)
+def _cached(cls: type, values: str, where: str, skip: frozenset[str]) -> dict[str, Any]:
+    """``_parsed``, of JSON: a suite asks for the same arguments in hundreds of rows."""
+    return _parsed(cls, json.loads(values), where, skip)
 
 
 def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:

@@ -98,6 +98,12 @@ def test_resolve_keeps_where_the_data_lies_out_of_the_identity(zoo):
         resolve(config(data={"class_path": "digits", "init_args": {"data_dir": "/x"}}))
 
 
+def test_configurations_of_the_same_values_share_nothing_that_can_change():
+    values = {"method": "fedavg", "data": "digits", "model_args": {"width": [1, 2]}}
+    from_dict(values).model_args["width"].append(3)
+    assert from_dict(values).model_args == values["model_args"] == {"width": [1, 2]}
+
+
 def test_resolve_is_idempotent_and_a_default_spelt_out_is_the_same_run(zoo):
     once = resolve(config())
     spelt = resolve(config(method={"class_path": "zoo.mean_teacher.MeanTeacher", "init_args": {"lr": "3e-2"}}))
