@@ -48,9 +48,10 @@ def ranges(paper: str) -> pd.DataFrame:
         paper: key of the suite.
     """
     suite = load(paper)
+    suites = [suite, *(load(other) for other in available() if other != paper)]
     lines = []
     for label in suite.reported:
-        for one in (suite, *(load(other) for other in available() if other != paper)):
+        for one in suites:
             for line in _printed(one, label):
                 entry = one.spec["datasets"][line["data set"]]["set"]
                 lines.append([label, line["reported by"], entry["data"], line["accuracy"]])
