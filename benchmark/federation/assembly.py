@@ -71,6 +71,17 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
     return method.to(device=device, dtype=dtype), data
 
 
+def check_values(run: Run) -> None:
+    """Build the method, the data and the roster of a run on the CPU and drop them, so that a wrong value is refused.
+
+    Raises:
+        ConfigError: see ``make``; or the roster does not fit the clients.
+        DataError: see ``make``.
+    """
+    _, data = make(run, torch.device("cpu"))
+    data.roster(run.config.seed, **run.config.roster)
+
+
 def assemble(
     run: Run,
     method: FedMethod,
