@@ -26,7 +26,7 @@ JOB = Template(
 #!/bin/bash
 #SBATCH --job-name=$name
 #SBATCH --array=$array
-#SBATCH --output=$folder/%A_%a.log
+#SBATCH --output=$log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
@@ -124,6 +124,8 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         write_atomic(configs[-1], text)
     write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
     script = folder / SCRIPT
+    log = str(folder).replace("%", "%%") + "/%A_%a.log"  # SLURM puts numbers or names where a single percent sign is
+    command = one_line(shlex.join(["python", "-m", "benchmark", *sys.argv[1:]]))  # a second line would be executed
     write_atomic(
         script,
         JOB.substitute(
@@ -131,12 +133,11 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
             array=array.spelled(len(runs)),
             bundle=array.bundle,
             folder=shlex.quote(str(folder)),
+            log=shlex.quote(log),
             list=LIST,
             python=shlex.quote(sys.executable),
             stopped=STOPPED,
-            command=one_line(
-                shlex.join(["python", "-m", "benchmark", *sys.argv[1:]])
-            ),  # a line break would end the comment and be executed
+            command=command,
         ),
     )
     return script

@@ -158,6 +158,14 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_the_log_of_a_task_is_beside_its_script_whatever_the_folder_is_called(tmp_path, tiny):
+    """SLURM would put the user's name in place of ``%u``."""
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "50%unlabelled")
+    log = str(script.parent).replace("%", "%%")
+    assert f"#SBATCH --output={log}/%A_%a.log\n" in script.read_text()
+
+
 @pytest.mark.parametrize(
     ("task", "codes", "ran", "ends"),
     [
