@@ -61,6 +61,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.trial and arguments.write:
         parser.error("--trial measures nothing that is worth writing; leave --write out")
+    if arguments.write and not arguments.write.absolute().parent.is_dir():
+        parser.error(f"--write {arguments.write}: there is no such folder; create it first")
     for word in arguments.sections:
         name, *methods = word.split(":")
         if name != GPU and (name not in SECTIONS or len(methods) != SECTIONS[name][1]):

@@ -102,7 +102,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     }
     spec = read_yaml(suite.file)
     if str(spec["extends"]).endswith(".yaml"):
-        spec["extends"] = os.path.relpath(suite.folder / spec["extends"], out)
+        spec["extends"] = os.path.relpath((suite.folder / spec["extends"]).resolve(), out.resolve())
     files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
     files |= {f"runs/{run.folder.name}/{name}": run.folder / name for run in runs for name in FILES}
     for name, file in (files | _sources(runs[0])).items():

@@ -114,6 +114,15 @@ def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
     assert not Path("submissions").exists()
 
 
+def test_a_submission_is_packed_into_a_folder_that_a_link_leads_to(place):
+    (place / "mine_to_submit.py").write_text(MINE)
+    elsewhere = place.parent / "a" / "large" / "disk"
+    elsewhere.mkdir(parents=True)
+    (place / "submissions").symlink_to(elsewhere)
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick"]) == 0
+    assert load("submissions/board-Mine-one/suite.yaml").extended.paper == "board"
+
+
 SUITE, TUNED, ABOUT = "mine/suite.yaml", "mine/tuned/board-Mine-quick.yaml", "mine/submission.yaml"
 
 
@@ -182,6 +191,11 @@ FAULTS = {
         lambda: edited(ABOUT, lambda a: a["contract"]["checks"].pop("that_it_is_text")),
     ),
     "a seed twice": ("configuration", "runs/more: another run of seed 2", lambda: copied(2)),
+    "no checks at all": (
+        "contract",
+        "not run: that_it_is_named, that_it_is_text",
+        lambda: edited(ABOUT, lambda a: a.update(contract="passed")),
+    ),
     "a row of others": (
         "row",
         "a row of other",
