@@ -17,6 +17,7 @@ from benchmark.launch.allocator import keep_memory
 from benchmark.perf import goals, gpu
 from benchmark.perf.measure import Section, merged
 from benchmark.perf.worker import Worker
+from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 
 SECTIONS: dict[str, tuple[str, int]] = {
@@ -69,6 +70,8 @@ def main(words: Sequence[str] | None = None) -> int:
             counts = ", ".join(f"{k} ({n} methods)" for k, (_, n) in SECTIONS.items())
             parser.error(f"{word}: give one of {counts}, {GPU} (any number of them)")
     try:
+        for method in (method for word in arguments.sections for method in word.split(":")[1:]):
+            find_class(method, KINDS["method"])
         chosen = [goals.parsed(given) for given in arguments.goal]
     except ConfigError as error:
         parser.error(str(error))
