@@ -181,7 +181,7 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runt
         return None
     script = slurm.write(missing, name, Path(runtime.results_dir), array)
     if options.overwrite:
-        slurm.submit(script, f"--test-only {options.slurm}")  # fails before anything is deleted
+        slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
         discard(run.folder for run in missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")

@@ -143,12 +143,13 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
     return script
 
 
-def submit(script: Path, options: str) -> str:
+def submit(script: Path, options: str, trial: bool = False) -> str:
     """Submit a script with ``sbatch``.
 
     Args:
         script: as ``write`` returns it.
         options: of ``sbatch``, as one would type them: ``--partition=gpu --gpus-per-task=1 --time=4:00:00``.
+        trial: submit nothing; only ask SLURM whether it would take the array.
 
     Returns:
         the id of the job array.
@@ -158,10 +159,12 @@ def submit(script: Path, options: str) -> str:
         RunError: ``sbatch`` fails; the message has its output.
     """
     if shutil.which("sbatch") is None:
-        by_hand = f"sbatch {options} {script}"
-        raise ConfigError(f"there is no sbatch on this machine; on the cluster, submit with `{by_hand}`")
+        by_hand = " ".join(filter(None, ["sbatch", options, shlex.quote(str(script))]))
+        remedy = "give this command on the cluster" if trial else f"on the cluster, submit with `{by_hand}`"
+        raise ConfigError(f"there is no sbatch on this machine; {remedy}")
     try:
-        command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
+        asked = ["--test-only"] if trial else []
+        command = ["sbatch", "--parsable", *asked, *shlex.split(options), str(script)]
     except ValueError as error:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")

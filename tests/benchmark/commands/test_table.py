@@ -313,6 +313,16 @@ def test_overwrite_deletes_what_an_array_runs_again_once_slurm_accepts_it(here, 
     assert (code, len(list(here.rglob("record.json")))) == ((0, 2) if accepts else (2, 4))
 
 
+def test_what_overwrites_is_not_submitted_by_hand(here, fitted, monkeypatch, capsys):
+    """Nothing would have been deleted, and every task would find its run complete."""
+    assert table() == 0
+    monkeypatch.setenv("PATH", "")
+    assert table("--overwrite", "--slurm=--partition=gpu") == 2
+    said = capsys.readouterr().err
+    assert "there is no sbatch on this machine; give this command on the cluster" in said and "`sbatch" not in said
+    assert len(list(here.rglob("record.json"))) == 4
+
+
 def test_runs_of_other_code_are_told(here, fitted, capsys):
     assert table() == 0
     for path in here.glob("results/runs/fedavg-*"):

@@ -242,10 +242,9 @@ def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
 
 def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, tiny, monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
-    assert _table(tiny(), tmp_path / "results", "--slurm=--partition=gpu") == 2
-    (script,) = tmp_path.glob("results/slurm/tiny-quick-*/job.sh")
-    assert script.exists()
-    assert f"`sbatch --partition=gpu {script}`" in capfd.readouterr().err
+    assert _table(tiny(), tmp_path / "my results", "--slurm=--partition=gpu") == 2
+    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
 
 
 def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):
