@@ -165,9 +165,10 @@ def own_row(suite: Suite) -> Row:
     known = (suite.extended or suite).spec["labels"]
     rows = [row for row in suite.rows if row.method not in known]
     if len(rows) != 1:
+        own = ", ".join(row.name for row in rows) or "none"
         raise ConfigError(
-            f"{suite.where}: a submission extends a leaderboard by one row, but this has {len(rows)}; "
-            "`enter` writes such a suite"
+            f"{suite.where}: a submission extends a leaderboard by one row, but this by {own}; `enter` gives a method one "
+            "row in a table of one data set"
         )
     return rows[0]
 
