@@ -167,8 +167,8 @@ def own_row(suite: Suite) -> Row:
     if len(rows) != 1:
         own = ", ".join(row.name for row in rows) or "none"
         raise ConfigError(
-            f"{suite.where}: a submission extends a leaderboard by one row, but this by {own}; `enter` gives a method one "
-            "row in a table of one data set"
+            f"{suite.where}: a submission extends a leaderboard by one row, but this by {own}; `enter` gives a method "
+            "one row in a table of one data set"
         )
     return rows[0]
 
@@ -206,7 +206,7 @@ def _sources(run: Run) -> dict[str, Path]:
     for cls in run.class_of("method").__mro__:
         if not issubclass(cls, base) or is_public(file := Path(inspect.getfile(cls)).resolve()):
             continue
-        parts = cls.__module__.split(".")
+        parts = [*cls.__module__.split("."), *(["__init__"] if file.name == "__init__.py" else [])]
         found["/".join(parts) + ".py"] = file
         for depth in range(1, len(parts)):
             found["/".join([*parts[:depth], "__init__.py"])] = file.parents[len(parts) - 1 - depth] / "__init__.py"

@@ -124,6 +124,13 @@ def test_a_submission_is_packed_into_a_folder_that_a_link_leads_to(place):
     assert load("submissions/board-Mine-one/suite.yaml").extended.paper == "board"
 
 
+def test_a_method_in_a_package_is_packed_as_one(place):
+    (place / "mine_to_submit").mkdir()
+    (place / "mine_to_submit" / "__init__.py").write_text(MINE)
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "again"]) == 0
+    assert Path("again/mine_to_submit/__init__.py").exists() and not Path("again/mine_to_submit.py").exists()
+
+
 def test_a_submission_is_of_one_row(tmp_path):
     """A table of two data sets makes two of it."""
     two = BOARD.replace("{A: {}}", "{A: {}, B: {}}").replace("datasets: [A]", "datasets: [A, B]")
