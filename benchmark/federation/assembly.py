@@ -1,5 +1,6 @@
 """Builds what a run describes: the method with its network, the data module, the federation."""
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,8 +79,10 @@ def check_values(run: Run) -> None:
         ConfigError: see ``make``; or the roster does not fit the clients.
         DataError: see ``make``.
     """
-    _, data = make(run, torch.device("cpu"))
+    data = make(run, torch.device("cpu"))[1]
     data.roster(run.config.seed, **run.config.roster)
+    del data
+    gc.collect()  # it refers to itself, and another run may need the memory
 
 
 def assemble(

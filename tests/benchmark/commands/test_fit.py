@@ -1,5 +1,7 @@
 """``fit``: from options, a saved configuration or a suite's row to a run, and what it says of it."""
 
+import weakref
+
 import numpy
 import pytest
 from sklearn.datasets import load_digits
@@ -140,10 +142,12 @@ def test_fit_runs_again_at_will(here, fitted, capsys):
 
 
 def test_overwrite_reads_the_data_once_before_it_deletes(here, fitted, monkeypatch):
+    """And forgets them, since the run needs the memory."""
     read, whole = [], FewDigits.read
-    monkeypatch.setattr(FewDigits, "read", lambda self: read.append(self) or whole(self))
+    monkeypatch.setattr(FewDigits, "read", lambda self: read.append(weakref.ref(self)) or whole(self))
     fit = ["fit", "--method", "fedavg", "--data", "few_digits.FewDigits", "--rounds", "4", "--seed", "1,2"]
-    assert main([*fit, "--overwrite"]) == 0 and len(read) == 1
+    assert main([*fit, "--overwrite"]) == 0
+    assert len(read) == 1 and read[0]() is None
 
 
 @pytest.mark.parametrize("refused", [["--accelerator", "abacus"], ["--devices", "999"], ["--logger", "nobody"], []])
