@@ -186,8 +186,11 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
     suite.tuned.add(scale, made)
     if without:
-        named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
-        raise RunError(f"no score of {named}: nothing is chosen for these rows. Fix what failed and run tune again")
+        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in without)
+        raise RunError(
+            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for what others run, and "
+            "run tune again"
+        )
     return made
 
 

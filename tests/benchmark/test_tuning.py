@@ -12,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from benchmark import tuning
 from benchmark.runs import folder
+from benchmark.runs.lock import run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
@@ -229,6 +230,15 @@ def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runti
             tune(suite, "quick", [plain], runtime, jobs=1)
     assert yaml.safe_load(suite.tuned.path("quick").read_text()) == {}
     assert list(tune(suite, "quick", [plain], runtime, jobs=1)) == [plain.full_name]
+
+
+def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    made_up(monkeypatch, lambda run: None if state(run.folder) == "running" else 50.0)
+    busy, *_ = trials(suite, "quick", suite.rows[:1], runtime)
+    told = r"x 0\.001 \([^ ]+: running\): nothing is chosen .*, wait for what others run"
+    with run_lock(busy.runs[0].folder), pytest.raises(RunError, match=told):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
 
 def test_a_trial_that_went_on_with_edited_code_has_no_score(tmp_path, runtime, monkeypatch):
