@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
@@ -113,7 +113,7 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         ConfigError: the path of the folder has a line break or another control character.
     """
     array = array or Array()
-    texts = {run.id: to_yaml(run.config) for run in runs}
+    texts = {run.id: to_yaml(_anywhere(run).config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
     check_folder(str(folder), "--results_dir")
@@ -141,6 +141,13 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         ),
     )
     return script
+
+
+def _anywhere(run: Run) -> Run:
+    """The run, wherever the task's working folder is (``sbatch --chdir``)."""
+    runtime = run.config.runtime
+    data, results = (str(Path(path).absolute()) for path in (runtime.data_dir, runtime.results_dir))
+    return run.replace(runtime=replace(runtime, data_dir=data, results_dir=results))
 
 
 def submit(script: Path, options: str, trial: bool = False) -> str:

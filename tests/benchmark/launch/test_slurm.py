@@ -158,6 +158,15 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypatch):
+    """``sbatch --chdir`` gives it another working folder than that of the command."""
+    monkeypatch.chdir(tmp_path)
+    run, _ = suite.load(str(tiny())).plan("quick", runtime=Runtime(data_dir="../d")).runs.values()
+    config = slurm.write([run], "tiny", Path("results")).with_name(f"{run.id}.yaml")
+    runtime = from_yaml(config.read_text()).runtime
+    assert (runtime.data_dir, runtime.results_dir) == (f"{tmp_path}/../d", f"{tmp_path}/results")
+
+
 def test_the_log_of_a_task_is_beside_its_script_whatever_the_folder_is_called(tmp_path, tiny):
     """SLURM would put the user's name in place of ``%u``."""
     runs = list(suite.load(str(tiny())).plan("quick").runs.values())
