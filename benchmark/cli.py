@@ -30,7 +30,7 @@ from benchmark.commands import (
     tune,
     verify,
 )
-from benchmark.commands.common import MAPPINGS
+from benchmark.commands.common import MAPPINGS, same_command
 from benchmark.files import read_value
 from benchmark.launch.signals import STOPPED, stoppable
 from benchmark.registry import KINDS, find_class, known_names, one_line
@@ -91,7 +91,7 @@ def _stoppable(argv: Sequence[str]) -> int:
         with stoppable():
             return _run(argv)
     except Stopped as stopped:
-        print(f"{stopped}; the same command resumes", file=sys.stderr)
+        print(f"{stopped}; {same_command('--overwrite' in argv)} resumes", file=sys.stderr)
         return STOPPED
 
 

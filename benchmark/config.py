@@ -46,7 +46,8 @@ class Runtime:
             on a CPU one.
         replay: whether the engine ``slots`` records and replays its steps.
         client_memory: GB of host memory per process for what clients keep between visits; the rest goes to files in the
-            run's folder. ``auto``: the process's share of half of the memory that is free when the run starts.
+            run's folder. ``auto``: the process's share of half of the memory that is free when the run starts, or when
+            several runs at once (``--jobs``) start.
         logger: Lightning loggers that also receive every evaluated round: ``csv``, ``tensorboard``, ``wandb``; separate
             several by commas. They write to the run's folder.
         callbacks: dotted paths of Lightning callbacks, separated by commas; each visit of a client is a fit to them.
@@ -350,9 +351,9 @@ def to_yaml(config: RunConfig) -> str:
     return dump_yaml(asdict(config))
 
 
-def from_yaml(text: str, where: str = "configuration") -> RunConfig:
+def from_yaml(text: str) -> RunConfig:
     """Read what ``to_yaml`` wrote; without ``runtime``, its defaults apply."""
-    return from_dict(load_yaml(text, where))
+    return from_dict(load_yaml(text, "configuration"))
 
 
 def class_spec(slot: str, value: Any) -> ClassSpec:

@@ -19,7 +19,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessException
 
 from benchmark.config import Run, Runtime
-from benchmark.federation.assembly import make_data
+from benchmark.federation.assembly import check_values, make_data
 from benchmark.federation.scaling import fabric_precision
 from benchmark.launch.launchers import slurm_tasks, torchrun, within
 from benchmark.launch.placement import placed
@@ -61,12 +61,12 @@ def check(run: Run) -> None:
     """Refuse a run that could not start here; nothing is written but what its data need.
 
     Raises:
-        ConfigError: ``runtime`` asks for what is not there.
-        DataError: the data are missing.
+        ConfigError: ``runtime`` asks for what is not there, or a value is wrong.
+        DataError: the data are missing, or the partition cannot be made.
     """
     _check_options(run)
-    _launchable(run)
-    make_data(run).prepare_data()
+    run, _ = _launchable(run)
+    check_values(run)
 
 
 def _check_options(run: Run) -> None:

@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, spelled
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.launch.resume import is_complete
+from benchmark.registry import one_line
 from benchmark.runs.code_identity import method_source
 from benchmark.runs.records import READING, method_sources, read_record
 from benchmark.runs.states import state
@@ -117,7 +118,7 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
     whole = spelled(identity(Run.of(from_dict(suite.values(row, scale, tuned=False))).config))
     shorter = {name: math.ceil(whole[name] * spec["share_of_rounds"]) for name in spec["lengths"] if whole.get(name)}
     values = suite.values(row, scale, tuned=False, last={**spec, "set": {**shorter, **spec["set"]}})
-    values["rounds"] = math.ceil(values["rounds"] * spec["share_of_rounds"])
+    values["rounds"] = math.ceil(values.get("rounds", whole["rounds"]) * spec["share_of_rounds"])
     config = Run.of(from_dict(values)).config
     arguments = {f"method.{name}": value for name, value in config.method.init_args.items()}
     rates = {name: arguments[name] for name in spec["rates"] if arguments.get(name) is not None}
@@ -185,8 +186,11 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
     suite.tuned.add(scale, made)
     if without:
-        named = ", ".join(f"{run.cells[0]} ({run.folder})" for _, run in without)
-        raise RunError(f"no score of {named}: nothing is chosen for these rows. Fix what failed and run tune again")
+        named = ", ".join(f"{run.cells[0]} ({run.folder}: {state(run.folder)})" for _, run in without)
+        raise RunError(
+            f"no score of {named}: nothing is chosen for these rows. Fix what failed, wait for what others run, and "
+            "run tune again"
+        )
     return made
 
 
@@ -201,7 +205,7 @@ def left(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> lis
     journal = journal_of(suite, scale, Path(runtime.results_dir))
     for study in _studies(journal, rows).values() if journal.exists() else ():
         for trial in study.get_trials(deepcopy=False):
-            found += (journal.parent / "runs").glob(f"*-{trial.user_attrs['run_id']}")
+            found += (journal.parent / "runs").glob(f"*-{_run_of(trial)}")
     return found
 
 
@@ -252,7 +256,7 @@ def retraced(suite: Suite, scale: str, row: Row, journal: Path) -> tuple[dict[st
             for run in _unknown(trial, studies)
         ]
         of_rule = {run.id for trial in planned for run in trial.runs}
-        tried = {trial.user_attrs["run_id"] for trial in studies[row.full_name].get_trials(deepcopy=False)}
+        tried = {_run_of(trial) for trial in studies[row.full_name].get_trials(deepcopy=False)}
         others = math.ceil(len(tried - of_rule) / len(planned[0].runs))
         made = None if missing else choice(_known(planned, row, studies))
     return made, missing, len(planned) + others
@@ -267,25 +271,38 @@ def _studies(journal: Path, rows: Sequence[Row]) -> dict[str, optuna.Study]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     _leave_out_torn_line(journal)
     try:
-        storage = optuna.storages.JournalStorage(
-            JournalFileBackend(str(journal.absolute()))
-        )  # its lock is a link to it
-        names = [row.full_name for row in rows]
+        backend = JournalFileBackend(str(journal.absolute()))  # its lock is a link to the file
+        storage = optuna.storages.JournalStorage(backend)
         return {
             name: optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
-            for name in names
+            for name in (row.full_name for row in rows)
         }
-    except ValueError as error:
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # from Optuna
         raise RunError(
-            f"{journal}: the journal is damaged ({error}); delete it: the trials' records will be read again"
+            f"{journal}: the journal is damaged ({one_line(error)}); delete it: the trials' records will be read again"
         ) from None
 
 
 def _leave_out_torn_line(journal: Path) -> None:
-    """Cut off a line torn by a kill, since the next line would be appended to it."""
-    whole = journal.read_bytes() if journal.exists() else b""
-    if not whole.endswith(b"\n") and whole:
-        os.truncate(journal, whole.rfind(b"\n") + 1)
+    """Cut off a line torn by a kill, since the next line would be appended to it. One being written is waited for."""
+    if not _is_torn(journal):
+        return
+    writing = JournalFileSymlinkLock(str(journal.absolute()))
+    writing.acquire()
+    try:
+        if _is_torn(journal):
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+    finally:
+        writing.release()
+
+
+def _is_torn(journal: Path) -> bool:
+    return journal.exists() and not (b"\n" + journal.read_bytes()).endswith(b"\n")
+
+
+def _run_of(trial: optuna.trial.FrozenTrial) -> str:
+    """The id of the run that a trial tells of; one that somebody else has added to the study has no run."""
+    return str(trial.user_attrs.get("run_id", f"trial {trial.number}"))
 
 
 def _run_missing(planned: Sequence[Trial], studies: Mapping[str, optuna.Study], runtime: Runtime, jobs: int) -> None:
@@ -325,9 +342,9 @@ def scores(study: optuna.Study, runs: Sequence[Run] = ()) -> dict[str, tuple[flo
     now = {run.id: source for run in runs if (source := method_source(run))}
     found = {}
     for trial in study.get_trials(deepcopy=False)[study.user_attrs.get(FORGOTTEN, 0) :]:
-        name, made = trial.user_attrs["run_id"], trial.user_attrs.get("method_sources")
+        name, made = _run_of(trial), trial.user_attrs.get("method_sources")
         if not made or name not in now or made == [now[name]]:
-            found[name] = float(trial.value or 0.0), int(trial.user_attrs["images"])
+            found[name] = float(trial.value or 0.0), int(trial.user_attrs.get("images", 0))
     return found
 
 

@@ -91,17 +91,32 @@ def discard(folders: Iterable[Path]) -> None:
     folder.discard(folders)
 
 
-def forget_trials(suite: "Suite", scale: str, rows: "Sequence[Row]", runtime: Runtime) -> None:
+def same_command(overwrite: bool) -> str:
+    """What continues a command that was interrupted: ``--overwrite`` would delete what it has done."""
+    return "the same command without --overwrite" if overwrite else "the same command"
+
+
+def forget_trials(
+    suite: "Suite", scale: str, rows: "Sequence[Row]", runtime: Runtime, more: Iterable[Path] = ()
+) -> None:
     """Delete what earlier trials of these rows have left, so that they are run again (``--overwrite``).
 
+    Args:
+        suite: the suite.
+        scale: one of its scales.
+        rows: of the suite.
+        runtime: where and how to run.
+        more: folders of further runs to delete.
+
     Raises:
-        BenchError: the trials could not start here, the suite takes no choices, or a process is working on one of them.
+        BenchError: the trials could not start here, the suite takes no choices, or a process is working on one of the
+            runs.
     """
     from benchmark import tuning
 
     check_startable(run for trial in tuning.trials(suite, scale, rows, runtime) for run in trial.runs)
     suite.check_writable("choices", "tune")
-    discard(tuning.left(suite, scale, rows, runtime))
+    discard([*tuning.left(suite, scale, rows, runtime), *more])
     tuning.forget(suite, scale, rows, runtime)
 
 
@@ -109,7 +124,7 @@ def check_startable(runs: Iterable[Run]) -> None:
     """Refuse runs that could not start here, before anything is deleted for them.
 
     Raises:
-        BenchError: an option of the machine cannot be met, or data are missing.
+        BenchError: an option of the machine cannot be met, data are missing, or a value is wrong.
     """
     from benchmark.run import check
 

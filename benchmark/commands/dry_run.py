@@ -33,6 +33,7 @@ def show(runs: Sequence[Run], states: Mapping[str, str], jobs: int, console: Con
     console = console or Console()
     if not console.is_terminal:
         console.width = 200
+    jobs = min(jobs, sum(states[run.id] != "complete" for run in runs))
     runtime = runs[0].config.runtime
     results = Path(runtime.results_dir)
     gpu = gpu_name(runtime.accelerator)

@@ -60,8 +60,13 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     jobs, gpus = jobs_and_gpus(options, runtime)
     own = [row for row in suite.matching([f"{options.table}/*"], options.scale) if row.method == label]
     seeds = numbers(options.seeds, "--seeds")
+
+    def folders(suite: Suite) -> list[Path]:
+        runs = [suite.runs(row, options.scale, seeds, runtime=runtime) for row in own]
+        return [one.folder for of_row in runs for one in of_row.values()]
+
     if options.overwrite:
-        forget_trials(suite, options.scale, own, runtime)
+        forget_trials(suite, options.scale, own, runtime, folders(suite))
     tuning.tune(suite, options.scale, own, runtime, jobs)
 
     suite = load(str(path))  # with what was chosen
@@ -69,8 +74,7 @@ def run(options: Namespace, dotted: Mapping[str, Any]) -> int:
     wanted = suite.select(plan, [options.table])
     of_method = {name for row in own for name in plan.of_row[row.full_name].values()}
     if options.overwrite:
-        discard(one.folder for one in wanted if one.id in of_method)
-        plan.look_again()
+        discard(folders(suite))  # an earlier choice may have been the new one
     for note in made_by_other_code((one, record) for one in wanted if (record := plan.found[one.id].record)):
         print(note, file=sys.stderr)
     missing = [

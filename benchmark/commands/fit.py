@@ -16,10 +16,10 @@ from benchmark.commands.common import (
     DOTTED,
     MAPPINGS,
     asked_help,
-    check_startable,
     discard,
     numbers,
     require,
+    same_command,
     warn_of_slow_precision,
 )
 from benchmark.config import (
@@ -100,19 +100,19 @@ def run(options: Namespace, dotted: dict[str, Any]) -> int:
         show([_naming(point, run) for point, run in named], states, jobs=1)
         return 0
     if len(points) > 1 or overwrite:
-        _check_points(made)
+        _check_points(made, startable=overwrite)
     if overwrite:
-        check_startable(runs)
         discard(run.folder for run in runs)
+    again = same_command(overwrite)
     if len(runs) == 1:
-        code = _one(runs[0], tell)
+        code = _one(runs[0], tell, again)
         if export and code == 0 and getattr(rank_zero_only, "rank", 0) == 0:
             from benchmark.federation.exported import export as write_model
 
             write_model(runs[0].folder, Path(export))
             tell(f"wrote {export}")
         return code
-    code = _several(named, tell)
+    code = _several(named, tell, again)
     if len(points) > 1 and code not in (STOPPED, 130):
         tell(f"\n{compared(named)}")
     return code
@@ -223,14 +223,14 @@ def _check_export(export: str, dry: bool, runs: int) -> None:
         raise ConfigError(f"--export {export}: this is a folder; give the file to write, such as {export}/model.pt")
 
 
-def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:
+def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any, again: str) -> int:
     """Make one run after the other; if one fails, the others still run."""
     failed = 0
     for point, run in named:
         name = ", ".join([*(f"{option} {value}" for option, value in point.items()), f"seed {run.config.seed}"])
         tell(name)
         try:
-            code = _one(run, tell)
+            code = _one(run, tell, again)
         except Exception as error:
             check_stopped()
             print(f"error: {name}: {one_line(message_of(error))}", file=sys.stderr)
@@ -241,7 +241,8 @@ def _several(named: Sequence[tuple[Mapping[str, str], Run]], tell: Any) -> int:
     return 1 if failed else 0
 
 
-def _one(run: Run, tell: Any) -> int:
+def _one(run: Run, tell: Any, again: str) -> int:
+    """Make a run and tell its readings, or, if it is interrupted, what the command ``again`` would do."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
     from benchmark.launch.progress import Display, continuation
@@ -258,7 +259,7 @@ def _one(run: Run, tell: Any) -> int:
                 path = fit(run)
     except (KeyboardInterrupt, Stopped) as ended:
         how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-        tell(f"{how}; the same command {continuation(run)}", file=sys.stderr)
+        tell(f"{how}; {again} {continuation(run)}", file=sys.stderr)
         return code
     record = read_record(path)
     done = " (was complete, nothing was run; --overwrite runs it again)"
@@ -282,20 +283,22 @@ def _naming(point: Mapping[str, str], run: Run) -> Run:
     return replace(run, cells=tuple(f"{cell}{values}" for cell in run.cells))
 
 
-def _check_points(made: Sequence[tuple[Mapping[str, str], Run]]) -> None:
+def _check_points(made: Sequence[tuple[Mapping[str, str], Run]], startable: bool) -> None:
     """Build what every point of a grid describes, so that a value out of range is refused before the first run.
 
-    Raises:
-        BenchError: a point cannot be built; the message names its values.
-    """
-    from torch import device
+    Args:
+        made: values and run of every point.
+        startable: whether to refuse also what could not start on this machine.
 
-    from benchmark.federation.assembly import make
+    Raises:
+        BenchError: a point cannot be built, or could not start; the message names its values.
+    """
+    from benchmark.federation.assembly import check_values
+    from benchmark.run import check
 
     for point, run in made:
         try:
-            _, data = make(run, device("cpu"))
-            data.roster(run.config.seed, **run.config.roster)
+            (check if startable else check_values)(run)
         except BenchError as error:
             if not point:
                 raise

@@ -19,6 +19,7 @@ from benchmark.commands.common import (
     numbers,
     refuse,
     runtime_of,
+    same_command,
     warn_of_slow_precision,
 )
 from benchmark.config import Run, Runtime
@@ -120,7 +121,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     published = suite.published()  # fails before anything runs if the file is missing
     states = {run.id: "missing" if options.overwrite else plan.found[run.id].state for run in wanted}
     missing = [run for run in wanted if states[run.id] != "complete"]
-    notes = made_by_other_code((run, record) for run in wanted if (record := plan.found[run.id].record))
+    complete = [run for run in wanted if states[run.id] == "complete"]
+    notes = made_by_other_code((run, record) for run in complete if (record := plan.found[run.id].record))
     for note in notes:
         print(note, file=sys.stderr)
     jobs, gpus = jobs_and_gpus(options, runtime)
@@ -138,6 +140,7 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
     if options.overwrite:
         check_startable(missing)
         discard(run.folder for run in missing)
+        plan.look_again(missing)
     outcomes: list[pool.RunOutcome] = []
     if missing:
         display = Display(len(missing))
@@ -145,7 +148,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
             outcomes = pool.run_all(missing, jobs, gpus, display)
         except (KeyboardInterrupt, Stopped) as ended:
             how, code = (str(ended), STOPPED) if isinstance(ended, Stopped) else ("interrupted", 130)
-            print(f"{how} after {display.done} of {len(missing)} runs; the same command", file=sys.stderr)
+            again = same_command(options.overwrite)
+            print(f"{how} after {display.done} of {len(missing)} runs; {again}", file=sys.stderr)
             for run in display.going_on:
                 print(f"  {continuation(run)}", file=sys.stderr)
             return code
@@ -158,6 +162,8 @@ def _run(suite: Suite, options: Namespace, runtime: Runtime, stamp: "Stamp", rea
         print(f"nothing was missing: all {len(wanted)} runs are complete")
     bad = [outcome for outcome in outcomes if outcome.status != "complete"]
     _complain(bad)
+    if bad and options.overwrite:
+        print(f"{same_command(options.overwrite)} runs only these", file=sys.stderr)
     if not bad:
         stamp.write(plan, files, {"runs": len(wanted), "page": str(page), "notes": notes})
     return 1 if bad else 0
@@ -175,7 +181,7 @@ def _submit(missing: Sequence[Run], options: Namespace, name: str, runtime: Runt
         return None
     script = slurm.write(missing, name, Path(runtime.results_dir), array)
     if options.overwrite:
-        slurm.submit(script, f"--test-only {options.slurm}")  # fails before anything is deleted
+        slurm.submit(script, options.slurm, trial=True)  # fails before anything is deleted
         discard(run.folder for run in missing)
     number = slurm.submit(script, options.slurm)
     print(f"submitted {len(missing)} runs as job array {number} ({script}); `squeue --job {number}` shows them")

@@ -9,9 +9,9 @@ from jsonargparse import ArgumentParser, Namespace
 from benchmark.commands.common import refuse
 
 ABOUT = (
-    "Compare two runs: configuration, partition, data, every round and the averaged model. Exits with 0 if all of "
-    "these are equal, with 1 if not, and with 2 if a run cannot be read. Code and environment are compared too, but do "
-    "not count."
+    "Compare two runs: configuration, partition, data, status, every round and the averaged model. Exits with 0 if all "
+    "of these are equal, with 1 if not, and with 2 if a run cannot be read. Code and environment are compared too, but "
+    "do not count."
 )
 
 

@@ -1,5 +1,6 @@
 """Builds what a run describes: the method with its network, the data module, the federation."""
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,19 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
             f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
         )
     return method.to(device=device, dtype=dtype), data
+
+
+def check_values(run: Run) -> None:
+    """Build the method, the data and the roster of a run on the CPU and drop them, so that a wrong value is refused.
+
+    Raises:
+        ConfigError: see ``make``; or the roster does not fit the clients.
+        DataError: see ``make``.
+    """
+    data = make(run, torch.device("cpu"))[1]
+    data.roster(run.config.seed, **run.config.roster)
+    del data
+    gc.collect()  # it refers to itself, and another run may need the memory
 
 
 def assemble(

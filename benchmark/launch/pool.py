@@ -70,18 +70,24 @@ def pinned(runs: Sequence[Run], jobs: int, gpus: int) -> list[Run]:
     """The runs as ``run_all`` carries them out: several at once have one process each.
 
     Their number of threads is the one asked for, the one that the run had before an interruption, or an equal share of
-    the cores.
+    the cores. With ``client_memory=auto``, each has an equal share of half of the memory that is free now.
     """
     if jobs <= 1 and not gpus:
         return list(runs)
+    from datamodules.common.memory import available_bytes  # imports torch
+
     placed = []
     # The same however few runs are left: another number of threads would round differently.
     share = max(1, cores() // max(1, jobs))
+    free = available_bytes()
     for run in runs:
         threads = run.config.runtime.threads
         if threads == "auto":
             threads = asked_threads() or kept_threads(run) or share
-        runtime = replace(run.config.runtime, devices=1, threads=threads)
+        memory = run.config.runtime.client_memory
+        if memory == "auto" and free is not None:
+            memory = round(free / 2 / max(1, min(jobs, len(runs))) / 1e9, 3)
+        runtime = replace(run.config.runtime, devices=1, threads=threads, client_memory=memory)
         placed.append(run.replace(runtime=runtime))
     return placed
 
@@ -200,7 +206,7 @@ def _worker_main(pipe: Connection, number: int, gpus: int, fit: str) -> None:
 def _serve(pipe: Connection, number: int, gpus: int, fit: str) -> None:
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]  # CUDA stops at the first that is not there
     function = imported(fit)
 
     def logged(run: Run) -> Path:

@@ -85,7 +85,7 @@ class Display:
         self.tasks: dict[str, Any] = {}
         self.live = (
             Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[note]}"),

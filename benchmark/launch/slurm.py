@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
@@ -26,7 +26,7 @@ JOB = Template(
 #!/bin/bash
 #SBATCH --job-name=$name
 #SBATCH --array=$array
-#SBATCH --output=$folder/%A_%a.log
+#SBATCH --output=$log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
@@ -113,7 +113,7 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         ConfigError: the path of the folder has a line break or another control character.
     """
     array = array or Array()
-    texts = {run.id: to_yaml(run.config) for run in runs}
+    texts = {run.id: to_yaml(_anywhere(run).config) for run in runs}
     digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:8]
     folder = (results / FOLDER / f"{name}-{digest}").absolute()
     check_folder(str(folder), "--results_dir")
@@ -124,6 +124,8 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
         write_atomic(configs[-1], text)
     write_atomic(folder / LIST, "".join(f"{config}\n" for config in configs))
     script = folder / SCRIPT
+    log = str(folder).replace("%", "%%") + "/%A_%a.log"  # SLURM puts numbers or names where a single percent sign is
+    command = one_line(shlex.join(["python", "-m", "benchmark", *sys.argv[1:]]))  # a second line would be executed
     write_atomic(
         script,
         JOB.substitute(
@@ -131,23 +133,30 @@ def write(runs: Sequence[Run], name: str, results: Path, array: Array | None = N
             array=array.spelled(len(runs)),
             bundle=array.bundle,
             folder=shlex.quote(str(folder)),
+            log=shlex.quote(log),
             list=LIST,
             python=shlex.quote(sys.executable),
             stopped=STOPPED,
-            command=one_line(
-                shlex.join(["python", "-m", "benchmark", *sys.argv[1:]])
-            ),  # a line break would end the comment and be executed
+            command=command,
         ),
     )
     return script
 
 
-def submit(script: Path, options: str) -> str:
+def _anywhere(run: Run) -> Run:
+    """The run, wherever the task's working folder is (``sbatch --chdir``)."""
+    runtime = run.config.runtime
+    data, results = (str(Path(path).absolute()) for path in (runtime.data_dir, runtime.results_dir))
+    return run.replace(runtime=replace(runtime, data_dir=data, results_dir=results))
+
+
+def submit(script: Path, options: str, trial: bool = False) -> str:
     """Submit a script with ``sbatch``.
 
     Args:
         script: as ``write`` returns it.
         options: of ``sbatch``, as one would type them: ``--partition=gpu --gpus-per-task=1 --time=4:00:00``.
+        trial: submit nothing; only ask SLURM whether it would take the array.
 
     Returns:
         the id of the job array.
@@ -157,10 +166,12 @@ def submit(script: Path, options: str) -> str:
         RunError: ``sbatch`` fails; the message has its output.
     """
     if shutil.which("sbatch") is None:
-        by_hand = f"sbatch {options} {script}"
-        raise ConfigError(f"there is no sbatch on this machine; on the cluster, submit with `{by_hand}`")
+        by_hand = " ".join(filter(None, ["sbatch", options, shlex.quote(str(script))]))
+        remedy = "give this command on the cluster" if trial else f"on the cluster, submit with `{by_hand}`"
+        raise ConfigError(f"there is no sbatch on this machine; {remedy}")
     try:
-        command = ["sbatch", "--parsable", *shlex.split(options), str(script)]
+        asked = ["--test-only"] if trial else []
+        command = ["sbatch", "--parsable", *asked, *shlex.split(options), str(script)]
     except ValueError as error:
         raise ConfigError(f"--slurm {options!r}: {error}") from None
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")

@@ -17,6 +17,7 @@ from benchmark.launch.allocator import keep_memory
 from benchmark.perf import goals, gpu
 from benchmark.perf.measure import Section, merged
 from benchmark.perf.worker import Worker
+from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import ConfigError
 
 SECTIONS: dict[str, tuple[str, int]] = {
@@ -61,12 +62,16 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.trial and arguments.write:
         parser.error("--trial measures nothing that is worth writing; leave --write out")
+    if arguments.write and not arguments.write.absolute().parent.is_dir():
+        parser.error(f"--write {arguments.write}: there is no such folder; create it first")
     for word in arguments.sections:
         name, *methods = word.split(":")
         if name != GPU and (name not in SECTIONS or len(methods) != SECTIONS[name][1]):
             counts = ", ".join(f"{k} ({n} methods)" for k, (_, n) in SECTIONS.items())
             parser.error(f"{word}: give one of {counts}, {GPU} (any number of them)")
     try:
+        for method in (method for word in arguments.sections for method in word.split(":")[1:]):
+            find_class(method, KINDS["method"])
         chosen = [goals.parsed(given) for given in arguments.goal]
     except ConfigError as error:
         parser.error(str(error))

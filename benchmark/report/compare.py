@@ -29,10 +29,10 @@ class Comparison:
 
     Args:
         lines: for people, one per subject.
-        equal: whether configuration, partition, data, all rounds and the reading ``averaged``, which follows from no
-            round, are equal. Code and environment do not count: the point of a comparison may be that other code, or
-            another machine, gives the same numbers. Nor do columns that one run does not have in any round: other code
-            may log more.
+        equal: whether configuration, partition, data, status, all rounds and the reading ``averaged``, which follows
+            from no round, are equal. Code and environment do not count: the point of a comparison may be that other
+            code, or another machine, gives the same numbers. Nor do columns that one run does not have in any round:
+            other code may log more.
         within: whether every reading of the second run lies within its prediction interval of the first run's row, all
             of which hold together with 95 %; ``None`` where fewer than three seeds of that row are at hand, or the two
             runs are of different rows.

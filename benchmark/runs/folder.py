@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -324,18 +324,24 @@ class RunFolder:
 
 
 def discard(folders: Iterable[Path]) -> None:
-    """Delete the files of runs, so that they start over: of all of them, or of none. Missing folders are left out.
+    """Delete the files of runs, so that they start over; none if a process is working on one of them.
+
+    Missing folders are left out. Whatever has been deleted when this is interrupted, every run can start over: what it
+    would continue from goes first, then its record.
 
     Raises:
-        RunLocked: a process is working on one of them.
+        RunLocked: a process is working on one of them, or has just begun to.
     """
     there = [path for path in dict.fromkeys(folders) if path.is_dir()]
-    with ExitStack() as locks:
-        for path in there:
-            locks.enter_context(run_lock(path))
-        for left in (left for path in there for left in path.iterdir()):
-            if left.name != LOCK:
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    for path in there:  # one lock at a time: a process may have too few open files for all of them
+        with run_lock(path):
+            pass
+    order = {name: number for number, name in enumerate((*CHECKPOINTS, "record.json"))}
+    for path in there:
+        with run_lock(path):
+            for left in sorted(path.iterdir(), key=lambda one: order.get(one.name, len(order))):
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def _sent(row: Mapping[str, Any]) -> dict[str, int]:

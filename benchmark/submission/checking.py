@@ -259,8 +259,8 @@ def _method(one: Submission) -> Point:
 
 def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
     """Check that all existing contract tests have passed with the submitted source."""
-    recorded = one.about.get("contract") or {}
-    outcomes = now if now is not None else recorded.get("checks") or {}
+    recorded = _mapping(one.about.get("contract"))
+    outcomes = now if now is not None else _mapping(recorded.get("checks"))
     source, problems = method_source(one.first), []
     if now is None and recorded.get("method_source") != source:
         problems.append(
@@ -272,6 +272,11 @@ def _contract(one: Submission, now: Mapping[str, str] | None) -> Point:
         problems.append(f"not run: {', '.join(missing)}; --contract runs it")
     problems += [f"{name}: {outcomes[name]}" for name in names if outcomes.get(name, PASSED) != PASSED]
     return Point("contract", f"{len(names)} checks passed{'' if now is None else ', run now'}", tuple(problems))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A part of a file that others have written; empty if it is no mapping."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _by(records: Mapping[str, Record], what: Callable[[Record], Any]) -> dict[Any, list[str]]:

@@ -102,7 +102,7 @@ def pack(suite: Suite, scale: str, results: Path, out: Path, tell: Callable[[str
     }
     spec = read_yaml(suite.file)
     if str(spec["extends"]).endswith(".yaml"):
-        spec["extends"] = os.path.relpath(suite.folder / spec["extends"], out)
+        spec["extends"] = os.path.relpath((suite.folder / spec["extends"]).resolve(), out.resolve())
     files = {f"{tuned.parent.name}/{tuned.name}": tuned, f"{tuning.FOLDER}/{journal.name}": journal}
     files |= {f"runs/{run.folder.name}/{name}": run.folder / name for run in runs for name in FILES}
     for name, file in (files | _sources(runs[0])).items():
@@ -165,9 +165,10 @@ def own_row(suite: Suite) -> Row:
     known = (suite.extended or suite).spec["labels"]
     rows = [row for row in suite.rows if row.method not in known]
     if len(rows) != 1:
+        own = ", ".join(row.name for row in rows) or "none"
         raise ConfigError(
-            f"{suite.where}: a submission extends a leaderboard by one row, but this has {len(rows)}; "
-            "`enter` writes such a suite"
+            f"{suite.where}: a submission extends a leaderboard by one row, but this by {own}; `enter` gives a method "
+            "one row in a table of one data set"
         )
     return rows[0]
 
@@ -205,7 +206,7 @@ def _sources(run: Run) -> dict[str, Path]:
     for cls in run.class_of("method").__mro__:
         if not issubclass(cls, base) or is_public(file := Path(inspect.getfile(cls)).resolve()):
             continue
-        parts = cls.__module__.split(".")
+        parts = [*cls.__module__.split("."), *(["__init__"] if file.name == "__init__.py" else [])]
         found["/".join(parts) + ".py"] = file
         for depth in range(1, len(parts)):
             found["/".join([*parts[:depth], "__init__.py"])] = file.parents[len(parts) - 1 - depth] / "__init__.py"

@@ -1,6 +1,6 @@
 """Tables of a suite, their rows, and the runs behind these."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -105,9 +105,10 @@ class Plan:
         """State and record of every run, by id, read from disk when they are first asked for."""
         return {key: state_of(run) for key, run in self.runs.items()}
 
-    def look_again(self) -> None:
-        """Read the runs again that were not complete."""
-        self.found |= {key: state_of(run) for key, run in self.runs.items() if self.found[key].state != "complete"}
+    def look_again(self, changed: Collection[Run] = ()) -> None:
+        """Read the runs again that were not complete, and those that have changed since."""
+        again = {run.id for run in changed} | {key for key, one in self.found.items() if one.state != "complete"}
+        self.found |= {key: state_of(self.runs[key]) for key in again}
 
     def run(self, row: Row, seed: int) -> Run:
         """The run of a row with a seed."""

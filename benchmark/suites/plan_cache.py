@@ -32,7 +32,10 @@ def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Pl
     Raises:
         ConfigError: as ``suite.plan``.
     """
-    file = _cache() / f"{suite.paper}-{scale}-{digest(suite, scale, seeds)}.json"
+    cache = _cache()
+    if cache is None:
+        return suite.plan(scale, seeds, runtime)
+    file = cache / f"{suite.paper}-{scale}-{digest(suite, scale, seeds)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # missing or unreadable
         return _read(json.loads(file.read_text(encoding="utf-8")), scale, runtime)
     made = suite.plan(scale, seeds, runtime)
@@ -45,9 +48,13 @@ def plan(suite: Suite, scale: str, seeds: Sequence[int], runtime: Runtime) -> Pl
     return made
 
 
-def _cache() -> Path:
-    """The folder of the cache, below the user's own (XDG)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fssl-bench" / "plans"
+def _cache() -> Path | None:
+    """The folder of the cache, below the user's own (XDG); ``None`` without a home, as in some containers."""
+    try:
+        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return users / "fssl-bench" / "plans"
 
 
 def is_ours(made: Plan) -> bool:

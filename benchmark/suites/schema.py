@@ -174,10 +174,11 @@ def _check_names(suite: _Suite, where: str) -> None:
             _known("data set label", part.datasets, suite.datasets, f"{where}, {place}")
         _known("table", map(str, scale.tables), numbers, f"{where}, scale {name}")
         _known("method label", scale.without, suite.labels, f"{where}, scale {name}, without")
-        tuned = (scale.tuning and scale.tuning.seeds) or []
-        for key, seeds in ((f"scales.{name}.seeds", scale.seeds), (f"scales.{name}.tuning.seeds", tuned)):
-            if len(set(seeds)) < len(seeds):
-                raise ConfigError(f"{where}: {key} has a seed twice: {seeds}")
+        seeds = {"seeds": scale.seeds, "tuning.seeds": (scale.tuning and scale.tuning.seeds) or []}
+        seeds |= {"admission.seeds": scale.admission.seeds} if scale.admission else {}
+        for key, given in seeds.items():
+            if len(set(given)) < len(given):
+                raise ConfigError(f"{where}: scales.{name}.{key} has a seed twice: {given}")
     for place, layer in layers.items():
         if suite.labels:
             _known("method", layer.methods, methods, f"{where}, {place}.methods")

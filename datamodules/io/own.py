@@ -2,6 +2,7 @@
 
 import hashlib
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -194,7 +195,10 @@ def _names(file: Path, given: NDArray[Any] | None, labels: Labels) -> tuple[str,
         texts = np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: class_names are bytes, and not UTF-8; save them as texts") from error
-    return tuple(texts.tolist())
+    names = tuple(texts.tolist())
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{file}: class_names have {twice[0]!r} twice; give every class a name of its own")
+    return names
 
 
 def _check_classes(file: Path, labels: list[Labels], names: tuple[str, ...]) -> None:

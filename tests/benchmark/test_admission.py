@@ -90,6 +90,9 @@ def test_a_scale_that_asks_for_none_has_none(suite, runtime):
 
 def test_a_suite_names_what_is_there():
     quick = SPEC["scales"]["quick"]
+    twice = {"quick": {**quick, "admission": {**quick["admission"], "seeds": [1, 1]}}}
+    with pytest.raises(ConfigError, match=r"scales\.quick\.admission\.seeds has a seed twice"):
+        Suite({**SPEC, "scales": twice}, "toy.yaml")
     central = {**quick["admission"]["central"], "labels": ["supervised", "consistnt"]}
     scales = {"quick": {**quick, "admission": {"seeds": [1], "central": central}}}
     with pytest.raises(ConfigError, match=r"'consistnt'.*'consistent'"):

@@ -3,17 +3,20 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from benchmark import ROOT, cli
-from benchmark.cli import main, split_dotted
+from benchmark.cli import COMMANDS, main, split_dotted
 from benchmark.config import Runtime
+from benchmark.launch.signals import STOPPED
 from benchmark.registry import KINDS, find_class, known_names
 from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
+from datamodules.common.errors import Stopped
 from toy_suite import HEAVY
 from two_processes import forks
 
@@ -319,3 +322,13 @@ def test_starting_up_imports_nothing_heavy(told):
 def test_what_only_tells_imports_nothing_heavy(told, words):
     text, imported = told[" ".join(words)]
     assert not {*imported} & {*HEAVY} and len(text.splitlines()) > 5
+
+
+@pytest.mark.parametrize(("more", "again"), [([], ""), (["--overwrite"], " without --overwrite")])
+def test_a_command_that_is_stopped_says_what_resumes_it(here, monkeypatch, capsys, more, again):
+    def stopped(*_, **__):
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setitem(COMMANDS, "tune", stopped)
+    assert main(["tune", "--paper", "toy.yaml", *more]) == STOPPED
+    assert capsys.readouterr().err == f"stopped by SIGTERM; the same command{again} resumes\n"

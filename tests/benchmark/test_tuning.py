@@ -1,15 +1,18 @@
 """Tuning: what a trial may see, what is chosen, and that the choice reaches the row."""
 
+import threading
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from benchmark import tuning
 from benchmark.runs import folder
+from benchmark.runs.lock import run_lock
 from benchmark.runs.records import read_record
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
@@ -101,6 +104,13 @@ def test_the_tuning_of_a_data_set_has_options_of_its_own(tmp_path, runtime):
         Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
+def test_a_suite_need_not_name_the_number_of_rounds(tmp_path, runtime):
+    """It is that of a run then, 12."""
+    base = {name: value for name, value in SPEC["base"]["set"].items() if name != "rounds"}
+    suite = toy(tmp_path, {**SPEC, "base": {"set": base}})
+    assert {one.runs[0].config.rounds for one in trials(suite, "quick", suite.rows, runtime)} == {9}
+
+
 def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
     suite = toy(tmp_path)
     with pytest.raises(ConfigError, match=r"paper.*`tuning`"):
@@ -178,11 +188,34 @@ def test_a_journal_outlives_a_kill(tmp_path, runtime, monkeypatch):
         assert tune(suite, "quick", suite.rows, runtime, jobs=1).items() >= made.items()
 
 
-def test_a_damaged_journal_is_named(tmp_path, runtime):
+def test_a_line_that_another_process_is_writing_is_no_torn_one(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    ran = made_up(monkeypatch, lambda run: 50.0)
+    made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
+    journal = tuning.journal_of(suite, "quick", Path(runtime.results_dir))
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])
+    writing = JournalFileSymlinkLock(str(journal))
+    writing.acquire()
+
+    def finish():
+        with journal.open("ab") as file:
+            file.write(whole[-20:])
+        writing.release()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    assert tune(suite, "quick", suite.rows[:1], runtime, jobs=1) == made and len(ran) == 3
+    timer.join()
+    assert journal.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize("lines", ['{"op_co\n{"op_code": 0}\n', '{"op_code": 0}\n', "[]\n", '{"op_code": 99}\n'])
+def test_a_damaged_journal_is_named(tmp_path, runtime, lines):
     suite = toy(tmp_path)
     journal = Path(runtime.results_dir) / "tuning" / "toy-quick.journal"
     journal.parent.mkdir(parents=True)
-    journal.write_text('{"op_co\n{"op_code": 0}\n')
+    journal.write_text(lines)
     with pytest.raises(RunError, match=r"toy-quick\.journal: the journal is damaged .*; delete it"):
         tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
@@ -197,6 +230,15 @@ def test_a_trial_that_fails_by_accident_says_nothing_of_its_rate(tmp_path, runti
             tune(suite, "quick", [plain], runtime, jobs=1)
     assert yaml.safe_load(suite.tuned.path("quick").read_text()) == {}
     assert list(tune(suite, "quick", [plain], runtime, jobs=1)) == [plain.full_name]
+
+
+def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, runtime, monkeypatch):
+    suite = toy(tmp_path)
+    made_up(monkeypatch, lambda run: None if state(run.folder) == "running" else 50.0)
+    busy, *_ = trials(suite, "quick", suite.rows[:1], runtime)
+    told = r"x 0\.001 \([^ ]+: running\): nothing is chosen .*, wait for what others run"
+    with run_lock(busy.runs[0].folder), pytest.raises(RunError, match=told):
+        tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
 
 
 def test_a_trial_that_went_on_with_edited_code_has_no_score(tmp_path, runtime, monkeypatch):
@@ -233,6 +275,19 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
     assert len(ran) == 3 and first == 6
     assert {one["held_out_accuracy"] for one in made[plain.full_name]["tried"]} == {40.0}
     assert {one["held_out_accuracy"] for one in made[teacher.full_name]["tried"]} == {30.0}
+
+
+def test_trials_that_somebody_else_has_added_count_as_tried_and_say_nothing(tmp_path, runtime, monkeypatch):
+    """Optuna's own tools can add some."""
+    suite = toy(tmp_path)
+    row, journal = suite.rows[0], tuning.journal_of(suite, "quick", Path(runtime.results_dir))
+    made_up(monkeypatch, lambda run: 50.0)
+    made = tune(suite, "quick", [row], runtime, jobs=1)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+    optuna.load_study(study_name=row.full_name, storage=storage).add_trial(optuna.trial.create_trial(value=99.0))
+    assert tune(suite, "quick", [row], runtime, jobs=1) == made
+    assert tuning.retraced(suite, "quick", row, journal) == (made[row.full_name], [], 4)
+    assert len(tuning.left(suite, "quick", [row], runtime)) == 6
 
 
 def test_what_was_tried_stays_counted(tmp_path, runtime, monkeypatch):

@@ -129,6 +129,7 @@ def noughts(*shape):
 
 
 BAD_ARRAYS = {
+    "a name twice": (changed(class_names=lambda a: np.array(["a", "b", "a"])), "class_names have 'a' twice"),
     "missing array": (lambda a: {k: v for k, v in a.items() if k != "train_labels"}, "has no train_labels"),
     "half a test part": (lambda a: {k: v for k, v in a.items() if k != "test_images"}, "has no test_images"),
     "dtype": (changed(train_images=lambda a: a["train_images"] / 255), r"train_images are float64 \[30, 8, 8\]"),

@@ -1,8 +1,11 @@
 """``--dry-run``: what a command would take."""
 
+import signal
+
 import pytest
 
 from benchmark.cli import main
+from methods.fedavg import FedAvg
 from toy_suite import table
 
 FEDAVG = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "2", "--seed", "1"]
@@ -61,3 +64,32 @@ def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
         assert f"{runs} runs, {2 * runs} rounds; {2 * runs} rounds are left" in out
         assert len(fitted) == runs and all((run.folder / "record.json").exists() for run in fitted)
         fitted.clear()
+
+
+class Slow(FedAvg):
+    """The time that a round may take is over while it trains."""
+
+    def on_train_start(self):
+        signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_round_that_takes_too_long_is_not_measured(here, capsys):
+    slow = ["fit", "--method", f"{__name__}.Slow", "--data", "few_digits.FewDigits", "--rounds", "2"]
+    assert main([*slow, "--data.num_clients", "3", "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "unknown: a round takes more than 60 s" in out and "how long they take on this machine is unknown" in out
+
+
+def test_no_more_runs_go_on_at_once_than_are_left(here, fitted, capsys):
+    """Neither time nor disk space is that of more."""
+    assert table("--seeds", "1") == 0
+
+    def told(jobs):
+        assert table("--seeds", "1,2", "--dry-run", "--jobs", jobs) == 0
+        out = capsys.readouterr().out
+        return out.partition(" at once")[0].split()[-1], out.partition("checkpoints take up to ")[2].split(
+            " meanwhile"
+        )[0]
+
+    capsys.readouterr()
+    assert told("2") == told("8")

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from benchmark.cli import main
+from benchmark.runs.lock import run_lock
 from benchmark.suites.suite import load
 from toy_suite import BOARD
 
@@ -82,6 +83,17 @@ def test_overwrite_tunes_and_runs_the_row_again(board, monkeypatch):
     for pattern in (trials, seeds):
         assert len(made(pattern)) == len(before[pattern]) and not {*made(pattern).items()} & {*before[pattern].items()}
     assert made(others) == before[others]
+
+
+def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(board, capsys):
+    """Seeds are looked at before anything is tuned again."""
+    assert main([*ENTER, "--table", "one"]) == 0
+    seeds = sorted((board / "results/runs").glob("mine_of*"))
+    before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
+    with run_lock(seeds[-1]):
+        assert main([*ENTER, "--table", "one", "--overwrite"]) == 2
+    assert f"{seeds[-1].name}: process" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
 
 
 @pytest.mark.parametrize(

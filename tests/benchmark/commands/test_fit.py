@@ -1,5 +1,7 @@
 """``fit``: from options, a saved configuration or a suite's row to a run, and what it says of it."""
 
+import weakref
+
 import numpy
 import pytest
 from sklearn.datasets import load_digits
@@ -8,6 +10,7 @@ from benchmark import config, run
 from benchmark.cli import main
 from benchmark.config import from_yaml
 from benchmark.suites import suite
+from few_digits import FewDigits
 from papers import load
 from toy_suite import table
 
@@ -121,6 +124,8 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch, capsys):
     assert main(["fit", "--method", "fedavg", "--data", "digits"]) == 130
     said = capsys.readouterr().err
     assert "interrupted; the same command starts fedavg-digits-" in said and "there is no checkpoint yet" in said
+    assert main(["fit", "--method", "fedavg", "--data", "digits", "--overwrite"]) == 130
+    assert "interrupted; the same command without --overwrite starts" in capsys.readouterr().err
 
 
 def test_fit_runs_again_at_will(here, fitted, capsys):
@@ -134,6 +139,15 @@ def test_fit_runs_again_at_will(here, fitted, capsys):
     assert main([*fit, "--overwrite"]) == 0
     assert not any((path / "left.txt").exists() for path in folders)
     assert "nothing was run" not in capsys.readouterr().out
+
+
+def test_overwrite_reads_the_data_once_before_it_deletes(here, fitted, monkeypatch):
+    """And forgets them, since the run needs the memory."""
+    read, whole = [], FewDigits.read
+    monkeypatch.setattr(FewDigits, "read", lambda self: read.append(weakref.ref(self)) or whole(self))
+    fit = ["fit", "--method", "fedavg", "--data", "few_digits.FewDigits", "--rounds", "4", "--seed", "1,2"]
+    assert main([*fit, "--overwrite"]) == 0
+    assert len(read) == 1 and read[0]() is None
 
 
 @pytest.mark.parametrize("refused", [["--accelerator", "abacus"], ["--devices", "999"], ["--logger", "nobody"], []])

@@ -241,7 +241,8 @@ def test_a_record_made_under_other_defaults_is_not_shown(here, fitted, monkeypat
     assert main(["status", "--paper", "toy.yaml", "--seeds", "1"]) == 0
 
 
-def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, capsys):
+@pytest.mark.parametrize(("more", "again"), [([], ""), (["--overwrite"], " without --overwrite")])
+def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, capsys, more, again):
     def interrupted(run):
         run_folder = RunFolder(run.folder)
         run_folder.open(run, FACTS)
@@ -250,9 +251,9 @@ def test_an_interrupted_table_says_which_runs_continue_where(here, monkeypatch, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "fit", interrupted)
-    assert table("--seeds", "1") == 130
+    assert table("--seeds", "1", *more) == 130
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "interrupted after 0 of 2 runs; the same command"
+    assert first == f"interrupted after 0 of 2 runs; the same command{again}"
     assert second.startswith("  continues fedavg-digits-") and "from round 2 of 2, after its last check" in second
 
 
@@ -270,6 +271,16 @@ def test_overwrite_runs_what_the_filters_name_again(here, fitted, capsys):
     assert table("--overwrite", "--methods", "mid") == 0
     assert [one.config.method.name for one in fitted[4:]] == ["fed_consist", "fed_consist"]
     assert table() == 0 and len(fitted) == 6
+
+
+def test_tables_show_what_runs_have_made_that_were_run_again(here, fitted, monkeypatch, capsys):
+    """And not what was there before."""
+    assert table() == 0
+    monkeypatch.setattr(run, "fit", lambda run: 1 / 0)
+    assert table("--overwrite", "--methods", "mid") == 1
+    text = (here / "results/tables/toy-quick.md").read_text()
+    assert "failed (2)" in text and "**2 of 4 runs complete**" in text
+    assert "the same command without --overwrite runs only these" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -302,6 +313,16 @@ def test_overwrite_deletes_what_an_array_runs_again_once_slurm_accepts_it(here, 
     assert (code, len(list(here.rglob("record.json")))) == ((0, 2) if accepts else (2, 4))
 
 
+def test_what_overwrites_is_not_submitted_by_hand(here, fitted, monkeypatch, capsys):
+    """Nothing would have been deleted, and every task would find its run complete."""
+    assert table() == 0
+    monkeypatch.setenv("PATH", "")
+    assert table("--overwrite", "--slurm=--partition=gpu") == 2
+    said = capsys.readouterr().err
+    assert "there is no sbatch on this machine; give this command on the cluster" in said and "`sbatch" not in said
+    assert len(list(here.rglob("record.json"))) == 4
+
+
 def test_runs_of_other_code_are_told(here, fitted, capsys):
     assert table() == 0
     for path in here.glob("results/runs/fedavg-*"):
@@ -309,3 +330,5 @@ def test_runs_of_other_code_are_told(here, fitted, capsys):
     assert table("--tables", "1") == 0
     assert table("--tables", "1") == 0, "by its stamp"
     assert capsys.readouterr().err.count("note: 2 complete runs were made by other code of fedavg") == 2
+    assert table("--tables", "1", "--overwrite") == table("--tables", "1") == 0
+    assert "note" not in capsys.readouterr().err, "they are those of today's code"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,21 @@ def test_threads_of_runs_that_go_on_at_once(tmp_path, fake, machine, monkeypatch
     assert [threads(1), threads(2), threads(2, runs=asked)] == [("auto", "auto"), (1, 2), (1, 3)]
 
 
+def test_runs_that_go_on_at_once_share_the_memory_for_states(tmp_path, fake, machine):
+    """Half of what is free, for all of them together."""
+    machine.write(proc__meminfo="MemAvailable: 16000000 kB\n")
+    runs = planned(tmp_path, 1, 2, 3, 4)
+
+    def memory(jobs, runs=runs):
+        return {run.config.runtime.client_memory for run in pinned(runs, jobs, 0)}
+
+    assert memory(4) == {2.048} and memory(2) == memory(8, runs[:2]) == {4.096}
+    assert memory(1) == {"auto"}
+    assert memory(2, [run.replace(runtime=Runtime(client_memory=0.5)) for run in runs]) == {0.5}
+    machine.write(proc__meminfo="")
+    assert memory(4) == {"auto"}
+
+
 def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys):
     runs = planned(tmp_path, 1, 667, 2)
     outcomes = run_all(runs, 1, 0, Display(len(runs), quiet()), fake)
@@ -167,13 +183,16 @@ def test_one_job_runs_in_this_process_as_the_runtime_says(tmp_path, fake, capsys
 
 
 def test_every_worker_has_a_gpu_of_its_own(tmp_path, fake, monkeypatch):
-    """Of those that this process may use, by their own numbers; or one worker per core where there is none."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    runs = planned(tmp_path, *range(1, 5))
-    run_all(runs, 2, 2, Display(len(runs), quiet()), fake)
+    """Of those that this process may use, by their own numbers; or one worker per core where there is none.
+
+    What follows a number without a GPU does not count.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,-1,7")
+    runs = planned(tmp_path, *range(1, 7))
+    run_all(runs, 3, 2, Display(len(runs), quiet()), fake)
     logs = [(run.folder / LOG).read_text().split() for run in runs]
     assert {log[5] for log in logs} == {"3", "5"}
-    assert len({(log[2], log[5]) for log in logs}) == 2  # a worker keeps its own
+    assert len({(log[2], log[5]) for log in logs}) == 3  # a worker keeps its own
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert default_jobs(Runtime()) == (2, 2)
     assert default_jobs(Runtime(accelerator="cpu")) == (cores(), 0)
@@ -380,6 +399,15 @@ def test_display_in_a_terminal_shows_a_line_per_run(tmp_path, fake):
         display.finish(run, "complete", "")
     text = console.file.getvalue()
     assert "1/2" in text and "acc 33.00" in text and "1/A/low1 +1 seed 1" in text
+
+
+def test_display_in_a_terminal_shows_a_name_as_it_is(tmp_path, fake):
+    (run,) = planned(tmp_path, 1)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(1, console) as display:
+        display.start(replace(run, cells=("1/A/mine [/ours]",)))
+        display.live.refresh()
+    assert "1/A/mine [/ours] seed 1" in console.file.getvalue()
 
 
 def test_display_in_a_log_says_now_and_then_where_a_long_run_is(tmp_path, fake):

@@ -158,6 +158,23 @@ def test_the_files_of_a_job_array_hold_the_runs_themselves(tmp_path, tiny):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_a_task_finds_data_and_results_wherever_it_runs(tmp_path, tiny, monkeypatch):
+    """``sbatch --chdir`` gives it another working folder than that of the command."""
+    monkeypatch.chdir(tmp_path)
+    run, _ = suite.load(str(tiny())).plan("quick", runtime=Runtime(data_dir="../d")).runs.values()
+    config = slurm.write([run], "tiny", Path("results")).with_name(f"{run.id}.yaml")
+    runtime = from_yaml(config.read_text()).runtime
+    assert (runtime.data_dir, runtime.results_dir) == (f"{tmp_path}/../d", f"{tmp_path}/results")
+
+
+def test_the_log_of_a_task_is_beside_its_script_whatever_the_folder_is_called(tmp_path, tiny):
+    """SLURM would put the user's name in place of ``%u``."""
+    runs = list(suite.load(str(tiny())).plan("quick").runs.values())
+    script = slurm.write(runs, "tiny-quick", tmp_path / "50%unlabelled")
+    log = str(script.parent).replace("%", "%%")
+    assert f"#SBATCH --output={log}/%A_%a.log\n" in script.read_text()
+
+
 @pytest.mark.parametrize(
     ("task", "codes", "ran", "ends"),
     [
@@ -234,10 +251,9 @@ def test_a_later_array_leaves_the_list_of_an_earlier_one_alone(tmp_path, tiny):
 
 def test_without_sbatch_the_files_are_written_and_the_error_says_how_to_submit_them(tmp_path, tiny, monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
-    assert _table(tiny(), tmp_path / "results", "--slurm=--partition=gpu") == 2
-    (script,) = tmp_path.glob("results/slurm/tiny-quick-*/job.sh")
-    assert script.exists()
-    assert f"`sbatch --partition=gpu {script}`" in capfd.readouterr().err
+    assert _table(tiny(), tmp_path / "my results", "--slurm=--partition=gpu") == 2
+    (script,) = tmp_path.glob("my results/slurm/tiny-quick-*/job.sh")
+    assert f"`sbatch --partition=gpu '{script}'`" in capfd.readouterr().err
 
 
 def test_what_sbatch_refuses_is_told_in_its_words(tmp_path, monkeypatch):

@@ -312,6 +312,14 @@ def test_all_words_are_understood_before_anything_is_measured(capsys):
         command.main(["partitions", "epochs"])
     told = capsys.readouterr()
     assert "epochs: give one of" in told.err and told.out == ""
+    with pytest.raises(SystemExit):
+        command.main(["partitions", "epochs:fedavgg"])
+    told = capsys.readouterr()
+    assert "unknown method 'fedavgg'; did you mean 'fedavg'?" in told.err and told.out == ""
+    with pytest.raises(SystemExit):
+        command.main(["partitions", "--write", "nowhere/speed.md"])
+    told = capsys.readouterr()
+    assert "--write nowhere/speed.md: there is no such folder" in told.err and told.out == ""
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import resource
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -358,3 +360,39 @@ def test_a_run_that_goes_on_is_not_discarded(tmp_path):
     with run_lock(paths[1]), pytest.raises(RunLocked, match="busy"):
         discard(paths)
     assert [state(path) for path in paths] == ["complete"] * 3
+
+
+def test_more_runs_are_discarded_than_a_process_may_have_open_files(tmp_path):
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 10
+    paths = [tmp_path / str(number) for number in range(most)]
+    for path in paths:
+        path.mkdir()
+        (path / "config.yaml").touch()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        discard(paths)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not any((path / "config.yaml").exists() for path in paths)
+
+
+@pytest.mark.parametrize("deleted", range(1, 5))
+def test_a_run_that_was_discarded_in_part_starts_over(tmp_path, monkeypatch, deleted):
+    """It does not continue from what is left, and is not taken for complete or damaged."""
+    path = whole_run(tmp_path).path
+    for name in CHECKPOINTS:
+        (path / name).touch()
+    left, delete = [None] * deleted, Path.unlink
+
+    def until(file, *given, **options):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        delete(file, *given, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", until)
+        discard([path])
+    checkpoints = any((path / name).exists() for name in CHECKPOINTS)
+    assert state(path) == ("complete" if deleted < 3 else "missing") and checkpoints == (deleted < 2)

@@ -14,8 +14,9 @@ from benchmark.files import read_yaml
 from benchmark.report import leaderboard
 from benchmark.runs import records
 from benchmark.submission.checking import check
-from benchmark.submission.folder import importable
+from benchmark.submission.folder import importable, own_row
 from benchmark.suites.suite import load
+from datamodules.common.errors import ConfigError
 from run_folders import change
 from toy_suite import BOARD
 
@@ -114,6 +115,32 @@ def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
     assert not Path("submissions").exists()
 
 
+def test_a_submission_is_packed_into_a_folder_that_a_link_leads_to(place):
+    (place / "mine_to_submit.py").write_text(MINE)
+    elsewhere = place.parent / "a" / "large" / "disk"
+    elsewhere.mkdir(parents=True)
+    (place / "submissions").symlink_to(elsewhere)
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick"]) == 0
+    assert load("submissions/board-Mine-one/suite.yaml").extended.paper == "board"
+
+
+def test_a_method_in_a_package_is_packed_as_one(place):
+    (place / "mine_to_submit").mkdir()
+    (place / "mine_to_submit" / "__init__.py").write_text(MINE)
+    assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "again"]) == 0
+    assert Path("again/mine_to_submit/__init__.py").exists() and not Path("again/mine_to_submit.py").exists()
+
+
+def test_a_submission_is_of_one_row(tmp_path):
+    """A table of two data sets makes two of it."""
+    two = BOARD.replace("{A: {}}", "{A: {}, B: {}}").replace("datasets: [A]", "datasets: [A, B]")
+    (tmp_path / "board.yaml").write_text(two)
+    mine = {"labels": {"mine": {"method": "fedavg"}}, "tables": {"one": {"rows": [{"method": "mine"}]}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"extends": "board.yaml", "paper": "mine", **mine}))
+    with pytest.raises(ConfigError, match=r"by one row, but this by one/A/mine, one/B/mine; .* table of one data set"):
+        own_row(load(str(tmp_path / "mine.yaml")))
+
+
 SUITE, TUNED, ABOUT = "mine/suite.yaml", "mine/tuned/board-Mine-quick.yaml", "mine/submission.yaml"
 
 
@@ -182,6 +209,11 @@ FAULTS = {
         lambda: edited(ABOUT, lambda a: a["contract"]["checks"].pop("that_it_is_text")),
     ),
     "a seed twice": ("configuration", "runs/more: another run of seed 2", lambda: copied(2)),
+    "no checks at all": (
+        "contract",
+        "not run: that_it_is_named, that_it_is_text",
+        lambda: edited(ABOUT, lambda a: a.update(contract="passed")),
+    ),
     "a row of others": (
         "row",
         "a row of other",

@@ -1,6 +1,7 @@
 """A cached plan is the plan, and is made anew after any change that could give another one."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,3 +93,12 @@ def test_plans_with_classes_of_other_packages_are_not_kept(toy, tmp_path, monkey
 def test_a_home_that_cannot_be_written_is_no_error(toy, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert plan_cache.plan(suite.load(str(toy)), "quick", [], replace(RUNTIME, threads=1)).runs
+
+
+def test_a_user_without_a_home_gets_the_plan(toy, monkeypatch):
+    """In a container that runs under the number of nobody it knows."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    loaded = suite.load(str(toy))
+    assert said(plan_cache.plan(loaded, "quick", [], RUNTIME)) == said(loaded.plan("quick", [], RUNTIME))
