@@ -76,7 +76,7 @@ def jobs_and_gpus(options: Namespace, runtime: Runtime) -> tuple[int, int]:
 
 
 def discard(folders: Iterable[Path]) -> None:
-    """Delete what earlier runs have left in these folders (``--overwrite``): in all of them, or in none.
+    """Delete what earlier runs have left in these folders (``--overwrite``); nothing if a process works on one.
 
     Raises:
         ConfigError: this is one of several processes that something else has started; it would delete what another
