@@ -388,13 +388,15 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_folder(path: str, option: str) -> None:
-    """Refuse a folder's path with a line break or another control character: scripts and lists hold it in one line.
+    """Refuse a path that scripts and lists cannot hold in one line, or whose ``~`` the shell has not replaced.
 
     Raises:
         ConfigError: names the option.
     """
     if any(category(sign) in CONTROL for sign in path):
         raise ConfigError(f"{option} {path!r}: a control character, such as a line break; give another folder")
+    if path.startswith("~"):
+        raise ConfigError(f"{option}={path}: the shell has not replaced ~; put a space for the =, or give a whole path")
 
 
 def _refuse_not_finite(value: Any, name: str) -> None:

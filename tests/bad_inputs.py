@@ -160,6 +160,7 @@ CONFIGS = {
     "model_args: 3": "model_args is 3; give a mapping of names to values",
     "runtime: 3": "runtime is 3; give a mapping of names to values",
     'runtime: {results_dir: "a\\nb"}': "--results_dir 'a\\nb': a control character, such as a line break",
+    "runtime: {data_dir: ~/data}": "--data_dir=~/data: the shell has not replaced ~",
     "runtime: {device: 2}": "unknown runtime argument 'device'; did you mean 'devices'?",
 }
 
