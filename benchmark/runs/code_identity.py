@@ -5,13 +5,18 @@ import hashlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from benchmark import ROOT
 from benchmark.config import Run
 from benchmark.registry import KINDS, imported
 from benchmark.runs.records import Record, method_sources
+from datamodules.common.plugins import BELOW
 
 CODE = ("benchmark", "methods", "datamodules")
 NO_NUMBERS = ("uploads_needed",)
@@ -45,6 +50,11 @@ def method_source(run: Run) -> str | None:
     return source_digest(run.class_of("method"), imported(KINDS["method"].base))
 
 
+def method_files(run: Run) -> dict[str, Path]:
+    """The files behind a run's method, by module (``own_files``)."""
+    return own_files(run.class_of("method"), imported(KINDS["method"].base))
+
+
 def by_other_code(run: Run, record: Record) -> bool:
     """Whether a run, or part of it, was made by other code of its method than is there now."""
     now = method_source(run)
@@ -53,24 +63,82 @@ def by_other_code(run: Run, record: Record) -> bool:
 
 @cache
 def source_digest(cls: type, base: type) -> str | None:
-    """Digest of a class's code: of the files that define it and its bases, without docstrings and comments.
+    """Digest of a class's code: of its ``own_files``, without docstrings and comments.
 
     What only says how a run may be executed (``uploads_needed``) is left out, too.
 
     Args:
         cls: for instance a method.
-        base: the framework's class; its code, and that of its own bases, is left out.
+        base: the framework's class.
 
     Returns:
         Twelve hexadecimal digits; ``None`` where there is no source to read, as in some notebooks.
     """
-    own = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
     try:
-        sources = [inspect.getsource(sys.modules[name]) for name in dict.fromkeys(one.__module__ for one in own)]
+        sources = [file.read_bytes() for file in own_files(cls, base).values()]
     except (OSError, TypeError, KeyError):
         return None
     code = "\n".join(ast.unparse(_what_counts(ast.parse(source))) for source in sources)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def own_files(cls: type, base: type) -> dict[str, Path]:
+    """The files behind a class, by module: those of itself and its bases, and the user's modules that they import.
+
+    Imports count wherever they stand, in a function too. Of this repository and of installed packages, only the files
+    of bases count.
+
+    Args:
+        cls: for instance a method.
+        base: the framework's class; its file, and those of its own bases, are left out.
+
+    Raises:
+        OSError, TypeError, KeyError: there is no source to read, as in some notebooks.
+    """
+    classes = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
+    found = {one.__module__: Path(inspect.getfile(one)).resolve() for one in classes}
+    packages = {name: sys.modules[name].__package__ or "" for name in found}
+    waiting = list(found)
+    while waiting:
+        name = waiting.pop(0)
+        for spec in filter(None, map(_users, _imports(found[name], packages[name]))):
+            if spec.name not in found:
+                found[spec.name], packages[spec.name] = Path(str(spec.origin)).resolve(), spec.parent or ""
+                waiting.append(spec.name)
+    return found
+
+
+def _imports(file: Path, package: str) -> Iterator[str]:
+    """Names that a file of this package imports: modules, and whatever else it takes from them."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            module = ".".join(filter(None, (start, node.module)))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _users(name: str) -> ModuleSpec | None:
+    """The module of this name, if there is one and it is a file of the user's."""
+    top = name.partition(".")[0]
+    if top in BELOW:
+        return None
+    try:
+        found = find_spec(top)
+        if found is None or _is_installed(found):
+            return None
+        found = find_spec(name)  # imports the packages above it
+    except Exception:  # of a package whose absence the importing code may well expect
+        return None
+    return found if found and found.has_location and str(found.origin).endswith(".py") else None
+
+
+def _is_installed(top: ModuleSpec) -> bool:
+    """Whether a module or package lies with the installed ones, or in no folder at all."""
+    places = [top.origin] if top.has_location else list(top.submodule_search_locations or [])
+    return not places or bool({"site-packages", "dist-packages"} & set(Path(str(places[0])).parts))
 
 
 def _what_counts(tree: ast.Module) -> ast.Module:

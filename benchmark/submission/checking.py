@@ -1,6 +1,5 @@
 """Checking a submission against the rules, point by point."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from benchmark.config import RunConfig, Runtime, identity, spelled
 from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report.compare import code
-from benchmark.runs.code_identity import method_source
+from benchmark.runs.code_identity import method_files, method_source
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import Record, code_versions, method_sources
 from benchmark.runs.states import look
@@ -239,12 +238,13 @@ def _in_seeds(one: Submission, what: Callable[[Record], str]) -> str:
 def _method(one: Submission) -> Point:
     """Check that all records were made with the submitted source of the method."""
     problems, run = [], one.first
-    found = run.class_of("method")
-    file = Path(inspect.getfile(found)).resolve()
-    if not (file.is_relative_to(one.folder.resolve()) or is_public(file)):
+    files = method_files(run)
+    file = files[run.class_of("method").__module__]
+    here = one.folder.resolve()
+    for outside in (path for path in files.values() if not (path.is_relative_to(here) or is_public(path))):
         problems.append(
-            f"{run.config.method.class_path} is at {file}, which is neither in the folder nor an installed package; "
-            "put its source into the folder"
+            f"{run.config.method.class_path} is made of {outside}, which is neither in the folder nor in an installed "
+            "package; put it into the folder"
         )
     now = method_source(run)
     for sources, where in _by(one.all_records, lambda record: " and ".join(method_sources(record))).items():

@@ -1,6 +1,5 @@
 """The folder of a submission: how it is packed and read."""
 
-import inspect
 import os
 import shutil
 import sys
@@ -15,9 +14,9 @@ from benchmark import ROOT, tuning
 from benchmark.config import Run, Runtime
 from benchmark.contract import checks
 from benchmark.files import dump_yaml, read_yaml, write_atomic
-from benchmark.registry import KINDS, imported, one_line
+from benchmark.registry import one_line
 from benchmark.runs.archive import FILES
-from benchmark.runs.code_identity import method_source
+from benchmark.runs.code_identity import method_files, method_source
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Row, Table
 from benchmark.suites.suite import Suite, load
@@ -201,12 +200,12 @@ def is_public(file: Path) -> bool:
 
 
 def _sources(run: Run) -> dict[str, Path]:
-    """Return the source files of a method to submit, by their path relative to their import folder."""
-    base, found = imported(KINDS["method"].base), {}
-    for cls in run.class_of("method").__mro__:
-        if not issubclass(cls, base) or is_public(file := Path(inspect.getfile(cls)).resolve()):
+    """Return the files behind a method that are to be submitted, by their path relative to their import folder."""
+    found = {}
+    for module, file in method_files(run).items():
+        if is_public(file):
             continue
-        parts = [*cls.__module__.split("."), *(["__init__"] if file.name == "__init__.py" else [])]
+        parts = [*module.split("."), *(["__init__"] if file.name == "__init__.py" else [])]
         found["/".join(parts) + ".py"] = file
         for depth in range(1, len(parts)):
             found["/".join([*parts[:depth], "__init__.py"])] = file.parents[len(parts) - 1 - depth] / "__init__.py"

@@ -2,11 +2,13 @@
 
 import importlib
 import subprocess
+import sys
 
 import pytest
 
 from benchmark.runs import code_identity
-from benchmark.runs.code_identity import source_digest
+from benchmark.runs.code_identity import own_files, source_digest
+from benchmark.submission.folder import importable
 from methods.base import FedMethod
 
 
@@ -70,3 +72,77 @@ def test_the_digest_of_a_methods_code_knows_what_runs(tmp_path, monkeypatch, cha
     before, after = (importlib.import_module(f"plugin_{name}").Mine for name in ("before", "after"))
     assert (source_digest(before, FedMethod) == source_digest(after, FedMethod)) is same
     assert source_digest(before, FedMethod) != source_digest(before.__base__, FedMethod)
+
+
+HELPED = """
+from methods.fedavg import FedAvg
+from rates import HALF
+from {package}losses import scaled
+
+
+class Mine(FedAvg):
+    def training_step(self, batch, batch_idx):
+        import late
+
+        return scaled(super().training_step(batch, batch_idx)) * HALF * late.ONE
+"""
+
+
+@pytest.mark.parametrize("package", ["", "."])
+@pytest.mark.parametrize(
+    ("name", "text", "same"),
+    [
+        ("rates", "HALF = 1 / 2", False),
+        ("rates", "HALF = 0.5  # of the whole", True),
+        ("losses", "from deeper import scaled", True),
+        ("deeper", "def scaled(loss):\n    return 2 * loss", False),
+        ("late", "ONE = 1.0", False),
+        ("unrelated", "HALF = 0.25", True),
+    ],
+)
+def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, name, text, same):
+    """Those that these import among them, and relative imports and such as a function makes."""
+    files = {
+        "mine": HELPED.format(package=package),
+        "rates": "HALF = 0.5",
+        "losses": "from deeper import scaled",
+        "deeper": "def scaled(loss):\n    return loss",
+        "late": "ONE = 1",
+        "unrelated": "HALF = 0.5",
+    }
+    inside = ("mine", "losses") if package else ()
+
+    def digest(folder, files):
+        for module, source in files.items():
+            path = folder / ("pack" if module in inside else "") / f"{module}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        with importable(folder):
+            cls = importlib.import_module("pack.mine" if package else "mine").Mine
+            return source_digest(cls, FedMethod)
+
+    if package:
+        (tmp_path / "a" / "pack").mkdir(parents=True)
+        (tmp_path / "b" / "pack").mkdir(parents=True)
+        for folder in ("a", "b"):
+            (tmp_path / folder / "pack" / "__init__.py").write_text("")
+    before, after = digest(tmp_path / "a", files), digest(tmp_path / "b", files | {name: text})
+    assert (before == after) is same
+
+
+def test_installed_packages_do_not_count(tmp_path, monkeypatch):
+    """Nor does this repository: the version of the code stands for it."""
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "uses_others.py").write_text("import lightning, installed_helper, lies_beside, not_there\n" + PLUGIN)
+    (tmp_path / "lies_beside.py").write_text("")
+    (installed / "installed_helper.py").write_text("")
+    (tmp_path / "not_there.py").write_text("")
+    cls = importlib.import_module("uses_others").Mine
+    (tmp_path / "not_there.py").unlink()
+    importlib.invalidate_caches()
+    del sys.modules["not_there"]
+    own = {name for name in own_files(cls, FedMethod) if not name.startswith("methods.")}
+    assert own == {"uses_others", "lies_beside"}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,16 @@ from toy_suite import BOARD
 
 MINE = '''
 from methods.fedavg import FedAvg
+from shares_to_submit import SHARE
 
 
 class Mine(FedAvg):
     """Averages (an example, 2026)."""
 
     def learning_rate(self):
-        return 0.9 * super().learning_rate()
+        return SHARE * super().learning_rate()
 '''
+FILES = {"mine_to_submit.py": MINE, "shares_to_submit.py": "SHARE = 0.9\n"}
 RUN = ["--wandb", "off", "--accelerator", "cpu"]
 
 
@@ -48,7 +51,7 @@ def packed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         _at(place, patch)
         (place / "board.yaml").write_text(BOARD)
-        (place / "mine_to_submit.py").write_text(MINE)
+        write_method(place)
         enter = ["enter", "--paper", "board.yaml", "--method", "mine_to_submit.Mine", "--table", "one", "--jobs", "1"]
         assert main([*enter, *RUN]) == 0
         assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "mine"]) == 0
@@ -61,9 +64,15 @@ def place(packed, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(packed, copy)
     _at(copy, monkeypatch)
-    monkeypatch.delitem(__import__("sys").modules, "mine_to_submit", raising=False)
-    (copy / "mine_to_submit.py").unlink()  # a maintainer has it in the submission alone
+    for name in FILES:
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+        (copy / name).unlink()  # a maintainer has it in the submission alone
     return copy
+
+
+def write_method(place):
+    for name, text in FILES.items():
+        (place / name).write_text(text)
 
 
 def _at(place, patch):
@@ -96,7 +105,7 @@ def failing():
 
 def test_a_whole_submission_holds(place, capsys):
     assert sorted(path.name for path in Path("mine").iterdir()) == [
-        "mine_to_submit.py", "runs", "submission.yaml", "suite.yaml", "tuned", "tuning",
+        "mine_to_submit.py", "runs", "shares_to_submit.py", "submission.yaml", "suite.yaml", "tuned", "tuning",
     ]  # fmt: skip
     assert main(["submit", "--check", "mine"]) == 0
     out = capsys.readouterr().out
@@ -106,7 +115,7 @@ def test_a_whole_submission_holds(place, capsys):
 
 
 def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
-    (place / "mine_to_submit.py").write_text(MINE)
+    write_method(place)
     pack = ["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick"]
     assert main([*pack, "--out", "mine"]) == 2 and "exists already" in capsys.readouterr().err
     assert main([*pack, "--results_dir", "nowhere"]) == 2 and "`enter` tunes" in capsys.readouterr().err
@@ -116,7 +125,7 @@ def test_nothing_is_packed_over_a_folder_or_without_tuning(place, capsys):
 
 
 def test_a_submission_is_packed_into_a_folder_that_a_link_leads_to(place):
-    (place / "mine_to_submit.py").write_text(MINE)
+    write_method(place)
     elsewhere = place.parent / "a" / "large" / "disk"
     elsewhere.mkdir(parents=True)
     (place / "submissions").symlink_to(elsewhere)
@@ -125,6 +134,8 @@ def test_a_submission_is_packed_into_a_folder_that_a_link_leads_to(place):
 
 
 def test_a_method_in_a_package_is_packed_as_one(place):
+    write_method(place)
+    (place / "mine_to_submit.py").unlink()
     (place / "mine_to_submit").mkdir()
     (place / "mine_to_submit" / "__init__.py").write_text(MINE)
     assert main(["submit", "--paper", "board-Mine-one.yaml", "--scale", "quick", "--out", "again"]) == 0
@@ -265,10 +276,19 @@ def test_all_faults_are_told_at_once(place, capsys):
         assert told in out
 
 
-def test_a_changed_method_fails_though_its_records_agree(place):
-    file = Path("mine/mine_to_submit.py")
-    file.write_text(file.read_text().replace("0.9", "0.8"))
+@pytest.mark.parametrize(
+    ("name", "change"), [("mine_to_submit.py", ("SHARE *", "0.8 *")), ("shares_to_submit.py", ("0.9", "0.8"))]
+)
+def test_a_changed_method_fails_though_its_records_agree(place, name, change):
+    file = Path("mine") / name
+    file.write_text(file.read_text().replace(*change))
     assert {"method", "contract"} <= failing().keys()
+
+
+def test_a_module_that_is_not_in_the_folder_is_told(place):
+    """Although it can be imported here."""
+    Path("mine/shares_to_submit.py").rename("shares_to_submit.py")
+    assert f"made of {place / 'shares_to_submit.py'}, which is neither" in failing()["method"]
 
 
 def test_a_run_with_a_further_seed_is_told(place):
@@ -348,7 +368,7 @@ def test_a_reading_of_the_averaged_model_that_the_second_run_does_not_have_is_no
     """Its digest agrees and so do all rounds; only the reading that no row gives was changed."""
     board = Path("board.yaml").read_text().replace("report: last", "report: averaged")
     Path("board.yaml").write_text(board.replace("rounds: 2}", "rounds: 2, average_last: 2}"))
-    (place / "mine_to_submit.py").write_text(MINE)
+    write_method(place)
     shutil.rmtree("mine")
     for left in (*Path().glob("board-*.yaml"), *Path().glob("tuned/*")):
         left.unlink()
