@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
@@ -46,12 +46,13 @@ def code_version() -> str:
 
 
 def method_source(run: Run) -> str | None:
-    """Digest of the code of a run's method (``source_digest``)."""
-    return source_digest(run.class_of("method"), imported(KINDS["method"].base))
+    """Digest of the code of a run's method, and of the user's network and data module, if any (``source_digest``)."""
+    named = (path.rpartition(".")[0] for path in (run.config.model, run.config.data.class_path) if "." in path)
+    return source_digest(run.class_of("method"), imported(KINDS["method"].base), tuple(named))
 
 
 def method_files(run: Run) -> dict[str, Path]:
-    """The files behind a run's method, by module (``own_files``)."""
+    """The files behind a run's method alone, by module (``own_files``)."""
     return own_files(run.class_of("method"), imported(KINDS["method"].base))
 
 
@@ -62,7 +63,7 @@ def by_other_code(run: Run, record: Record) -> bool:
 
 
 @cache
-def source_digest(cls: type, base: type) -> str | None:
+def source_digest(cls: type, base: type, more: tuple[str, ...] = ()) -> str | None:
     """Digest of a class's code: of its ``own_files``, without docstrings and comments.
 
     What only says how a run may be executed (``uploads_needed``) is left out, too.
@@ -70,19 +71,20 @@ def source_digest(cls: type, base: type) -> str | None:
     Args:
         cls: for instance a method.
         base: the framework's class.
+        more: as in ``own_files``.
 
     Returns:
         Twelve hexadecimal digits; ``None`` where there is no source to read, as in some notebooks.
     """
     try:
-        sources = [file.read_bytes() for file in own_files(cls, base).values()]
+        sources = [file.read_bytes() for file in own_files(cls, base, more).values()]
     except (OSError, TypeError, KeyError):
         return None
     code = "\n".join(ast.unparse(_what_counts(ast.parse(source))) for source in sources)
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
-def own_files(cls: type, base: type) -> dict[str, Path]:
+def own_files(cls: type, base: type, more: Sequence[str] = ()) -> dict[str, Path]:
     """The files behind a class, by module: those of itself and its bases, and the user's modules that they import.
 
     Imports count wherever they stand, in a function too. Of this repository and of installed packages, only the files
@@ -91,20 +93,21 @@ def own_files(cls: type, base: type) -> dict[str, Path]:
     Args:
         cls: for instance a method.
         base: the framework's class; its file, and those of its own bases, are left out.
+        more: modules that count, with their imports, if they are the user's.
 
     Raises:
         OSError, TypeError, KeyError: there is no source to read, as in some notebooks.
     """
     classes = [one for one in cls.__mro__ if issubclass(one, base) and one is not base]
     found = {one.__module__: Path(inspect.getfile(one)).resolve() for one in classes}
-    packages = {name: sys.modules[name].__package__ or "" for name in found}
-    waiting = list(found)
-    while waiting:
-        name = waiting.pop(0)
-        for spec in filter(None, map(_users, _imports(found[name], packages[name]))):
-            if spec.name not in found:
-                found[spec.name], packages[spec.name] = Path(str(spec.origin)).resolve(), spec.parent or ""
-                waiting.append(spec.name)
+    names = list(more)
+    for module, file in found.items():
+        names += _imports(file, sys.modules[module].__package__ or "")
+    while names:
+        spec = _users(names.pop(0))
+        if spec is not None and spec.name not in found:
+            found[spec.name] = Path(str(spec.origin)).resolve()
+            names += _imports(found[spec.name], spec.parent or "")
     return found
 
 

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from benchmark.config import Run, from_dict
 from benchmark.runs import code_identity
-from benchmark.runs.code_identity import own_files, source_digest
+from benchmark.runs.code_identity import method_files, method_source, own_files, source_digest
 from benchmark.submission.folder import importable
 from methods.base import FedMethod
+from methods.fedavg import FedAvg
 
 
 def test_the_record_says_that_there_was_no_git(monkeypatch, tmp_path):
@@ -146,3 +148,26 @@ def test_installed_packages_do_not_count(tmp_path, monkeypatch):
     del sys.modules["not_there"]
     own = {name for name in own_files(cls, FedMethod) if not name.startswith("methods.")}
     assert own == {"uses_others", "lies_beside"}
+
+
+NETWORK = """
+from torch import nn
+
+
+def flat(num_classes, image_size=32):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
+"""
+
+
+@pytest.mark.parametrize(("slot", "name"), [("model", "own_parts.flat"), ("data", "own_parts.Mine")])
+def test_an_own_network_or_data_module_counts(tmp_path, monkeypatch, slot, name):
+    """For a method of this repository too; where all parts are the repository's, the digest is the method's alone."""
+    values = {"method": "fedavg", "data": "digits", "model": "mlp"}
+    alone = method_source(Run.of(from_dict(values)))
+    assert alone == source_digest(FedAvg, FedMethod)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "from datamodules.digits import Digits\n\n\nclass Mine(Digits):\n    pass\n" + NETWORK
+    (tmp_path / "own_parts.py").write_text(own)
+    run = Run.of(from_dict(values | {slot: name}))
+    assert method_source(run) != alone
+    assert "own_parts" not in method_files(run)
