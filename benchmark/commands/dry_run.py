@@ -76,12 +76,12 @@ def _table(found: Sequence[Part], reasons: Mapping[int, str]) -> Table:
     for name in ("runs", "rounds left", "s per round", "time", "judged by", "cells"):
         table.add_column(name, justify="left" if name in ("judged by", "cells") else "right", no_wrap=name != "cells")
     for number, part in enumerate(found):
-        known = part.estimate
+        known, unknown = part.estimate, "?" if part.left else "-"
         table.add_row(
             str(len(part.runs)),
             f"{part.left:,}",
-            f"{known.seconds:.3g}" if known else "?",
-            duration(part.seconds) if known else "?",
+            f"{known.seconds:.3g}" if known else unknown,
+            duration(part.seconds) if known else unknown,
             known.source if known else reasons.get(number, "-"),
             escape(", ".join(dict.fromkeys(part.runs[0].cells))),
         )

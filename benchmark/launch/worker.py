@@ -13,6 +13,7 @@ from lightning import Fabric
 from lightning.pytorch import Callback
 
 from benchmark.config import Run, RunConfig, Runtime
+from benchmark.console import size
 from benchmark.federation.assembly import assemble, make
 from benchmark.federation.collectives import on_first, wait_for_all
 from benchmark.federation.loop import Federation, RoundCallback
@@ -122,13 +123,13 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     """Where a run takes place and how much memory its clients' states may take in each process, with a warning if the
     run never leaves its warm-up.
     """
-    rt, clients, kept = config.runtime, federation.data.num_clients, federation.client_state_bytes / 1e9
+    rt, clients, kept = config.runtime, federation.data.num_clients, size(federation.client_state_bytes)
     engine = f", {rt.slots} slots" if rt.engine == "slots" else ""
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (
         f"{rt.devices} x {rt.accelerator} with {rt.threads} CPU threads each, {config.precision}{engine}; "
-        f"what {clients} clients keep between visits takes up to {kept:.2g} GB{all_warm}"
+        f"what {clients} clients keep between visits takes up to {kept}{all_warm}"
     )
 
 

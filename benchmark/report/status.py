@@ -91,10 +91,10 @@ def _rows(plan: Plan, progress: Mapping[str, Progress], options: Mapping[str, st
     for key, run in plan.runs.items():
         rows.setdefault((_cells(run), options[key]), []).append(progress[key])
     table = Table(box=None, pad_edge=False)
-    table.add_column("row")
+    table.add_column("row", overflow="fold")
     table.add_column("seeds")
     table.add_column(_reading(plan), justify="right", no_wrap=True)
-    table.add_column("options")
+    table.add_column("options", overflow="fold")
     for (cells, told), runs in rows.items():
         known = [one.accuracy for one in runs if one.state == "complete" and one.accuracy is not None]
         mean = f"{sum(known) / len(known):.2f}" if known else ""
@@ -107,8 +107,8 @@ def _runs(plan: Plan, keys: Sequence[str], progress: Mapping[str, Progress], opt
     table = Table(box=None, pad_edge=False)
     acc = _reading(plan)
     for name in ("state", "run", "seed", "rounds", acc, "cells", "options"):
-        right = name in ("seed", "rounds", acc)
-        table.add_column(name, justify="right" if right else "left", no_wrap=name not in ("cells", "options"))
+        right, long = name in ("seed", "rounds", acc), name in ("run", "cells", "options")
+        table.add_column(name, justify="right" if right else "left", no_wrap=not long, overflow="fold")
     for key in keys:
         run, one = plan.runs[key], progress[key]
         name, style = NAMES[one.state]

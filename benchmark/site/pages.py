@@ -94,7 +94,12 @@ def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
     for line in (line for view in views for table in view.tables for line in table.lines):
         for key in set(line.runs) & set(found):
             labels[key][line.row.method] = None
-    runs = sorted(found.values(), key=lambda run: (run.record["scale"], run.record["method"], run.record["dataset"]))
+
+    def place(item: tuple[str, Found]) -> tuple[str, str, str, list[str], int]:
+        key, record = item[0], item[1].record
+        return record["scale"], record["method"], record["dataset"], list(labels[key]), record["config"]["seed"]
+
+    runs = [run for _, run in sorted(found.items(), key=place)]
     scales = sorted({run.record["scale"] for run in runs})
     protocol = {key for view in views if view.compare for key in view.plan.runs}
     return {"root": "", "runs": runs, "labels": labels, "scales": scales, "protocol": protocol}

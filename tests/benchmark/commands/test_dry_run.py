@@ -1,5 +1,6 @@
 """``--dry-run``: what a command would take."""
 
+import json
 import signal
 
 import pytest
@@ -37,6 +38,19 @@ def test_what_cannot_be_measured_is_unknown(here, fitted, capsys, machine):
         assert table("--seeds", "1,2", "--dry-run") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "unknown" not in out and out.count("1 record ") == 2
+
+
+def test_rows_with_nothing_left_need_no_time(here, fitted, capsys):
+    """A question mark would say that it is unknown, and on a machine without records of the row it is not needed."""
+    assert table("--seeds", "1") == 0
+    for path in here.glob("results/runs/*/record.json"):
+        record = json.loads(path.read_text())
+        record["environment"]["cpu"] = "another processor"
+        path.write_text(json.dumps(record))
+    capsys.readouterr()
+    assert table("--seeds", "1", "--dry-run") == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert "?" not in "".join(lines) and "0 rounds are left" in lines[-1]
 
 
 def test_a_dry_run_of_a_single_run(here, fitted, capsys):

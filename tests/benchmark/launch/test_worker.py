@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from dataclasses import replace
 
@@ -33,6 +34,11 @@ def test_a_failure_is_recorded_and_the_run_can_be_taken_up_again(tmp_path, refer
     assert "continues from" not in capsys.readouterr().err
     assert_same_run(fit(config), reference)
     assert f"{path}: continues from round 5 of {ROUNDS}\n" in capsys.readouterr().err
+
+
+def test_a_run_says_what_its_clients_keep_in_a_unit_that_fits(tmp_path, capsys):
+    fit(configuration(tmp_path, **SHORT))
+    assert re.search(r"clients keep between visits takes up to [\d.]+ [kM]B\n", capsys.readouterr().err)
 
 
 def test_an_averaged_model_changes_no_row_and_outlives_a_kill_at_the_end(tmp_path, reference, monkeypatch):

@@ -67,6 +67,18 @@ def test_a_row_has_one_line_and_runs_that_have_begun_one_more_each(tmp_path):
     assert lines[6:8] == ["3 DONE, 1 STALE, 5 MISSING", "9 runs, 36 rounds; 24 rounds are left"]
 
 
+@pytest.mark.parametrize("every_run", [False, True])
+def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
+    """Names of rows and of folders are typed into other commands, so none is cut."""
+    names = ("presets/CIFAR-100/fed_consist_as_written", "controls/CIFAR-100/fedirm_15")
+    runs = [replace(planned(tmp_path, clients=number), cells=names) for number in (10, 50)]
+    run(runs[0], rounds=2)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    show(Plan("quick", {one.id: one for one in runs}, {}, (1,)), every_run, console)
+    text = console.file.getvalue()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+
+
 def test_nothing_begun_is_no_second_table(tmp_path):
     _, line, *totals = said(planned(tmp_path), every_run=False)
     assert line.split() == ["4/A/low", "1", "MISSING"]

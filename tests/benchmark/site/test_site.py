@@ -245,6 +245,15 @@ def test_runs_are_filtered_by_text_and_scale(site: Path, page: Any) -> None:
     assert len(names(page, "#runs-table")) == 9
 
 
+def test_runs_of_a_row_stand_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    """Whatever their ids are."""
+    own = suite(scales={"paper": {"seeds": list(range(1, 13)), "compare": True}})
+    view = run(own, "paper", tmp_path, {"low": [50.0] * 12, "high": [60.0] * 12})
+    page = render([view], find_runs(tmp_path))["runs.html"]
+    seeds = re.findall(r'</span>\s*</td>\s*<td class="number" data-value="(\d+)">', page)
+    assert [int(seed) for seed in seeds] == 2 * list(range(1, 13))
+
+
 def test_the_leaderboard_compares_rows_and_says_what_they_cost(site: Path, page: Any) -> None:
     """Sorted by the mean, in words instead of names of columns."""
     page.goto((site / "index.html").as_uri())
