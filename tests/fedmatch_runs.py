@@ -44,10 +44,10 @@ def single() -> FewDigits:
     return few(dtype=torch.float32)
 
 
-def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, **args: Any) -> FedMatch:
+def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, seed: int = 0, **args: Any) -> FedMatch:
     """Around a small network, in double precision, with one epoch everywhere unless the arguments say otherwise."""
     options = dict(NETWORKS[network])
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = models.build(options.pop("name", network), 10, **options)
     known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 32, 32)}
     return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
