@@ -117,7 +117,8 @@ class JointMean:
         self.sums = {name: ExactSum(value.numel(), value.device) for name, value in like.items()}
         self.weights: dict[tuple[int, int], float] = {}
         self.own: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self.found: dict[str, Tensor] | None = None
+        self.found: dict[str, Tensor] = {}
+        self.by: dict[tuple[int, int], float] = {}  # the weights of ``found``
 
     @property
     def num_bytes(self) -> int:
@@ -163,10 +164,10 @@ class JointMean:
         given = {(part.visit.client, part.visit.repeat): w for part, w in zip(parts, checked.tolist(), strict=True)}
         if len(given) < len(parts):
             raise RunError("aggregation: an upload is averaged twice (--sums exact); give each upload one weight")
-        if self.at_once:
-            if self.found is not None:
-                return dict(self.found)
-        else:
+        if self.at_once and self.found:
+            _require_all(given, self.by)
+            return {name: value.clone() for name, value in self.found.items()}
+        if not self.at_once:
             self.sums = {name: ExactSum(value.numel(), value.device) for name, value in self.like.items()}
             for key, tensors in self.own.items():
                 if given.get(key):
@@ -175,21 +176,19 @@ class JointMean:
         for name, one in self.sums.items():
             one.join(self.fabric, places[name])
         by = fsum(given.values())
-        self.found = {name: self._divided(name, by) for name in self.like}
+        mean = {name: self._divided(name, by) for name in self.like}
         self.sums = {}
-        return dict(self.found)
+        if self.at_once:
+            self.found, self.by = {name: value.clone() for name, value in mean.items()}, given
+        return mean
 
     def _exchange_places(self, given: Mapping[tuple[int, int], float]) -> dict[str, list[int]]:
         """The places that any process has, by tensor; where uploads were added up, the weights are compared, too."""
         mine = {name: sorted(one.places) for name, one in self.sums.items()}, self.weights
         everyone = all_gather(self.fabric, mine)
         taken = {key: weight for _, weights in everyone for key, weight in weights.items()}
-        if self.at_once and taken != given:
-            raise RunError(
-                "the mean of a part of the round's uploads, or by weights that depend on the other uploads, was asked "
-                "for after the uploads had been added up (--sums exact). Let uploads_needed of the method say 'mean' "
-                "where weights depend on others, 'each' where parts are averaged"
-            )
+        if self.at_once:
+            _require_all(given, taken)
         if self.fabric.world_size == 1:
             return {name: [] for name in self.sums}
         return {name: sorted({number for places, _ in everyone for number in places[name]}) for name in self.sums}
@@ -203,6 +202,16 @@ class JointMean:
         like = self.like[name]
         mean = (self.sums[name].total() / by).reshape(like.shape)
         return mean.to(like.dtype if like.is_floating_point() else torch.float32)
+
+
+def _require_all(given: Mapping[tuple[int, int], float], taken: Mapping[tuple[int, int], float]) -> None:
+    """Refuse a mean by other weights than those by which the uploads were added up."""
+    if given != taken:
+        raise RunError(
+            "the mean of a part of the round's uploads, or by weights that depend on the other uploads, was asked "
+            "for after the uploads had been added up (--sums exact). Let uploads_needed of the method say 'mean' "
+            "where weights depend on others, 'each' where parts are averaged"
+        )
 
 
 def without_tensors(upload: Upload) -> Upload:

@@ -179,17 +179,26 @@ def test_weights_that_cannot_be(weights, says, at_once):
         joint_mean(uploads, at_once)
 
 
-def test_parts_and_other_weights_are_refused_after_uploads_were_added_up():
-    _, left = joint_mean(uploads_of())
-    states, weights = [one.tensors for one in left], [one.weight for one in left]
-    for number, parts, by in ((0, states[:3], weights[:3]), (1, states, [2.0, *weights[1:]])):
-        joint = JointMean(plain_fabric(), True)
-        joint.begin(uploads_of()[0].tensors)
-        left = [joint.for_server(joint.take(upload, upload.weight)) for upload in uploads_of()]
-        parts = [one.tensors for one in left][: len(parts)]
-        with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
-            weighted_mean(parts, by)
-        assert number < 2
+@pytest.mark.parametrize("averaged_before", [False, True])
+@pytest.mark.parametrize(("parts", "first"), [(3, 1.0), (5, 2.0)])
+def test_parts_and_other_weights_are_refused_after_uploads_were_added_up(averaged_before, parts, first):
+    uploads = uploads_of()
+    joint = JointMean(plain_fabric(), True)
+    joint.begin(uploads[0].tensors)
+    states = [joint.for_server(joint.take(upload, upload.weight)).tensors for upload in uploads]
+    weights = [upload.weight for upload in uploads]
+    if averaged_before:
+        weighted_mean(states, weights)
+    with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
+        weighted_mean(states[:parts], [first, *weights[1:parts]])
+
+
+def test_a_mean_that_is_changed_in_place_is_found_again():
+    mean, left = joint_mean(uploads_of())
+    kept = mean["w"].clone()
+    mean["w"].zero_()
+    again = weighted_mean([one.tensors for one in left], [one.weight for one in left])
+    assert torch.equal(again["w"], kept)
 
 
 def test_a_part_of_uploads_that_are_kept_has_a_mean():
