@@ -138,7 +138,7 @@ def alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+        return same(one, other)
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, GENERATORS):
@@ -155,3 +155,10 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal bit for bit; a NaN equals a NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)

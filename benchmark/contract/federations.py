@@ -141,7 +141,12 @@ def brief(method: str | type) -> dict[str, Any]:
     """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
     own = dict(class_of(method).contract_args)
     arguments = make_method(method, **own).hparams
-    return {name: most for name, most in MOST.items() if (arguments.get(name) or 0) > most} | own
+    numbers = {
+        name: value
+        for name in MOST.keys() & parameters(class_of(method))
+        if isinstance(value := arguments.get(name), int | float)
+    }
+    return {name: most for name, most in MOST.items() if numbers.get(name, 0) > most} | own
 
 
 @cache
@@ -204,7 +209,8 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
         engine: arguments of the ``Federation``.
     """
     fabric = fabric or plain_fabric()
-    made = make_method(method, weights=half_trained(), **(brief(method) | {"batch_size": 8}))
+    smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
+    made = make_method(method, weights=half_trained(), **brief(method), **smaller)
     scenario = made.scenario
     labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 60}}.get(scenario, {})
     options = options_for(made) | labels | dict(made.contract_data)

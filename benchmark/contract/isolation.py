@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import MISSING, Values, changed, own_classes, places_of, values_of
-from benchmark.contract.federations import brief, class_of, contract_federation, make_method
+from benchmark.contract.attributes import MISSING, Values, changed, own_classes, places_of, same, values_of
+from benchmark.contract.federations import brief, class_of, contract_federation, make_method, plain_fabric
 from benchmark.contract.reference import (
     Method,
     culprits,
@@ -172,7 +172,7 @@ def done_by_hooks(method: Method) -> tuple[list[str], list[str]]:
         yield
         drawn = global_states(hook in FIT_HOOKS)
         draws.update(f"{hook} draws from {name}" for name in states if states[name] != drawn[name])
-        changed = [name for name, value in lent(federation, hook).items() if not torch.equal(value, before[name])]
+        changed = [name for name, value in lent(federation, hook).items() if not same(value, before[name])]
         changes.update(f"{hook} changes {name}" for name in changed)
 
     with watched(federation.method, watch):
@@ -240,12 +240,11 @@ RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1",
 
 def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
     """Rows of the first two rounds where these properties of the host (``HOSTS``, ``RANK``) appear to differ."""
-    federation = contract_federation(method)
+    plain_fabric()  # launched before the fakes, as is everything that is not the method's
     sources = [sys.modules[cls.__module__] for cls in own_classes(class_of(method)) if cls.__module__ in sys.modules]
     with ExitStack() as stack:
         if RANK in hosts:
             stack.enter_context(patch.dict(os.environ, RANKS))
-            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
         fakes = [(place, fake) for host in hosts if host != RANK for place, fake in HOSTS[host].items()]
         real = {id(getattr(*place)): fake for place, fake in fakes}
         for (module, name), fake in fakes:
@@ -253,6 +252,9 @@ def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
         for source in sources:  # what a method's module has imported by name
             for name, fake in [(name, real[id(value)]) for name, value in vars(source).items() if id(value) in real]:
                 stack.enter_context(patch.object(source, name, fake))
+        federation = contract_federation(method)
+        if RANK in hosts:
+            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
         return rounds_until(federation, 2)
 
 

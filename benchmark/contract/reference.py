@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import Values, changed, places_of, values_of
+from benchmark.contract.attributes import Values, changed, places_of, same, values_of
 from benchmark.contract.federations import class_of, contract_federation
 from benchmark.federation.loop import Federation
 from methods.base import FedMethod
@@ -103,7 +103,7 @@ test_loss.__test__ = False  # type: ignore[attr-defined]
 
 def different(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that are not equal bit for bit, or are in one of the two only."""
-    both = [name for name in expected if name in found and not torch.equal(found[name], expected[name])]
+    both = [name for name in expected if name in found and not same(found[name], expected[name])]
     return both + sorted(set(found) ^ set(expected))
 
 

@@ -83,6 +83,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     ),
     (surroundings.UnseededDraw, runs.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
     (surroundings.ReadsProcess, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
+    (surroundings.ReadsProcessAtFirst, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
     (surroundings.ReadsRank, isolation.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
     (surroundings.ReadsClock, isolation.check_the_host_does_not_matter, "It reads the clock"),
     (surroundings.TestStatistic, runs.check_test_images_are_not_used, "with other test images it trains another model"),
