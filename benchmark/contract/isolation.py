@@ -209,10 +209,10 @@ def global_states(training: bool) -> dict[str, object]:
 
 def check_the_host_does_not_matter(method: Method) -> None:
     """Process id, host name, clock, number of processors, rank and number of processes change nothing."""
-    expected, everything = reference(method).rows[:2], [*HOSTS, RANK]
-    notes = different_rows(rows_elsewhere(method, *everything), expected)
+    everything = [*HOSTS, RANK]
+    notes = differences_elsewhere(method, *everything)
     if notes:
-        alone = (name for name in everything if different_rows(rows_elsewhere(method, name), expected))
+        alone = (name for name in everything if differences_elsewhere(method, name))
         cause = next(alone, "the process, the host or the clock")
         require_equal(method, f"the result depends on where it runs. It reads {cause}", notes)
 
@@ -238,8 +238,9 @@ RANK = "the rank or the number of processes"
 RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
 
 
-def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
-    """Rows of the first two rounds where these properties of the host (``HOSTS``, ``RANK``) appear to differ."""
+def differences_elsewhere(method: Method, *hosts: str) -> list[str]:
+    """How two rounds differ where these properties of the host (``HOSTS``, ``RANK``) appear to be others, in words."""
+    run = reference(method)
     plain_fabric()  # launched before the fakes, as is everything that is not the method's
     sources = [sys.modules[cls.__module__] for cls in own_classes(class_of(method)) if cls.__module__ in sys.modules]
     with ExitStack() as stack:
@@ -255,7 +256,8 @@ def rows_elsewhere(method: Method, *hosts: str) -> list[dict[str, Any]]:
         federation = contract_federation(method)
         if RANK in hosts:
             federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
-        return rounds_until(federation, 2)
+        rows = rounds_until(federation, 2)
+    return different_rows(rows, run.rows[:2]) + different(federation.server, run.servers[2])
 
 
 @contextmanager

@@ -194,13 +194,15 @@ def check_order_of_visits_is_irrelevant(method: Method) -> None:
     def backwards(visits: Sequence[Visit], ranks: int) -> list[list[Visit]]:
         return [sorted(visits, key=lambda v: (-v.client, v.repeat))]
 
+    federation, run = contract_federation(method), reference(method)
     with patch("benchmark.federation.loop.assign", backwards):
-        rows = rounds_until(contract_federation(method), 2)
+        rows = rounds_until(federation, 2)
     require_equal(
         method,
         "clients that train in another order, as they do on several processes, give another result: a visit leaves "
         "something behind outside the registered tensors",
-        different_rows(rows, reference(method).rows[:2]),
+        different_rows(rows, run.rows[:2]),
+        different(federation.server, run.servers[2]),
     )
 
 
