@@ -210,7 +210,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     """
     fabric = fabric or plain_fabric()
     smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
-    made = make_method(method, weights=half_trained(), **brief(method), **smaller)
+    made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
     scenario = made.scenario
     labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 60}}.get(scenario, {})
     options = options_for(made) | labels | dict(made.contract_data)
