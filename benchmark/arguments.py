@@ -100,10 +100,10 @@ def typed_args(
     """
     key = json.dumps(dict(values), default=str, skipkeys=True)
     if json.loads(key) == values:
-        args = deepcopy(_cached(cls, key, where, frozenset(skip)))
+        args = _cached(cls, key, where, frozenset(skip))
     else:
         args = _parsed(cls, values, where, frozenset(skip))
-    return dict(json.loads(json.dumps(args, default=str))) if plain else args
+    return dict(json.loads(json.dumps(args, default=str))) if plain else deepcopy(args)
 
 
 @lru_cache(maxsize=4096)

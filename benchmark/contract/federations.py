@@ -140,13 +140,13 @@ def make_method(
 def brief(method: str | type) -> dict[str, Any]:
     """A short schedule and a low rate (``MOST``), and on top of them the method's own ``contract_args``."""
     own = dict(class_of(method).contract_args)
-    arguments = make_method(method, **own).hparams
-    numbers = {
-        name: value
-        for name in MOST.keys() & parameters(class_of(method))
-        if isinstance(value := arguments.get(name), int | float)
-    }
-    return {name: most for name, most in MOST.items() if numbers.get(name, 0) > most} | own
+    known, arguments = parameters(class_of(method)), make_method(method, **own).hparams
+
+    def is_more(name: str) -> bool:
+        value = arguments.get(name)
+        return name in known and isinstance(value, int | float) and value > MOST[name]
+
+    return {name: most for name, most in MOST.items() if is_more(name)} | own
 
 
 @cache

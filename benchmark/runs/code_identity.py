@@ -130,7 +130,7 @@ def _users(name: str) -> ModuleSpec | None:
         return None
     try:
         found = find_spec(top)
-        if found is None or _is_installed(found):
+        if found is None or _is_not_users(found):
             return None
         found = find_spec(name)  # imports the packages above it
     except Exception:  # of a package whose absence the importing code may well expect
@@ -138,10 +138,15 @@ def _users(name: str) -> ModuleSpec | None:
     return found if found and found.has_location and str(found.origin).endswith(".py") else None
 
 
-def _is_installed(top: ModuleSpec) -> bool:
+def _is_not_users(top: ModuleSpec) -> bool:
     """Whether a module or package lies with the installed ones, or in no folder at all."""
     places = [top.origin] if top.has_location else list(top.submodule_search_locations or [])
-    return not places or bool({"site-packages", "dist-packages"} & set(Path(str(places[0])).parts))
+    return not places or is_installed(Path(str(places[0])))
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is part of an installed package."""
+    return bool({"site-packages", "dist-packages"} & set(file.parts))
 
 
 def _what_counts(tree: ast.Module) -> ast.Module:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from benchmark.contract import checks
 from benchmark.files import dump_yaml, read_yaml, write_atomic
 from benchmark.registry import one_line
 from benchmark.runs.archive import FILES
-from benchmark.runs.code_identity import method_files, method_source
+from benchmark.runs.code_identity import is_installed, method_files, method_source
 from benchmark.runs.records import Record, read_record
 from benchmark.suites.plan import Row, Table
 from benchmark.suites.suite import Suite, load
@@ -195,8 +194,7 @@ def importable(place: Path) -> Iterator[None]:
 
 def is_public(file: Path) -> bool:
     """Whether a file is public: part of this repository or of an installed package."""
-    homes = ROOT / "methods", Path(sysconfig.get_path("purelib"))
-    return any(file.is_relative_to(home.resolve()) for home in homes)
+    return file.is_relative_to((ROOT / "methods").resolve()) or is_installed(file)
 
 
 def _sources(run: Run) -> dict[str, Path]:

@@ -101,9 +101,9 @@ def test_no_more_runs_go_on_at_once_than_are_left(here, fitted, capsys):
     def told(jobs):
         assert table("--seeds", "1,2", "--dry-run", "--jobs", jobs) == 0
         out = capsys.readouterr().out
-        return out.partition(" at once")[0].split()[-1], out.partition("checkpoints take up to ")[2].split(
-            " meanwhile"
-        )[0]
+        at_once = out.partition(" at once")[0].split()[-1]
+        space = out.partition("checkpoints take up to ")[2].partition(" meanwhile")[0]
+        return at_once, space
 
     capsys.readouterr()
     assert told("2") == told("8")

@@ -180,7 +180,7 @@ def test_weights_that_cannot_be(weights, says, at_once):
 
 
 @pytest.mark.parametrize("averaged_before", [False, True])
-@pytest.mark.parametrize(("parts", "first"), [(3, 1.0), (5, 2.0)])
+@pytest.mark.parametrize(("parts", "first"), [(3, 1.0), (9, 2.0)])
 def test_parts_and_other_weights_are_refused_after_uploads_were_added_up(averaged_before, parts, first):
     uploads = uploads_of()
     joint = JointMean(plain_fabric(), True)

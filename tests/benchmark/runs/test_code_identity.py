@@ -103,7 +103,7 @@ class Mine(FedAvg):
     ],
 )
 def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, name, text, same):
-    """Those that these import among them, and relative imports and such as a function makes."""
+    """Also what those import, relative imports, and imports inside functions."""
     files = {
         "mine": HELPED.format(package=package),
         "rates": "HALF = 0.5",
@@ -112,7 +112,9 @@ def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, na
         "late": "ONE = 1",
         "unrelated": "HALF = 0.5",
     }
-    inside = ("mine", "losses") if package else ()
+    if package:
+        files["__init__"] = ""
+    inside = ("__init__", "mine", "losses") if package else ()
 
     def digest(folder, files):
         for module, source in files.items():
@@ -123,11 +125,6 @@ def test_the_users_modules_that_a_method_imports_count_too(tmp_path, package, na
             cls = importlib.import_module("pack.mine" if package else "mine").Mine
             return source_digest(cls, FedMethod)
 
-    if package:
-        (tmp_path / "a" / "pack").mkdir(parents=True)
-        (tmp_path / "b" / "pack").mkdir(parents=True)
-        for folder in ("a", "b"):
-            (tmp_path / folder / "pack" / "__init__.py").write_text("")
     before, after = digest(tmp_path / "a", files), digest(tmp_path / "b", files | {name: text})
     assert (before == after) is same
 
