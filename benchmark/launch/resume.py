@@ -43,7 +43,7 @@ def is_complete(run: Run) -> bool:
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
         raise ConfigError(
-            f"{path} was made by other code of {config.method.name}: its source was "
+            f"{path} was made by other code of {config.method.name}, or of your modules behind it: the source was "
             f"{' and '.join(method_sources(record))} (code {', '.join(code_versions(record))}) and is "
             f"{method_source(run)} now (code {code_version()}); delete the folder or give --overwrite "
             "to run it again, or give another --results_dir to keep both"
