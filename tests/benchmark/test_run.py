@@ -100,7 +100,7 @@ def test_a_run_that_other_code_of_the_method_has_made_is_not_shown_in_passing(tm
     (tmp_path / "of_today.py").write_text(source.replace("0.1", "0.25"))
     monkeypatch.delitem(sys.modules, "of_today")
     made = read_record(path)["environment"]["method_source"]
-    with pytest.raises(ConfigError, match=rf"its source was {made} .* is \w+ now .*; delete the folder"):
+    with pytest.raises(ConfigError, match=rf"the source was {made} .* is \w+ now .*; delete the folder"):
         fit(config)
 
 
