@@ -17,6 +17,7 @@ from methods.parts.aggregation import Summand, checked_weights
 
 BITS = 32  # of a digit
 LOWEST = -31  # place of the last digit: what is below 2^-992 is cut off
+JOINED = 1 << 18  # entries of small tensors that are added up as one vector
 
 
 class ExactSum:
@@ -114,7 +115,8 @@ class JointMean:
     def begin(self, like: Mapping[str, Tensor]) -> None:
         """Another round begins, whose uploads have these names, shapes and types."""
         self.like = like
-        self.sums = {name: ExactSum(value.numel(), value.device) for name, value in like.items()}
+        self.groups = groups_of(like)
+        self.sums = self._empty()
         self.weights: dict[tuple[int, int], float] = {}
         self.own: dict[tuple[int, int], dict[str, Tensor]] = {}
         self.found: dict[str, Tensor] = {}
@@ -124,7 +126,7 @@ class JointMean:
     def num_bytes(self) -> int:
         """Bytes of tensors that this process holds for the mean."""
         kept = sum(value.nbytes for tensors in self.own.values() for value in tensors.values())
-        return kept + sum(one.num_bytes for one in self.sums.values())
+        return kept + sum(one.num_bytes for one in self.sums)
 
     def take(self, upload: Upload, weight: float) -> Upload:
         """Take over the tensors of an upload of this process; what is left of it goes to all processes.
@@ -168,40 +170,62 @@ class JointMean:
             _require_all(given, self.by)
             return {name: value.clone() for name, value in self.found.items()}
         if not self.at_once:
-            self.sums = {name: ExactSum(value.numel(), value.device) for name, value in self.like.items()}
+            self.sums = self._empty()
             for key, tensors in self.own.items():
                 if given.get(key):
                     self._add(tensors, given[key])
-        places = self._exchange_places(given)
-        for name, one in self.sums.items():
-            one.join(self.fabric, places[name])
-        by = fsum(given.values())
-        mean = {name: self._divided(name, by) for name in self.like}
-        self.sums = {}
+        for one, places in zip(self.sums, self._exchange_places(given), strict=True):
+            one.join(self.fabric, places)
+        mean = self._divided(fsum(given.values()))
+        self.sums = []
         if self.at_once:
             self.found, self.by = {name: value.clone() for name, value in mean.items()}, given
         return mean
 
-    def _exchange_places(self, given: Mapping[tuple[int, int], float]) -> dict[str, list[int]]:
-        """The places that any process has, by tensor; where uploads were added up, the weights are compared, too."""
-        mine = {name: sorted(one.places) for name, one in self.sums.items()}, self.weights
+    def _empty(self) -> list[ExactSum]:
+        """A sum for each group of tensors."""
+        like = self.like
+        return [ExactSum(sum(like[name].numel() for name in names), like[names[0]].device) for names in self.groups]
+
+    def _exchange_places(self, given: Mapping[tuple[int, int], float]) -> list[list[int]]:
+        """The places that any process has, by group; where uploads were added up, the weights are compared, too."""
+        mine = [sorted(one.places) for one in self.sums], self.weights
         everyone = all_gather(self.fabric, mine)
         taken = {key: weight for _, weights in everyone for key, weight in weights.items()}
         if self.at_once:
             _require_all(given, taken)
         if self.fabric.world_size == 1:
-            return {name: [] for name in self.sums}
-        return {name: sorted({number for places, _ in everyone for number in places[name]}) for name in self.sums}
+            return [[] for _ in self.sums]
+        return [sorted(set().union(*found)) for found in zip(*(places for places, _ in everyone), strict=True)]
 
     def _add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         if weight:
-            for name, one in self.sums.items():
-                one.add(tensors[name].detach().to(torch.float64).reshape(-1) * weight)
+            for names, one in zip(self.groups, self.sums, strict=True):
+                values = [tensors[name].detach().to(torch.float64).reshape(-1) for name in names]
+                one.add(torch.cat(values).mul_(weight))
 
-    def _divided(self, name: str, by: float) -> Tensor:
-        like = self.like[name]
-        mean = (self.sums[name].total() / by).reshape(like.shape)
-        return mean.to(like.dtype if like.is_floating_point() else torch.float32)
+    def _divided(self, by: float) -> dict[str, Tensor]:
+        mean = {}
+        for names, one in zip(self.groups, self.sums, strict=True):
+            parts = (one.total() / by).split([self.like[name].numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                like = self.like[name]
+                dtype = like.dtype if like.is_floating_point() else torch.float32
+                mean[name] = part.reshape(like.shape).to(dtype, copy=True)  # which shares no memory with the others
+        return mean
+
+
+def groups_of(like: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names of tensors that are added up together: one after another, as long as they are small."""
+    groups: list[list[str]] = []
+    joined = JOINED
+    for name, value in like.items():
+        joined += value.numel()
+        if joined > JOINED or value.device != like[groups[-1][0]].device:
+            groups.append([])
+            joined = value.numel()
+        groups[-1].append(name)
+    return groups
 
 
 def _require_all(given: Mapping[tuple[int, int], float], taken: Mapping[tuple[int, int], float]) -> None:

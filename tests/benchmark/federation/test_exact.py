@@ -19,7 +19,7 @@ from benchmark.contract.federations import half_trained, tiny_federation
 from benchmark.contract.reference import different
 from benchmark.federation.collectives import split_tensors
 from benchmark.federation.declarations import check_declarations, uploads_needed
-from benchmark.federation.exact import ExactSum, JointMean
+from benchmark.federation.exact import JOINED, ExactSum, JointMean, groups_of
 from benchmark.federation.loop import Federation
 from benchmark.federation.store import Store
 from benchmark.registry import KINDS, find_class, own_names
@@ -191,6 +191,24 @@ def test_parts_and_other_weights_are_refused_after_uploads_were_added_up(average
         weighted_mean(states, weights)
     with pytest.raises(RunError, match=r"Let uploads_needed of the method say 'mean'"):
         weighted_mean(states[:parts], [first, *weights[1:parts]])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_tensors_that_are_added_up_together_have_the_bits_of_each_alone(at_once):
+    """Places that only another tensor has change nothing, and no tensor of the mean lies in another's memory."""
+    uploads = uploads_of()
+    together, _ = joint_mean(uploads, at_once)
+    assert groups_of(uploads[0].tensors) == [["w", "zero", "count"]]
+    for name, value in together.items():
+        alone, _ = joint_mean([replace(one, tensors={name: one.tensors[name]}) for one in uploads], at_once)
+        assert torch.equal(value, alone[name]) and value.dtype == alone[name].dtype
+    assert len({value.untyped_storage().data_ptr() for value in together.values()}) == 3
+
+
+def test_large_tensors_are_added_up_alone():
+    small, large = torch.zeros(2, 3), torch.zeros(JOINED)
+    assert groups_of({"a": small, "b": small, "c": large, "d": small}) == [["a", "b"], ["c"], ["d"]]
+    assert groups_of({}) == []
 
 
 def test_a_mean_that_is_changed_in_place_is_found_again():

@@ -16,6 +16,27 @@ def test_everybody_takes_part_by_default():
     assert roster.unlabelled == (0, 2)
 
 
+class Compared(int):
+    """Counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+def test_whether_a_client_holds_labels_is_looked_up_and_not_searched_for():
+    """A method asks for each of a round's clients, of which there may be a thousand among a million."""
+    roster = Roster(2_000, tuple(range(0, 2_000, 2)))
+    assert Compared(1_998) in roster.labelled and Compared(1_999) not in roster.labelled
+    assert Compared.count < 10
+    assert roster.labelled == tuple(range(0, 2_000, 2)) and None not in roster.labelled
+
+
 @pytest.mark.parametrize("rule", ["uniform", "numpy_round"])
 def test_a_sample_depends_on_the_round_alone(rule):
     """Not on the rounds asked for before, nor on other instances; ids are distinct and ascending."""
