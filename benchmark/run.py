@@ -212,7 +212,7 @@ def _raised(exception: ProcessException, path: Path) -> BenchError:
         cls = None
     if isinstance(cls, type) and issubclass(cls, BenchError):
         return cls(message)
-    return RunError(f"{path}: {last}; the same command continues from the last checkpoint")
+    return RunError(f"{path}: {last}; the same command (without --overwrite) continues from the last checkpoint")
 
 
 if __name__ == "__main__":

@@ -249,6 +249,8 @@ PLUGINS = {
     "bad_methods.ScopeValue": "ScopeValue.scopes: 'model' has the scope 'share'; did you mean 'shared'?",
     "bad_methods.ScopePrefix": "no registered tensor is called 'modle', or begins with it; did you mean 'model'?",
     "bad_methods.ScopeUnregistered": "no registered tensor is called 'anchor', or begins with it",
+    "bad_methods.ComplexTensor": "the registered tensor 'spectrum' is complex (torch.complex64), and cannot be",
+    "bad_methods.SparseTensor": "the registered tensor 'graph' is sparse (torch.sparse_coo), and cannot be",
     "bad_methods.ViewsStream": "ViewsStream.views has a stream 'labeled'; did you mean 'labelled'?",
     "bad_methods.ViewsField": "ViewsField.views: 'labelled' is 'weak'; map batch fields to names of views",
     "bad_methods.ViewsName": "ViewsName needs the view 'wek', and the data's pipeline has only weak, test",

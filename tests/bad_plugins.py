@@ -62,6 +62,18 @@ class ScopeUnregistered(FedAvg):
         self.anchor = torch.zeros(3)
 
 
+class ComplexTensor(FedAvg):
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.complex64))
+
+
+class SparseTensor(FedAvg):
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.register_buffer("graph", torch.eye(3).to_sparse())
+
+
 class ViewsStream(FedAvg):
     views = {"labeled": {"x": "weak"}}
 

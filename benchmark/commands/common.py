@@ -138,8 +138,8 @@ def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
 
     changed = Counter(run.config.method.name for run, record in complete if by_other_code(run, record))
     return [
-        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name} than is there "
-        "now; `table --overwrite` with --methods or --only runs them again"
+        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name}, or of your "
+        "modules behind it, than is there now; `table --overwrite` with --methods or --only runs them again"
         for name, count in changed.items()
     ]
 

@@ -1,17 +1,20 @@
-"""What a method keeps beside its registered tensors: attributes, class attributes, globals of its module."""
+"""What a method keeps beside its registered tensors: attributes, class attributes, globals of its modules."""
 
 import copy
 import random
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmark.runs.code_identity import own_files
 from methods.base import FedMethod
 
 MISSING = "(not there)"
@@ -76,16 +79,24 @@ def places_of(method: FedMethod) -> list[Place]:
     for cls in own_classes(type(method)):
         names = [name for name in vars(cls) if not name.startswith("__")]
         places += [Place(cls, name, f"{cls.__name__}.{name}") for name in names]
-        source = sys.modules.get(cls.__module__)
-        names = [name for name in vars(source) if not name.startswith("__")] if source else []
-        places += [Place(source, name, f"{cls.__module__}.{name}") for name in names]
+    for source in own_modules(type(method)):
+        names = [name for name in vars(source) if not name.startswith("__")]
+        places += [Place(source, name, f"{source.__name__}.{name}") for name in names]
     unique = {(id(place.owner), place.name): place for place in places}
     return [place for place in unique.values() if is_data(place.value)]
 
 
 def own_classes(cls: type) -> list[type]:
-    """The class and its bases down to ``FedMethod``, which is left out."""
-    return [base for base in cls.__mro__ if issubclass(base, FedMethod) and base is not FedMethod]
+    """The class and its bases, mixins among them, without ``FedMethod`` and its own bases."""
+    return [base for base in cls.__mro__ if base not in FedMethod.__mro__]
+
+
+def own_modules(cls: type) -> list[ModuleType]:
+    """The modules of a method's classes, and the user's modules that they import."""
+    names = {base.__module__: None for base in own_classes(cls)}
+    with suppress(OSError, TypeError, KeyError):  # a class from a notebook has no file
+        names |= dict.fromkeys(own_files(cls, FedMethod))
+    return [sys.modules[name] for name in names if name in sys.modules]
 
 
 @cache

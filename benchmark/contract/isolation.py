@@ -4,7 +4,6 @@ import os
 import platform
 import random
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import MISSING, Values, changed, own_classes, places_of, same, values_of
+from benchmark.contract.attributes import MISSING, Values, changed, own_modules, places_of, same, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method, plain_fabric
 from benchmark.contract.reference import (
     Method,
@@ -32,7 +31,17 @@ from benchmark.contract.steps import some_visits
 from benchmark.federation.loop import Federation
 from methods.base import FedMethod, Visit
 
-STEP_HOOKS = ("training_step", "on_train_batch_end")
+STEP_HOOKS = (
+    "training_step",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "on_train_batch_end",
+)
 FIT_HOOKS = (
     *STEP_HOOKS,
     "configure_optimizers",
@@ -49,7 +58,9 @@ HOOKS = (
     "broadcast",
     "sent_bytes",
     "local_work",
+    "streams",
     "make_upload",
+    "weights",
     "aggregate",
     "remember",
     "server_step",
@@ -242,7 +253,7 @@ def differences_elsewhere(method: Method, *hosts: str) -> list[str]:
     """How two rounds differ where these properties of the host (``HOSTS``, ``RANK``) appear to be others, in words."""
     run = reference(method)
     plain_fabric()  # launched before the fakes, as is everything that is not the method's
-    sources = [sys.modules[cls.__module__] for cls in own_classes(class_of(method)) if cls.__module__ in sys.modules]
+    sources = own_modules(class_of(method))
     with ExitStack() as stack:
         if RANK in hosts:
             stack.enter_context(patch.dict(os.environ, RANKS))

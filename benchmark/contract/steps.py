@@ -93,13 +93,28 @@ def check_a_visit_is_a_fit(method: Method) -> None:
             module.make_upload(site)
         fitted = module.tensors(*SCOPES)
         require_equal(method, "a plain Trainer over a client's batches takes other steps", different(visited, fitted))
-        for ours, theirs in zip(left, kept_states(module, trainer.optimizers), strict=bool(work)):
-            for own, other in zip(ours, theirs, strict=True):
-                assert own.keys() == other.keys()
-                assert all(torch.equal(torch.as_tensor(own[k]), torch.as_tensor(other[k])) for k in own)
+        pairs = zip(left, kept_states(module, trainer.optimizers), strict=bool(work))
+        require_equal(
+            method,
+            "a plain Trainer over a client's batches leaves other states in the optimisers",
+            [note for number, (ours, theirs) in enumerate(pairs) for note in different_states(number, ours, theirs)],
+        )
         module.trainer = None
-    if visits:
-        assert steps > 0
+    assert steps > 0 or not visits, f"{class_of(method).__name__}: none of its clients takes a step"
+
+
+def different_states(number: int, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[str]:
+    """Which states of an optimiser's parameters are not equal bit for bit, by number of the optimiser and place."""
+    if len(ours) != len(theirs):
+        return [f"optimiser {number}: states of {len(theirs)} parameters instead of {len(ours)}"]
+    return [
+        f"optimiser {number}, parameter {place}: {name}"
+        for place, (own, other) in enumerate(zip(ours, theirs, strict=True))
+        for name in sorted(own.keys() | other.keys())
+        if name not in own
+        or name not in other
+        or not torch.equal(torch.as_tensor(own[name]), torch.as_tensor(other[name]))
+    ]
 
 
 def _equals_the_reference(method: Method, slots: int, replay: bool, because: str) -> None:

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from benchmark.contract.checks import Check, parametrize_with_checks
-from benchmark.registry import KINDS, known_names
+from benchmark.registry import KINDS, find_class, known_names
+from datamodules.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import pytest
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
 def pytest_generate_tests(metafunc: "pytest.Metafunc") -> None:
     """Methods come from the command line."""
     if {"method", "check"} <= set(metafunc.fixturenames):
-        methods = metafunc.config.getoption("fssl_method") or known_names(KINDS["method"])
+        import pytest
+
+        named = metafunc.config.getoption("fssl_method")
+        try:
+            for name in named:
+                find_class(name, KINDS["method"])
+        except ConfigError as error:
+            raise pytest.Collector.CollectError(f"--fssl-method: {error}") from error
+        methods = named or known_names(KINDS["method"])
         mark = parametrize_with_checks(*methods)
         metafunc.parametrize(*mark.args, **mark.kwargs)
 

@@ -55,9 +55,13 @@ class OnDisk:
         try:
             body = read_bytes(self.path)
         except OSError as error:
-            raise RunError(f"{self.path}: {error.strerror}; the same command continues from the checkpoint") from None
+            raise RunError(
+                f"{self.path}: {error.strerror}; the same command (without --overwrite) continues from the checkpoint"
+            ) from None
         if hashlib.sha256(body).hexdigest() != self.digest:
-            raise RunError(f"{self.path} is damaged; the same command continues from the checkpoint")
+            raise RunError(
+                f"{self.path} is damaged; the same command (without --overwrite) continues from the checkpoint"
+            )
         return opened(body, self.path)
 
     def give(self, path: Path) -> None:

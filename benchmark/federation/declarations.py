@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 import lightning as L
+import torch
 from torch import nn
 
 from benchmark.federation.hooks import describe
@@ -17,16 +18,17 @@ ALIKE = 0.88  # how similar a name must be to a hook's to count as a misspelling
 
 
 def check_declarations(method: FedMethod) -> None:
-    """Check a method's ``scopes``, ``views`` and ``uploads_needed``, and the names of its functions.
+    """Check a method's registered tensors, ``scopes``, ``views`` and ``uploads_needed``, and its functions' names.
 
     Raises:
-        ConfigError: the base class is not initialised, a scope or stream does not exist, no registered tensor has a
-            prefix of ``scopes``, a view is not a name, or a function of the class is named almost like a hook, or
-            ``on_...`` like no hook. The message suggests the nearest name.
+        ConfigError: the base class is not initialised, a registered tensor is complex or sparse, a scope or stream
+            does not exist, no registered tensor has a prefix of ``scopes``, a view is not a name, or a function of the
+            class is named almost like a hook, or ``on_...`` like no hook. The message suggests the nearest name.
     """
     name = type(method).__name__
     if not hasattr(method, "_engine"):
         raise ConfigError(f"{name}.__init__ must call super().__init__(model, **base)")
+    _check_tensors(method, name)
     _check_scopes(method, name)
     _check_views(method.views, name)
     _check_hooks(type(method), name)
@@ -46,6 +48,16 @@ def uploads_needed(cls: type) -> str:
 
     found = [own(one) for one in cls.__mro__]
     return max(found, key=lambda need: NEEDED.index(need) if need in NEEDED else len(NEEDED))
+
+
+def _check_tensors(method: FedMethod, name: str) -> None:
+    for label, value in method.registered().items():
+        if value.is_complex() or value.layout != torch.strided:
+            kind = f"complex ({value.dtype})" if value.is_complex() else f"sparse ({value.layout})"
+            raise ConfigError(
+                f"{name}: the registered tensor {label!r} is {kind}, and cannot be averaged or kept: register a dense "
+                "tensor of real numbers (torch.view_as_real, to_dense)"
+            )
 
 
 def _check_scopes(method: FedMethod, name: str) -> None:

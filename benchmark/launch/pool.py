@@ -151,7 +151,7 @@ class _Worker:
             self.process.join()
             code = self.process.exitcode or 0
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            return "failed", f"its process was {how}; run the same command again to continue"
+            return "failed", f"its process was {how}; run the same command again (without --overwrite) to continue"
         if last:
             self.process.join()
         return status, message

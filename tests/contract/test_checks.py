@@ -3,9 +3,13 @@
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from benchmark.contract import plugin
 from benchmark.contract.checks import CHECKS, announced
+from benchmark.contract.test_contract import pytest_generate_tests as generate
 
 
 def test_it_says_what_it_will_take() -> None:
@@ -14,6 +18,15 @@ def test_it_says_what_it_will_take() -> None:
     nobody, somebody = (SimpleNamespace(getoption=lambda name, given=given: given) for given in ([], ["mine"]))
     assert plugin.pytest_report_collectionfinish(nobody) == []
     assert plugin.pytest_report_collectionfinish(somebody) == [announced(["mine"])]
+
+
+@pytest.mark.parametrize(
+    ("named", "told"), [("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'"), ("no_package.Mine", "no_package")]
+)
+def test_a_misspelt_method_is_one_error(named: str, told: str) -> None:
+    config = SimpleNamespace(getoption=lambda name: [named])
+    with pytest.raises(pytest.Collector.CollectError, match=f"--fssl-method: .*{told}"):
+        generate(cast(Any, SimpleNamespace(fixturenames=["method", "check"], config=config)))
 
 
 def test_every_check_is_named_while_it_goes_on() -> None:

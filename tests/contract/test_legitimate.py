@@ -45,6 +45,7 @@ CHECKS = (
     runs.check_same_seed_same_bits,
     runs.check_resume_is_exact,
     runs.check_test_images_are_not_used,
+    runs.check_clients_with_one_image_or_none,
     isolation.check_hooks_change_nothing_they_are_given,
     isolation.check_nothing_unregistered_survives_a_visit,
     devices.check_all_tensors_lie_on_the_device,

@@ -19,6 +19,16 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         SURVIVES.format(r"LastingClassAttribute\.seen"),
     ),
     (
+        memory.LastingMixin,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"Counts\.met"),
+    ),
+    (
+        memory.LastingHelper,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        SURVIVES.format(r"helper\.VISITED"),
+    ),
+    (
         memory.LateClassAttribute,
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"LateClassAttribute\.count"),
@@ -77,6 +87,16 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         "local_work draws from numpy.random",
     ),
     (
+        surroundings.NumpyDrawOfWeights,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "weights draws from numpy.random",
+    ),
+    (
+        surroundings.TorchDrawOfGradients,
+        isolation.check_draws_come_from_streams_of_the_visit,
+        "on_before_optimizer_step draws from torch's global generator",
+    ),
+    (
         surroundings.PythonDraw,
         isolation.check_draws_come_from_streams_of_the_visit,
         "learning_rate draws from Python's random",
@@ -116,6 +136,14 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
             (training.PositionsOnTheHost, "positions .* lie on the CPU"),
             (training.DrawsOnTheHost, "a generator of the CPU draws a tensor of the device"),
         )
+    ),
+    *(
+        (
+            fault,
+            devices.check_all_tensors_lie_on_the_device,
+            rf"in a step the host waits for the device.*training\.py:\d+ \({fault.__name__}",
+        )
+        for fault in (training.CopiesToTheHost, training.MakesAConstant)
     ),
     (training.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
     *(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Batch, LocalWork, Site, Visit
+from planted_faults import helper
 from planted_faults.sound import Sound
 
 
@@ -48,6 +49,38 @@ class LastingClassAttribute(Sound):
     def learning_rate(self) -> float:
         """It falls with the visits."""
         return super().learning_rate() / (1 + 0.1 * len(self.seen))
+
+
+class Counts:
+    """A mixin, which is no method."""
+
+    met: list[int] = []
+
+
+class LastingMixin(Counts, Sound):
+    """The same in a class attribute of a mixin."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Remember who was there."""
+        self.met.append(client.visit.client)
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * len(self.met))
+
+
+class LastingHelper(Sound):
+    """The same in a global of a module that the method's module imports."""
+
+    def local_work(self, client: Site) -> LocalWork:
+        """Remember who was there."""
+        helper.VISITED.append(client.visit.client)
+        return super().local_work(client)
+
+    def learning_rate(self) -> float:
+        """It falls with the visits."""
+        return super().learning_rate() / (1 + 0.1 * len(helper.VISITED))
 
 
 class LateClassAttribute(Sound):

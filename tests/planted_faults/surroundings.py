@@ -2,15 +2,17 @@
 
 import random
 import time
+from collections.abc import Sequence
 from os import getpid
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from datamodules.base import FSSLDataModule
-from methods.base import LocalWork, Pass, Site, Stream
+from methods.base import FedMethod, LocalWork, Pass, Site, Stream, Upload
 from planted_faults.sound import Sound
 
 
@@ -36,6 +38,28 @@ class NumpyDraw(Sound):
     def local_work(self, client: Site) -> LocalWork:
         """One epoch or two."""
         return super().local_work(client) * int(np.random.randint(1, 3))
+
+
+class NumpyDrawOfWeights(Sound):
+    """The average depends on NumPy's global generator."""
+
+    def weights(self, uploads: Sequence[Upload]) -> list[float]:
+        """Sizes, more or less."""
+        return [weight * float(np.random.uniform(0.9, 1.1)) for weight in super().weights(uploads)]
+
+    def aggregate(self, uploads: Sequence[Upload]) -> None:
+        """The framework's average."""
+        FedMethod.aggregate(self, uploads)
+
+
+class TorchDrawOfGradients(Sound):
+    """Gradients get noise from torch's global generator before the optimiser's step."""
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """A little of it."""
+        for value in self.model.parameters():
+            if value.grad is not None:
+                value.grad.add_(1e-3 * torch.randn_like(value))
 
 
 class PythonDraw(Sound):

@@ -90,6 +90,22 @@ class DrawsOnTheHost(Sound):
         return torch.randn(x.shape, device=x.device, generator=generator)
 
 
+class CopiesToTheHost(Sound):
+    """A step takes a detour through the CPU, which changes no bit."""
+
+    def follow(self, mean: Tensor) -> None:
+        """There and back."""
+        super().follow(mean.to("cpu").to(self.device))
+
+
+class MakesAConstant(Sound):
+    """Every step copies a constant to the device."""
+
+    def known_prior(self) -> Tensor:
+        """Weighted by class."""
+        return self.prior * torch.tensor([1.0, 2.0] * 5, device=self.device)
+
+
 class ArrayOfALoss(Sound):
     """A step converts a tensor to NumPy."""
 

@@ -1,0 +1,3 @@
+"""What a method's module imports."""
+
+VISITED: list[int] = []
