@@ -207,7 +207,7 @@ class JointMean:
     def _divided(self, by: float) -> dict[str, Tensor]:
         mean = {}
         for names, one in zip(self.groups, self.sums, strict=True):
-            parts = (one.total() / by).split([self.like[name].numel() for name in names])
+            parts = torch.split(one.total() / by, [self.like[name].numel() for name in names])
             for name, part in zip(names, parts, strict=True):
                 like = self.like[name]
                 dtype = like.dtype if like.is_floating_point() else torch.float32
