@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from benchmark.federation.checkpoint_files import REMEDY, OnDisk, dumped, opened, staged, write_whole
-from benchmark.federation.collectives import split_tensors
+from benchmark.federation.collectives import tensors_in
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.files import problem, read_bytes
 from datamodules.common.errors import RunError
@@ -320,12 +320,12 @@ def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _num_bytes(value: Any) -> int:
     """Bytes of the tensors of a value."""
-    return sum(tensor.nbytes for tensor in split_tensors(value)[1])
+    return sum(tensor.nbytes for tensor in tensors_in(value))
 
 
 def _marks(value: Any) -> list[tuple[Tensor, int]]:
     """The tensors of a value and how often each was changed in place (inference tensors keep no count)."""
-    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in split_tensors(value)[1]]
+    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in tensors_in(value)]
 
 
 def _remembered(marks: list[tuple[Tensor, int]]) -> Saved:

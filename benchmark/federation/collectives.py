@@ -1,7 +1,7 @@
 """Messages between processes: tensors travel as flat bytes, only their names and shapes are pickled."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -171,15 +171,31 @@ def join_tensors(skeleton: Any, tensors: list[Tensor]) -> Any:
 
 def tensor_specs(skeleton: Any) -> list[TensorSpec]:
     """The specs in a message without its tensors, in order."""
-    found: list[TensorSpec] = []
+    return list(_all_of(TensorSpec, skeleton))
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, TensorSpec):
-            found.append(value)
-        return _rebuilt(value, walk)
 
-    walk(skeleton)
-    return found
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a message, in order."""
+    return list(_all_of(Tensor, tree))
+
+
+def _all_of(kind: type[Found], value: Any) -> Iterator[Found]:
+    if isinstance(value, kind):
+        yield value
+    else:
+        for item in _items(value):
+            yield from _all_of(kind, item)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What is in a container; nothing in any other value."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()
 
 
 def to_device(tree: Any, device: torch.device) -> Any:

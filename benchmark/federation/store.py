@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.checkpoint_files import OnDisk
-from benchmark.federation.collectives import join_tensors, split_tensors
+from benchmark.federation.collectives import join_tensors, split_tensors, tensors_in
 from benchmark.federation.reference import ClientState
 
 HOST = torch.device("cpu")
@@ -77,7 +77,7 @@ class Store(MutableMapping[int, ClientState]):
         if client in self:
             del self[client]
         held, devices = _moved(state)
-        size = sum(tensor.nbytes for tensor in split_tensors(held)[1])
+        size = sum(tensor.nbytes for tensor in tensors_in(held))
         self._here[client] = _Held(held, devices, size)
         self.bytes += size
         while self.limit is not None and self.bytes > self.limit and len(self._here) > 1:

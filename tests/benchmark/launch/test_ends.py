@@ -173,7 +173,7 @@ def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference)
     assert process.exitcode == 1 and time.monotonic() - began < 20
     assert_no_orphans(pids)
     assert state(path) == "failed"
-    assert "terminated with signal SIGKILL; the same command (without --overwrite) continues" in read_record(path)["error"]
+    assert "terminated with signal SIGKILL; the same command (without --overwrite)" in read_record(path)["error"]
     done = saved_rounds(path)
     assert 0 < done < ROUNDS
 
