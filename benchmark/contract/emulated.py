@@ -27,16 +27,14 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmark.federation.recording import reads_host
+
 NAME = "emulated"
 ONE_KIND = "Make it on the device (device=self.device), or register it as a buffer"
 CPU_GENERATOR = "draw from self.generator, or from client.generator('a purpose')"
 
 _aten = torch.ops.aten
 _copies = (_aten._to_copy.default, _aten.copy_.default)
-_reads = {
-    "_local_scalar_dense", "_unique2", "equal", "is_nonzero", "item", "masked_select", "nonzero", "repeat_interleave",
-    "unique_consecutive", "unique_dim",
-}  # fmt: skip
 _indexed = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 _no_scalars = {"cat", "stack", "index_select", "gather", "index_copy", "index_copy_"}  # all of their tensors count
 _elsewhere = tuple(f"{Path(one.__file__).parent}/" for one in (torch, lightning) if one.__file__)
@@ -288,8 +286,8 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             comes = func is _aten._to_copy.default and goes == "cpu"
         uploads = func in _copies and bool(others) and not comes
-        reads = used and (known.name in _reads or (known.name in _indexed and masked(near_args)))
-        waits = comes or bool(reads) or (uploads and others[0].ndim > 0)
+        reads = bool(used) and reads_host(func, near_args)
+        waits = comes or reads or (uploads and others[0].ndim > 0)
         written = [
             one
             for place, name in known.written
@@ -372,12 +370,6 @@ def leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from leaves(value)
         else:
             yield value
-
-
-def masked(args: Sequence[Any]) -> bool:
-    """Whether an index is a mask, whose size the host needs; a number is filled in without it."""
-    number = len(args) > 2 and args[2].ndim == 0
-    return not number and any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 def inside(value: Any) -> Any:

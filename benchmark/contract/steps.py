@@ -1,7 +1,6 @@
 """Checks of steps under several engines: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +22,6 @@ from benchmark.contract.reference import (
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from benchmark.federation.optimizers import OptimizerStates, kept_states, load_states
-from benchmark.federation.recording import count_host_reads
 from benchmark.federation.reference import LocalSite
 from benchmark.federation.slots import RecordedStep, SlotsEngine
 from datamodules.views.batches import Batch, LocalWork
@@ -166,19 +164,3 @@ def recorded_elsewhere(init: Callable[..., None]) -> Callable[..., None]:
             setattr(owner, name, getattr(owner, name) - ELSEWHERE)
 
     return recorded
-
-
-def check_a_step_reads_nothing_back(method: Method) -> None:
-    """No step waits for the device: it reads no number back, and no shape in it depends on data."""
-    reads: Counter[str] = Counter()
-    compute = Fit.compute
-
-    def counted(self: Fit, batch: Batch, number: int) -> Any:
-        with count_host_reads() as found:
-            made = compute(self, batch, number)
-        reads.update(found)
-        return made
-
-    with patch.object(Fit, "compute", counted):
-        rounds_until(contract_federation(method), 2)
-    assert not reads, f"{class_of(method).__name__}: a step reads numbers back to the host ({', '.join(reads)})"

@@ -215,7 +215,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:  # in inference mode a composite operation arrives whole: watch its parts
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if _reads_host(func, args):
+        if reads_host(func, args):
             self.host_read(_name(func))
         if self.generators is None or torch.Tag.nondeterministic_seeded not in func.tags:
             return self.run(func, args, kwargs)
@@ -261,7 +261,7 @@ class _Recorder(_Operations):  # type: ignore[no-untyped-call]
         return out
 
 
-def _reads_host(func: Any, args: tuple[Any, ...]) -> bool:
+def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operation needs values on the host, for its result or its shape."""
     if func._schema.name in _INDEXING:
         if len(args) > 2 and args[2].ndim == 0:  # x[mask] = 0.0 before torch 2.12: a masked fill, on CUDA, too

@@ -124,7 +124,6 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (training.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
     (memory.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
     (memory.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
-    (training.ReadsBack, steps.check_a_step_reads_nothing_back, "a step reads numbers back to the host"),
     *(
         (
             fault,
@@ -143,7 +142,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
             devices.check_all_tensors_lie_on_the_device,
             rf"in a step the host waits for the device.*training\.py:\d+ \({fault.__name__}",
         )
-        for fault in (training.CopiesToTheHost, training.MakesAConstant)
+        for fault in (training.ReadsBack, training.CopiesToTheHost, training.MakesAConstant)
     ),
     (training.ArrayOfALoss, devices.check_all_tensors_lie_on_the_device, "can't convert .* to numpy"),
     *(
