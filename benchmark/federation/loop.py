@@ -278,7 +278,7 @@ class Federation:
         If a visit is left out, the next round starts from the shared optimiser state that this round started from.
         """
         before = self.engine.shared_optimizer_state
-        self.clients.expect([visit.client for visit in mine])
+        self.clients.expect([visit.client for visit in self.engine.in_order(mine)])
         lost: list[Visit] = []
 
         def on_visit_end(visit: Visit, result: VisitResult) -> VisitResult:
