@@ -244,6 +244,16 @@ class FSSLDataModule(L.LightningDataModule):
         """The data set's images and labels."""
         raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
 
+    def digests(self) -> Mapping[str, str]:
+        """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them; default: none.
+
+        A complete run of other files is not taken for this one.
+
+        Raises:
+            DataError: the files are missing or cannot be read.
+        """
+        return {}
+
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
         self._arrays_read()

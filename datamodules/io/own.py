@@ -87,11 +87,32 @@ def npz(file: Path, test_fraction: float) -> Arrays:
         )
     names = _names(file, found.get("class_names"), labels[0])
     _check_classes(file, labels, names)
-    digests = {file.name: sources.sha256_of(file)}
+    digests = npz_digest(file)
     if len(parts) == 2:
         return Arrays(images[0], labels[0], images[1], labels[1], names, digests)
     test = held_out(labels[0], names, test_fraction, file)
     return Arrays(images[0][~test], labels[0][~test], images[0][test], labels[0][test], names, digests)
+
+
+def npz_digest(file: Path) -> dict[str, str]:
+    """SHA-256 of a file, by its name.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return {file.name: sources.sha256_of(file)}
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def folder_digest(root: Path) -> dict[str, str]:
+    """SHA-256 of the paths and bytes of all images of a folder, by its name.
+
+    Raises:
+        DataError: as ``folder``, or an image cannot be read.
+    """
+    return {root.resolve().name: _digest(root, _parts(root))}
 
 
 def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Path) -> NDArray[np.bool_]:
