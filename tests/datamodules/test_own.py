@@ -332,6 +332,15 @@ def flat(root):
         (root / part).rename(root.parent / part)
 
 
+def vehicles(root):
+    """A class called train beside another one."""
+    shutil.rmtree(root / "test")
+    (root / "train").rename(root / "all")
+    (root / "all" / "one").rename(root / "car")
+    (root / "all" / "two").rename(root / "train")
+    shutil.rmtree(root / "all")
+
+
 BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
@@ -347,6 +356,7 @@ BAD_FOLDERS = [
     (alike, r"all \d+ training images are the same"),
     (untrained, "has test but no train"),
     (flat, "has no class folder;"),
+    (vehicles, "train has no class folder; .* one per class. If train is a class itself, rename it"),
 ]
 
 
