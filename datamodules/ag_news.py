@@ -105,7 +105,7 @@ class AGNews(FSSLDataModule):
                 kept, told = [data[name] for name in ARRAYS], json.loads(str(data["told"]))
         except Exception as error:
             raise DataError(f"{path} is damaged ({error}); delete it to have it recreated") from error
-        self.provenance, self.feature_dim = told["provenance"], kept[0].shape[2]
+        self.provenance = told["provenance"]
         train, labels, test, test_labels = kept
         return Arrays(train, labels, test, test_labels, CLASSES, told["sha256"])
 
@@ -130,7 +130,6 @@ class AGNews(FSSLDataModule):
         if self._varied:
             centre, spread = parts[0].mean(axis=0), parts[0].std(axis=0)
             parts = [(values - centre) / np.where(spread > 0, spread, 1) for values in parts]
-        self.feature_dim = parts[0].shape[1]
         return Arrays(np.stack(parts[:-1], axis=1), labels, parts[-1][:, None], test_labels, CLASSES, digests)
 
     def _copies(self, root: Path, train: list[str], keep: Labels) -> tuple[list[list[str]], str, dict[str, str]]:

@@ -115,7 +115,9 @@ class FSSLDataModule(L.LightningDataModule):
     zoom_size: ClassVar[int | None] = None  # before windows are cut; default: a quarter more than image_size
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    feature_dim: int | None = None  # length of the feature vectors that take the place of images
+    feature_dim: int | None = None
+    """Length of the feature vectors that take the place of images, known once they have been read."""
+
     provenance: Mapping[str, Any] = MappingProxyType({})  # what a record says of the data beside digests
 
     train_images: Tensor
@@ -244,6 +246,16 @@ class FSSLDataModule(L.LightningDataModule):
         """The data set's images and labels."""
         raise NotImplementedError(f"{type(self).__name__} must define read() -> Arrays")
 
+    def digests(self) -> Mapping[str, str]:
+        """SHA-256 of files that the options name and a user may change, as ``Arrays.sha256`` names them; default: none.
+
+        A complete run of other files is not taken for this one.
+
+        Raises:
+            DataError: the files are missing or cannot be read.
+        """
+        return {}
+
     def prepare_data(self) -> None:
         """Download and cache, once per machine."""
         self._arrays_read()
@@ -269,6 +281,13 @@ class FSSLDataModule(L.LightningDataModule):
             arrays = random_split(arrays, self.partition_seed)
         if self.measured:
             self._measure(arrays)
+        if arrays.train_images.ndim == 3:
+            self.feature_dim, tested = arrays.train_images.shape[2], arrays.test_images.shape[2]
+            if self.feature_dim != tested:
+                raise DataError(
+                    f"{name}.read: training vectors have {self.feature_dim} features and test vectors {tested}: give "
+                    "them the same ones"
+                )
         for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
             if labels.max() >= self.num_classes:
                 raise DataError(

@@ -1,5 +1,6 @@
 """Your own images: PNG or JPEG files in one folder per class; needs --data.root."""
 
+from pathlib import Path
 from typing import Any
 
 from datamodules.base import FSSLDataModule
@@ -40,9 +41,15 @@ class Folder(FSSLDataModule):
                 f"data.side={side} less a data.border={border} on both sides leaves no image; decrease it"
             )
 
+    def digests(self) -> dict[str, str]:
+        """That of all images and their paths."""
+        return own.folder_digest(self._root())
+
     def read(self) -> Arrays:
         """See ``own.folder``."""
         h = self.hparams
-        root = own.located(h.root, h.data_dir, "root")
         side = h.side - 2 * h.border if h.side else None
-        return own.folder(root, h.data_dir, side, h.test_fraction)
+        return own.folder(self._root(), h.data_dir, side, h.test_fraction)
+
+    def _root(self) -> Path:
+        return own.located(self.hparams.root, self.hparams.data_dir, "root")

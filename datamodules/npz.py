@@ -1,5 +1,6 @@
 """Your own images in one .npz file, in MedMNIST's format; needs --data.file."""
 
+from pathlib import Path
 from typing import Any
 
 from datamodules.base import FSSLDataModule
@@ -29,7 +30,13 @@ class Npz(FSSLDataModule):
         super().__init__(**base)
         own.check_share(test_fraction)
 
+    def digests(self) -> dict[str, str]:
+        """That of the file."""
+        return own.npz_digest(self._file())
+
     def read(self) -> Arrays:
         """See ``own.npz``."""
-        h = self.hparams
-        return own.npz(own.located(h.file, h.data_dir, "file"), h.test_fraction)
+        return own.npz(self._file(), self.hparams.test_fraction)
+
+    def _file(self) -> Path:
+        return own.located(self.hparams.file, self.hparams.data_dir, "file")

@@ -158,7 +158,7 @@ class Federation:
                 stacklevel=2,
             )
         if self.confusion is None:  # the run had been stopped after its last round
-            self.evaluate()
+            self.evaluate(self.rounds - 1)
         if self.average_last:
             last, self.averaged = self.confusion, self.evaluate_averaged()
             self.confusion = last
@@ -278,7 +278,7 @@ class Federation:
         If a visit is left out, the next round starts from the shared optimiser state that this round started from.
         """
         before = self.engine.shared_optimizer_state
-        self.clients.expect([visit.client for visit in mine])
+        self.clients.expect([visit.client for visit in self.engine.in_order(mine)])
         lost: list[Visit] = []
 
         def on_visit_end(visit: Visit, result: VisitResult) -> VisitResult:
@@ -367,14 +367,17 @@ class Federation:
         return logged
 
     @torch.inference_mode()
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self, number: int | None = None) -> dict[str, Any]:
         """Metrics of the global model on the whole test set (4 decimals), sharded over ranks.
+
+        A ``predict`` that draws has the random stream of round ``number``; default: the present one.
 
         ``acc_by_class`` has the accuracy on each class (2 decimals; ``None`` for a class without test images). The
         matrix behind it is kept in ``confusion``. The module is the server.
         """
         self.method.eval()
-        with self.engine.hook_context("predict", self.round), self.method.autocast():
+        number = self.round if number is None else number
+        with self.engine.hook_context("predict", number), self.method.autocast():
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.engine.train_mode()

@@ -83,6 +83,10 @@ class SlotsEngine(ReferenceEngine):
             engine.initial, engine.shared = self.initial, self.shared  # never changed, so shared
             self.slots.append(Slot(engine, self.replay))
 
+    def in_order(self, visits: Sequence[Visit]) -> list[Visit]:
+        """Largest first, whatever the number of slots; in the order given if there is one visit at a time."""
+        return list(visits) if self.sequential else [visit for (visit,) in grouped(visits, 1)]
+
     def ended_visits(
         self, sent: Mapping[Visit, Sent], kept: MutableMapping[int, ClientState]
     ) -> Iterator[tuple[Visit, VisitResult]]:
@@ -120,7 +124,7 @@ class SlotsEngine(ReferenceEngine):
         yield from grouped(rest, len(self.slots))
 
     def assign_slots(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
-        """A slot for each visit.
+        """A slot for each visit, in the order of the visits.
 
         Preferred is one that has trained a client of the same size, since it has recorded such steps; then the one that
         has met the fewest sizes.
@@ -133,7 +137,7 @@ class SlotsEngine(ReferenceEngine):
         taken |= zip(free, [visit for visit in together if visit not in taken.values()], strict=False)
         for slot, visit in taken.items():
             slot.sizes.add(visit.size)
-        return taken
+        return dict(sorted(taken.items(), key=lambda pair: together.index(pair[1])))
 
     def counts(self) -> dict[str, int]:
         """Client steps in this process so far: how many were ``captured``, ``replayed`` or taken ``eager``.

@@ -8,6 +8,7 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
+from benchmark.federation.assembly import make_data
 from benchmark.federation.checkpoint_files import REMEDY
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
@@ -17,7 +18,7 @@ from benchmark.runs.code_identity import by_other_code, code_version, method_sou
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import code_versions, method_sources
 from benchmark.runs.states import CHECKPOINT
-from datamodules.common.errors import ConfigError, RunError
+from datamodules.common.errors import BenchError, ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 
 MESSAGE_BYTES = 1 << 28
@@ -27,8 +28,8 @@ def is_complete(run: Run) -> bool:
     """Whether the run has its complete record.
 
     Raises:
-        ConfigError: the record was made under other defaults, from another partition file, or by another version of the
-            method's code.
+        ConfigError: the record was made under other defaults, from another partition file or images of the user's, or
+            by another version of the method's code.
     """
     config, path = run.config, run.folder
     if not (path / "record.json").exists():
@@ -41,6 +42,8 @@ def is_complete(run: Run) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
+    if other := _other_data(run, record):
+        raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
         raise ConfigError(
             f"{path} was made by other code of {config.method.name}, or of your modules behind it: the source was "
@@ -51,6 +54,16 @@ def is_complete(run: Run) -> bool:
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True
+
+
+def _other_data(run: Run, record: Mapping[str, Any]) -> str:
+    """A file of the user's data that is not the one of the record; empty if there is none, or if it is not here."""
+    recorded = record["data_sha256"] or {}
+    try:
+        found = make_data(run).digests()
+    except BenchError:
+        return ""
+    return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
 
 
 def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: Bystander) -> None:

@@ -19,6 +19,9 @@ from datamodules.io.sources import Arrays, Images
 from datamodules.views.checks import check_memory
 
 DECODING = 2  # version of what stands in a cache
+PARTS = ("train", "test")
+"""Folders of a folder that is split."""
+
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes with at most 8 bits per channel."""
@@ -87,11 +90,32 @@ def npz(file: Path, test_fraction: float) -> Arrays:
         )
     names = _names(file, found.get("class_names"), labels[0])
     _check_classes(file, labels, names)
-    digests = {file.name: sources.sha256_of(file)}
+    digests = npz_digest(file)
     if len(parts) == 2:
         return Arrays(images[0], labels[0], images[1], labels[1], names, digests)
     test = held_out(labels[0], names, test_fraction, file)
     return Arrays(images[0][~test], labels[0][~test], images[0][test], labels[0][test], names, digests)
+
+
+def npz_digest(file: Path) -> dict[str, str]:
+    """SHA-256 of a file, by its name.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return {file.name: sources.sha256_of(file)}
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def folder_digest(root: Path) -> dict[str, str]:
+    """SHA-256 of the paths and bytes of all images of a folder, by its name.
+
+    Raises:
+        DataError: as ``folder``, or an image cannot be read.
+    """
+    return {root.resolve().name: _digest(root, _parts(root))}
 
 
 def held_out(labels: Labels, names: tuple[str, ...], fraction: float, where: Path) -> NDArray[np.bool_]:
@@ -251,7 +275,7 @@ def _parts(root: Path) -> dict[str, dict[str, list[Path]]]:
         raise DataError(
             f"data.root={root} is not a folder; give one with train/<class>/ and test/<class>/, or <class>/"
         )
-    names = [name for name in ("train", "test") if (root / name).is_dir()]
+    names = [name for name in PARTS if (root / name).is_dir()]
     if names == ["test"]:
         raise DataError(f"{root} has test but no train; add train/<class>/, or give <class>/ only")
     classes = {name: _classes(root / name) for name in names or [""]}
@@ -272,7 +296,8 @@ def _images(place: Path, names: list[str]) -> dict[str, list[Path]]:
     """The images of each class."""
     if len(names) < 2:
         count = "one class folder" if names else "no class folder"
-        raise DataError(f"{place} has {count}; give at least two, one per class")
+        hint = f". If {place.name} is a class itself, rename it" if place.name in PARTS and not names else ""
+        raise DataError(f"{place} has {count}; give at least two, one per class{hint}")
     found = {}
     for name in names:
         files = (file for file in (place / name).rglob("*") if file.suffix.lower() in SUFFIXES)

@@ -1,6 +1,7 @@
 """Data modules: sites hold what they may, views are right, hidden labels stay hidden, a plain ``Trainer`` works."""
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,17 @@ DATA_SETS = [name for name in known_names(KINDS["data"]) if not find_class(name,
 @pytest.fixture(scope="module")
 def digits():
     return sources.digits()
+
+
+class Vectors(FSSLDataModule):
+    """Feature vectors of a user: the class says no more than of images."""
+
+    num_classes, mean, std = 2, (), ()
+    lengths = 5, 5
+
+    def read(self):
+        train, test = (np.zeros((40, 2, length), np.float32) for length in self.lengths)
+        return sources.Arrays(train, np.arange(40) % 2, test, np.arange(40) % 2, ("a", "b"), {})
 
 
 # --- data sets
@@ -65,6 +77,17 @@ def test_a_subclass_must_read():
 
     with pytest.raises(DataError, match=r"Nothing must define read\(\) -> Arrays"):
         Nothing().setup()
+
+
+def test_the_length_of_feature_vectors_is_measured():
+    """A network is built for it, so both parts have the same."""
+    shaped = {"num_clients": 2, "partition": "iid", "pipeline": "feature_versions"}
+    data = Vectors(**shaped)
+    data.setup()
+    assert data.feature_dim == data.take("weak", torch.arange(3)).shape[1] == 5
+    other = type("Other", (Vectors,), {"lengths": (5, 6)})(**shaped)
+    with pytest.raises(DataError, match=r"Other.read: training vectors have 5 features and test vectors 6"):
+        other.setup()
 
 
 def test_overwritten_images_are_what_views_are_cut_from():

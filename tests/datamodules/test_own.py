@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -331,6 +332,15 @@ def flat(root):
         (root / part).rename(root.parent / part)
 
 
+def vehicles(root):
+    """A class called train beside another one."""
+    shutil.rmtree(root / "test")
+    (root / "train").rename(root / "all")
+    (root / "all" / "one").rename(root / "car")
+    (root / "all" / "two").rename(root / "train")
+    shutil.rmtree(root / "all")
+
+
 BAD_FOLDERS = [
     (unreadable, r"train/one/zzz\.png cannot be read as an image"),
     (truncated, r"test/one/010\.png cannot be read as an image"),
@@ -346,6 +356,7 @@ BAD_FOLDERS = [
     (alike, r"all \d+ training images are the same"),
     (untrained, "has test but no train"),
     (flat, "has no class folder;"),
+    (vehicles, "train has no class folder; .* one per class. If train is a class itself, rename it"),
 ]
 
 
@@ -426,6 +437,30 @@ def test_a_stopped_run_does_not_go_on_with_other_images(own, pictures, digits):
     save(images)
     run(config)
     assert read_record(path)["final"]["round"] == 1
+
+
+@pytest.mark.parametrize("own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}])
+def test_a_complete_run_of_other_images_is_not_taken_for_this_one(own, pictures, digits):
+    """Without the images its record still counts."""
+    images, labels = digits
+
+    def save(pixels):
+        np.savez("x.npz", **halves(pixels, labels), class_names=NAMES)
+        save_folder(pictures / "train", pixels[::2], labels[::2])
+
+    save(images)
+    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
+    config = configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+    path = run(config)
+    record = (path / "record.json").read_bytes()
+    save(255 - images)
+    with pytest.raises(ConfigError, match=r"(x.npz|pictures) has changed since .*results/runs/.* delete that folder"):
+        run(config)
+    save(images)
+    assert run(config) == path
+    shutil.rmtree(pictures)
+    Path("x.npz").unlink()
+    assert run(config) == path and (path / "record.json").read_bytes() == record
 
 
 def test_the_file_must_be_named(here, capsys):

@@ -116,6 +116,22 @@ def test_a_round_says_which_classes_and_clients_its_model_serves():
     assert torch.equal(again.confusion, matrix) and again.averaged == run.averaged
 
 
+class Guesses(Unaugmented):
+    """Predicts by chance."""
+
+    def predict(self, x):
+        return torch.rand(len(x), 10)
+
+
+def test_a_run_stopped_after_its_last_round_is_evaluated_with_the_same_draws():
+    """Its matrix is then that of the row that it has written already."""
+    run, again = federation(Guesses), federation(Guesses)
+    run.run()
+    again.load_state_dict(run.state_dict())
+    again.run()
+    assert torch.equal(again.confusion, run.confusion)
+
+
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
 def test_evaluation_every_few_rounds_and_after_the_last(every, evaluated):
     """How often it looks changes nothing about what is trained; callbacks hear of every round."""

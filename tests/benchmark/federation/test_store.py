@@ -101,6 +101,32 @@ def test_states_on_disk_change_no_bit(tmp_path, slots):
         assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"]) for a, b in pairs)
 
 
+class Asked(Store):
+    """A store that notes which states were announced, and which were then asked for."""
+
+    def __init__(self, folder):
+        super().__init__(0, folder)
+        self.announced, self.wanted = [], []
+
+    def expect(self, clients):
+        self.announced += clients
+        super().expect(clients)
+
+    def __getitem__(self, client):
+        self.wanted.append(client)
+        return super().__getitem__(client)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 3])
+def test_states_are_asked_for_in_the_order_announced(tmp_path, slots):
+    """Otherwise what is read ahead from disk is not the state that is needed next, and every state is read twice."""
+    data, method = few_data(6, 6, partition="dirichlet", min_size=1), make_method("fedavg")
+    store = Asked(tmp_path / "states")
+    run = Federation(method, data, data.roster(0), plain_fabric(), 3, seed=0, store=store, slots=slots)
+    run.run()
+    assert store.wanted == store.announced and len(store.wanted) == 18
+
+
 def test_a_checkpoint_takes_the_files_and_a_run_continues_from_it(tmp_path):
     """Files of the store get a second name; the one that goes on ends as if it had not stopped."""
     whole, begun = federation(), federation(Store(0, tmp_path / "states"))
