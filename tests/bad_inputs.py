@@ -262,7 +262,7 @@ HOOKS = {
     "bad_methods.OptimizerScope": "names 'personnal'; an optimiser's state is shared, personal or local",
     "bad_methods.Optimizer": "configure_optimizers returned a str for an optimiser",
     "bad_methods.SelectsNone": "SelectsNone.select_clients, round 0: it returned a NoneType; return a list of cohorts",
-    "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned an int for a cohort; return a list of ",
+    "bad_methods.SelectsFlat": "SelectsFlat.select_clients, round 0: it returned an int for a cohort; return a list",
     "bad_methods.SelectsFloat": "it returned a float for a client id; return whole numbers",
     "bad_methods.SelectsUnknown": "there is no client 77; ids run from 0 to 2",
     "bad_methods.SendsNone": "broadcast returned a NoneType; return a dict of tensors by name",
