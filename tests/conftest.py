@@ -20,7 +20,7 @@ pytest_plugins = ["benchmark.contract.plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``pytest tests/contract --method NAME`` is short for ``--fssl-method``."""
+    """``pytest tests/contract --method NAME`` runs the contract of NAME alone."""
     parser.addoption("--method", dest="fssl_method", action="append", default=[], help="short for --fssl-method")
 
 
@@ -29,8 +29,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long tests (those with their own timeout) first, so that no core waits for one at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of no method if methods are named; run long tests (those with their own timeout) first."""
+    if config.getoption("fssl_method"):
+        others = [item for item in items if getattr(item, "originalname", None) != "test_contract"]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
     def patience(item: pytest.Item) -> int:
         mark = item.get_closest_marker("timeout")

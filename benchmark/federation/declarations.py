@@ -123,5 +123,5 @@ def _check_hooks(cls: type, name: str) -> None:
 def _nearest(given: Any, known: Iterable[str]) -> str:
     known = list(known)
     close = get_close_matches(str(given), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"{hint} There are {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}"

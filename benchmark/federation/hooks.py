@@ -21,11 +21,12 @@ def cohorts(made: Any, num_clients: int) -> list[list[int]]:
     Raises:
         RunError: it is not a list of lists of client ids, or a client does not exist.
     """
-    if not _is_list(made) or not all(_is_list(cohort) for cohort in made):
-        inner = next((part for part in made if not _is_list(part)), None) if _is_list(made) else made
-        raise RunError(
-            f"it returned {describe(inner)}; return a list of cohorts, each a list of client ids: [[0, 3, 4]]"
-        )
+    wanted = "return a list of cohorts, each a list of client ids: [[0, 3, 4]]"
+    if not _is_list(made):
+        raise RunError(f"it returned {describe(made)}; {wanted}")
+    for cohort in made:
+        if not _is_list(cohort):
+            raise RunError(f"it returned {describe(cohort)} for a cohort; {wanted}")
     for client in (client for cohort in made for client in cohort):
         if not _is_whole(client):
             raise RunError(f"it returned {describe(client)} for a client id; return whole numbers: [[0, 3, 4]]")
@@ -227,7 +228,10 @@ def in_place(method: FedMethod) -> None:
 
 def describe(value: object) -> str:
     """A value as an error message names it: its type or, of a tensor, its shape."""
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def _require_data(value: Any, says: str, wanted: str = "a tensor") -> None:

@@ -11,6 +11,7 @@ from datamodules.common.errors import ConfigError, RunError
 from methods import models
 
 WORTH_PROCESSES = 2_000_000  # images a run trains on in total; below, starting processes does not pay
+UNKNOWN_SIZE = 50_000  # training images of a data set without `train_size`
 WORTH_THREADS = 1_000_000  # parameters; networks from this size on are as fast with threads
 
 
@@ -41,7 +42,7 @@ def placed(run: Run) -> Run:
         args, cls = config.data.init_args, run.class_of("data")
         active = config.roster.get("participants") or args["num_clients"]
         total = max(args["num_clients"], 1)
-        work = config.rounds * getattr(cls, "train_size", WORTH_PROCESSES) * active / total
+        work = config.rounds * getattr(cls, "train_size", UNKNOWN_SIZE) * active / total
         several = accelerator == "cpu" and work >= WORTH_PROCESSES and _is_small(run)
         devices = bearable(min(cores(), active)) if several else 1
     if not isinstance(devices, int) or devices < 1:

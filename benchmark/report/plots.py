@@ -75,7 +75,7 @@ def read_suite_rows(
     if empty or not rows:
         raise ConfigError(
             f"plot: no complete run of {', '.join(empty or names)} at scale {scale} in {results_dir}; "
-            f"`table --paper {suite.paper} --scale {scale}` creates them"
+            f"`table --paper {suite.argument} --scale {scale}` creates them"
         )
     given = list(labels) or row_labels(rows)
     _named_once(given, len(rows))

@@ -143,8 +143,8 @@ class Suite:
             known = list(dict.fromkeys(n for row in self.rows for n in (row.name, row.full_name)))
             close = get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"unknown row '{name}'; did you mean '{close}'? `status --paper {self.paper} --scale {scale}` "
-                f"lists all ({self.where})"
+                f"unknown row '{name}'; did you mean '{close}'? `status --paper {self.argument} --scale {scale}` "
+                "lists all"
             )
         for row in found:
             if row.minus is not None:
@@ -193,6 +193,11 @@ class Suite:
                 f"suite {self.paper} is part of an installed package ({self.folder}), but {what} are written beside "
                 f"the suite: write your own with `extends: {self.paper}` and {command} that (docs/leaderboard.md)"
             )
+
+    @property
+    def argument(self) -> str:
+        """What finds this suite on the command line: its name, or the path of its file."""
+        return self.paper if self.folder == SUITES else self.where
 
     @property
     def file(self) -> Path:

@@ -63,7 +63,8 @@ def build(
 
     Raises:
         ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
-            unknown option, an option that the network refuses, or feature vectors for a network that takes images.
+            unknown option, an option that the network refuses, feature vectors for a network that takes images, lazy
+            layers, or a submodule with the name of the method ``features``.
     """
     import torch
     from torch import nn
@@ -91,6 +92,7 @@ def build(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name}: it returned a {type(model).__name__}; it must return a torch.nn.Module")
+    _check(name, model)
     return cast("Backbone", model.to(memory_format=torch.channels_last))
 
 
@@ -100,6 +102,28 @@ def num_parameters(name: str, num_classes: int, **options: Any) -> int:
 
     with torch.device("meta"):
         return sum(p.numel() for p in build(name, num_classes, **options).parameters())
+
+
+def _check(name: str, model: "nn.Module") -> None:
+    """Refuse what cannot be trained: tensors without a shape, and features that are never called.
+
+    Raises:
+        ConfigError: names the tensors or the submodule, and what to do.
+    """
+    from torch.nn.parameter import is_lazy
+
+    from methods.models.backbone import Backbone
+
+    lazy = [key for key, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ConfigError(
+            f"model {name}: {', '.join(lazy)} have no shape yet; use sized layers in place of lazy layers"
+        )
+    if isinstance(model, Backbone) and "features" in dict(model.named_children()):
+        raise ConfigError(
+            f"model {name}: its submodule `features` is hidden by the method of that name; rename it, and call it in "
+            "features(x)"
+        )
 
 
 def _imported(path: str) -> "Callable[..., nn.Module]":

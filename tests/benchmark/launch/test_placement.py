@@ -33,6 +33,14 @@ def test_auto_places_long_runs_on_all_cores(tmp_path, machine, monkeypatch):
     assert where(rounds=4_000, data__side=224, model="vit_tiny_scratch") == (1, 8)
 
 
+def test_auto_does_not_take_a_short_run_on_data_of_unknown_size_for_a_long_one(tmp_path, machine):
+    """Starting processes takes longer than a few rounds, however many images there are."""
+    machine.cores = 8
+    auto = {"method": "fedavg", "data": "npz", "data__file": "x.npz", "runtime__devices": "auto"}
+    devices = [placed(configuration(tmp_path, rounds=rounds, **auto)).config.runtime.devices for rounds in (2, 1_000)]
+    assert devices == [1, 6]
+
+
 def test_auto_starts_no_more_processes_than_there_is_memory_for(tmp_path, machine):
     config = configuration(tmp_path, rounds=4_000, data__num_clients=64, method="fedavg", runtime__devices="auto")
     machine.cores = 64

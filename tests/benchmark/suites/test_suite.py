@@ -1,7 +1,10 @@
 """Suite files: layers, expansion to distinct runs, filters."""
 
+import re
+
 import pytest
 
+from benchmark.cli import main
 from benchmark.config import Runtime, run_id
 from benchmark.files import dump_yaml
 from benchmark.report.tables import LEFT, RIGHT
@@ -9,6 +12,7 @@ from benchmark.suites import suite
 from benchmark.suites.plan import control_of, operands
 from benchmark.suites.suite import LAYERS, Suite
 from datamodules.common.errors import ConfigError
+from toy_suite import SUITE
 
 
 def spec(**changes):
@@ -381,3 +385,13 @@ def test_load():
         suite.load("rscfet")
     with pytest.raises(ConfigError, match=r"/nowhere/x\.yaml"):
         suite.load("/nowhere/x.yaml")
+
+
+@pytest.mark.parametrize("row", ["9/A/low", "1/A/low"])
+def test_the_command_that_an_error_names_finds_a_suite_of_ones_own(tmp_path, monkeypatch, capsys, row):
+    """It has the path of the file: under its name alone nobody finds it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(SUITE)
+    assert main(["plot", "--suite", "own.yaml", "--row", row, "--scale", "quick"]) == 2
+    named = re.search("`(?:status|table) (.*?)`", capsys.readouterr().err)
+    assert named and main(["status", *named[1].split()]) == 0
