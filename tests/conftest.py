@@ -32,9 +32,11 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of no method if methods are named; run long tests (those with their own timeout) first."""
     if config.getoption("fssl_method"):
-        others = [item for item in items if getattr(item, "originalname", None) != "test_contract"]
+        chosen, others = [], []
+        for item in items:
+            (chosen if getattr(item, "originalname", None) == "test_contract" else others).append(item)
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        items[:] = chosen
 
     def patience(item: pytest.Item) -> int:
         mark = item.get_closest_marker("timeout")
