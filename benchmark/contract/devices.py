@@ -42,7 +42,7 @@ def one_kernel(conv: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def check_all_tensors_lie_on_the_device(method: Method) -> None:
     """On another device it computes the same bits: no operation gets a tensor, an index or a generator of the CPU.
 
-    No step waits for that device: it copies nothing to the host, and from there nothing but single numbers.
+    No step waits for that device: it reads nothing back, and copies nothing to it.
     """
     half_trained()
     rows, server = run_of(method)
