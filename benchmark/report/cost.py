@@ -126,6 +126,10 @@ def rounds_left(run: Run, state: str) -> int:
     return total - (saved_rounds(path) or 0)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
     """Summarise totals in a few lines.
 
@@ -135,7 +139,8 @@ def summary(found: Sequence[Part], jobs: int = 1) -> list[str]:
     """
     runs = [run for part in found for run in part.runs]
     total, left = sum(run.config.rounds for run in runs), sum(part.left for part in found)
-    lines = [f"{len(runs)} runs, {total:,} rounds; {left:,} rounds are left"]
+    remaining = f"{_counted(left, 'round')} {'is' if left == 1 else 'are'} left"
+    lines = [f"{_counted(len(runs), 'run')}, {_counted(total, 'round')}; {remaining}"]
     known = [(part, part.estimate) for part in found if part.left and part.estimate]
     unknown = [part for part in found if part.left and not part.estimate]
     if known:

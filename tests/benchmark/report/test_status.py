@@ -82,7 +82,7 @@ def test_a_narrow_terminal_shows_every_name_in_full(tmp_path, every_run):
 def test_nothing_begun_is_no_second_table(tmp_path):
     _, line, *totals = said(planned(tmp_path), every_run=False)
     assert line.split() == ["4/A/low", "1", "MISSING"]
-    assert totals[:2] == ["1 MISSING", "1 runs, 4 rounds; 4 rounds are left"]
+    assert totals[:2] == ["1 MISSING", "1 run, 4 rounds; 4 rounds are left"]
 
 
 @pytest.mark.parametrize(("report", "value"), [("best", "60.00"), ("last", "30.00"), ("last_k_mean", "40.00")])
@@ -91,7 +91,7 @@ def test_the_accuracy_is_the_reading_that_tables_report_and_is_named(tmp_path, r
     run(one)
     head, line, counts, totals = said(one)
     assert f"acc ({report})" in head and line.split()[:5] == ["DONE", one.folder.name, "1", "4/4", value]
-    assert counts == "1 DONE" and totals == "1 runs, 4 rounds; 0 rounds are left"
+    assert counts == "1 DONE" and totals == "1 run, 4 rounds; 0 rounds are left"
 
 
 def test_the_averaged_model_has_an_accuracy_at_the_end_only(tmp_path):
