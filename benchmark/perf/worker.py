@@ -67,7 +67,7 @@ class Worker:
         except TimeoutError:
             reason = f"stopped after {allowed:.0f} s"
         except BrokenProcessPool:
-            self.process.join(10)
+            pool.shutdown()  # a thread of the pool collects the process
             reason = f"its process ended with exit code {self.process.exitcode}"
         except Exception as error:  # not the task's: the GPU does not respond
             reason = error_line(error)
