@@ -21,7 +21,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (
         memory.LastingMixin,
         isolation.check_nothing_unregistered_survives_a_visit,
-        SURVIVES.format(r"Counts\.met"),
+        SURVIVES.format(r"Counts\.seen"),
     ),
     (
         memory.LastingHelper,

@@ -418,45 +418,47 @@ def test_a_round_by_the_command_line(own, pictures, digits):
     assert measured["mean"] == pytest.approx([digits[0][::2].mean() / 255], abs=1e-6)
 
 
-@pytest.mark.parametrize("own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}])
+IN_BOTH_FORMS = pytest.mark.parametrize(
+    "own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}]
+)
+
+
+def save(pictures, images, labels):
+    """The images in both forms."""
+    np.savez("x.npz", **halves(images, labels), class_names=NAMES)
+    save_folder(pictures / "train", images[::2], labels[::2])
+
+
+def configured(own, pictures):
+    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
+    return configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+
+
+@IN_BOTH_FORMS
 def test_a_stopped_run_does_not_go_on_with_other_images(own, pictures, digits):
     """It names the digests; with the old images back it goes on."""
-    images, labels = digits
-
-    def save(pixels):
-        np.savez("x.npz", **halves(pixels, labels), class_names=NAMES)
-        save_folder(pictures / "train", pixels[::2], labels[::2])
-
-    save(images)
-    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
-    config = configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+    config = configured(own, pictures)
+    save(pictures, *digits)
     path = interrupted(config, 1)
-    save(255 - images)
+    save(pictures, 255 - digits[0], digits[1])
     with pytest.raises(RunError, match="cannot resume, data_sha256 was"):
         run(config)
-    save(images)
+    save(pictures, *digits)
     run(config)
     assert read_record(path)["final"]["round"] == 1
 
 
-@pytest.mark.parametrize("own", [{"data": "npz", "data__file": "x.npz"}, {"data": "folder", "data__root": "pictures"}])
+@IN_BOTH_FORMS
 def test_a_complete_run_of_other_images_is_not_taken_for_this_one(own, pictures, digits):
     """Without the images its record still counts."""
-    images, labels = digits
-
-    def save(pixels):
-        np.savez("x.npz", **halves(pixels, labels), class_names=NAMES)
-        save_folder(pictures / "train", pixels[::2], labels[::2])
-
-    save(images)
-    options = {"data__num_clients": 3, "data__min_size": 0, "data__partition": "dirichlet", "model": "mlp"}
-    config = configuration(pictures.parent / "results", **{**SHORT, **options, **own})
+    config = configured(own, pictures)
+    save(pictures, *digits)
     path = run(config)
     record = (path / "record.json").read_bytes()
-    save(255 - images)
+    save(pictures, 255 - digits[0], digits[1])
     with pytest.raises(ConfigError, match=r"(x.npz|pictures) has changed since .*results/runs/.* delete that folder"):
         run(config)
-    save(images)
+    save(pictures, *digits)
     assert run(config) == path
     shutil.rmtree(pictures)
     Path("x.npz").unlink()

@@ -54,33 +54,20 @@ class LastingClassAttribute(Sound):
 class Counts:
     """A mixin, which is no method."""
 
-    met: list[int] = []
+    seen: list[int] = []
 
 
-class LastingMixin(Counts, Sound):
+class LastingMixin(Counts, LastingClassAttribute):
     """The same in a class attribute of a mixin."""
 
-    def local_work(self, client: Site) -> LocalWork:
-        """Remember who was there."""
-        self.met.append(client.visit.client)
-        return super().local_work(client)
 
-    def learning_rate(self) -> float:
-        """It falls with the visits."""
-        return super().learning_rate() / (1 + 0.1 * len(self.met))
-
-
-class LastingHelper(Sound):
+class LastingHelper(LastingClassAttribute):
     """The same in a global of a module that the method's module imports."""
 
-    def local_work(self, client: Site) -> LocalWork:
-        """Remember who was there."""
-        helper.VISITED.append(client.visit.client)
-        return super().local_work(client)
-
-    def learning_rate(self) -> float:
-        """It falls with the visits."""
-        return super().learning_rate() / (1 + 0.1 * len(helper.VISITED))
+    @property
+    def seen(self) -> list[int]:  # type: ignore[override]
+        """The module's."""
+        return helper.VISITED
 
 
 class LateClassAttribute(Sound):
