@@ -75,7 +75,7 @@ def test_a_dry_run_that_would_overwrite_counts_all_rounds(here, fitted, capsys):
         capsys.readouterr()
         assert main([*command, "--overwrite", "--dry-run"]) == 0
         out = capsys.readouterr().out
-        assert f"{runs} runs, {2 * runs} rounds; {2 * runs} rounds are left" in out
+        assert f"{runs} run{'s' if runs > 1 else ''}, {2 * runs} rounds; {2 * runs} rounds are left" in out
         assert len(fitted) == runs and all((run.folder / "record.json").exists() for run in fitted)
         fitted.clear()
 
