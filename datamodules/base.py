@@ -27,7 +27,7 @@ from datamodules.partition.sites import Oracle, SiteData, Sites
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch
-from datamodules.views.checks import check_border, check_grey, check_memory, layout_bytes
+from datamodules.views.checks import check_border, check_grey, check_memory, check_read, layout_bytes
 from datamodules.views.features import FeatureView
 
 BLOCK = 1024
@@ -282,18 +282,8 @@ class FSSLDataModule(L.LightningDataModule):
         if self.measured:
             self._measure(arrays)
         if arrays.train_images.ndim == 3:
-            self.feature_dim, tested = arrays.train_images.shape[2], arrays.test_images.shape[2]
-            if self.feature_dim != tested:
-                raise DataError(
-                    f"{name}.read: training vectors have {self.feature_dim} features and test vectors {tested}: give "
-                    "them the same ones"
-                )
-        for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
-            if labels.max() >= self.num_classes:
-                raise DataError(
-                    f"{name}.read: a {part} label is {labels.max()}, but num_classes is {self.num_classes}: labels run "
-                    "from 0 to num_classes - 1"
-                )
+            self.feature_dim = arrays.train_images.shape[2]
+        check_read(name, arrays, self.num_classes)
         return arrays
 
     def setup(self, stage: str | None = None) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmark.federation.recording import reads_host
+from benchmark.federation.recording import INDEXING, reads_host
 
 NAME = "emulated"
 ONE_KIND = "Make it on the device (device=self.device), or register it as a buffer"
@@ -35,7 +35,7 @@ CPU_GENERATOR = "draw from self.generator, or from client.generator('a purpose')
 
 _aten = torch.ops.aten
 _copies = (_aten._to_copy.default, _aten.copy_.default)
-_indexed = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+_indexed = {name.removeprefix("aten::") for name in INDEXING}
 _no_scalars = {"cat", "stack", "index_select", "gather", "index_copy", "index_copy_"}  # all of their tensors count
 _elsewhere = tuple(f"{Path(one.__file__).parent}/" for one in (torch, lightning) if one.__file__)
 _generator = torch.Generator

@@ -41,7 +41,7 @@ _UNTAGGED = {
     "aten::normal.float_Tensor",
 }
 # Operations whose shapes depend on data only if an index is a mask.
-_INDEXING = {
+INDEXING = {
     "aten::index",
     "aten::index_put",
     "aten::index_put_",
@@ -263,7 +263,7 @@ class _Recorder(_Operations):  # type: ignore[no-untyped-call]
 
 def reads_host(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operation needs values on the host, for its result or its shape."""
-    if func._schema.name in _INDEXING:
+    if func._schema.name in INDEXING:
         if len(args) > 2 and args[2].ndim == 0:  # x[mask] = 0.0 before torch 2.12: a masked fill, on CUDA, too
             return False
         return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])

@@ -1,13 +1,34 @@
-"""Checks that a data set's images suit the options of its views."""
+"""Checks that what a data set has read suits its class and the options of its views."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from datamodules.common.errors import ConfigError
+from datamodules.common.errors import ConfigError, DataError
 from datamodules.common.memory import in_words
 from datamodules.io.sources import Arrays
 from datamodules.views.augment import Geometry
 from datamodules.views.pipelines import Views
+
+
+def check_read(name: str, arrays: Arrays, num_classes: int) -> None:
+    """Refuse test vectors of another length than those for training, and labels that the class does not know.
+
+    Raises:
+        DataError: names the class and the numbers.
+    """
+    if arrays.train_images.ndim == 3:
+        features, tested = arrays.train_images.shape[2], arrays.test_images.shape[2]
+        if features != tested:
+            raise DataError(
+                f"{name}.read: training vectors have {features} features and test vectors {tested}: give them the same "
+                "ones"
+            )
+    for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
+        if labels.max() >= num_classes:
+            raise DataError(
+                f"{name}.read: a {part} label is {labels.max()}, but num_classes is {num_classes}: labels run from 0 "
+                "to num_classes - 1"
+            )
 
 
 def layout_bytes(arrays: Arrays, views: Views) -> int:
