@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from datamodules.io.sources import Arrays
 from methods import models
 from methods.base import FedMethod
 
-NUM_CLIENTS = 6
+NUM_CLIENTS = 4
 ROUNDS = 3
 SIDE = 24
 """Side of the images, in pixels: enough for the small network to learn from, and half the work of 32."""
@@ -40,24 +40,31 @@ MOST = {
     "steps_per_visit": 2,
     "gpt_epochs": 10,
     "lr": 0.01,
+    "subset_size": 3,
 }
 """Upper limits for arguments in the contract: short schedules, and a rate that suits a network without norms."""
 
 
 class FewerDigits(Digits):
-    """The first 480 training and 120 test images."""
+    """The first 332 training and 120 test images."""
+
+    kept: ClassVar[tuple[int, int]] = (332, 120)
 
     def read(self) -> Arrays:
         """Digits, cut."""
-        return cut(sources.digits(), 480, 120)
+        return cut(sources.digits(), *self.kept)
 
 
-class FewestDigits(Digits):
+class FewestDigits(FewerDigits):
     """The first 120 training and 30 test images: a handful of steps for each client."""
 
-    def read(self) -> Arrays:
-        """Digits, cut."""
-        return cut(sources.digits(), 120, 30)
+    kept = (120, 30)
+
+
+class MoreDigits(FewerDigits):
+    """The first 480 training images, to learn from before the rounds."""
+
+    kept = (480, 120)
 
 
 def cut(whole: Arrays, train: int, test: int) -> Arrays:
@@ -72,7 +79,7 @@ def cut(whole: Arrays, train: int, test: int) -> Arrays:
 
 
 def make_data(scenario: Scenario = "partial_clients", **args: Any) -> Digits:
-    """Digits over six clients, set up."""
+    """Digits over a few clients, set up."""
     data = Digits(**{"scenario": scenario, "partition": "iid", **SCENARIOS[scenario], **args})
     data.setup()
     return data
@@ -157,7 +164,7 @@ def half_trained() -> dict[str, Tensor]:
     some of them wrong, and some images that stay below every usual threshold. They are trained in float64: float32
     rounds differently on different processors, and 120 steps of Adam turn that into another network.
     """
-    data = FewerDigits(num_clients=1, labelled_clients=1, partition="iid", side=SIDE)
+    data = MoreDigits(num_clients=1, labelled_clients=1, partition="iid", side=SIDE)
     data.setup()
     site = data.client(0)
     torch.manual_seed(0)

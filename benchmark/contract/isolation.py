@@ -1,13 +1,9 @@
 """Checks of what a method may touch: registered tensors, its batch and the random streams it is given, nothing else."""
 
-import os
-import platform
 import random
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, cast
 from unittest.mock import patch
@@ -16,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import MISSING, Values, changed, own_modules, places_of, same, values_of
-from benchmark.contract.federations import brief, class_of, contract_federation, make_method, plain_fabric
+from benchmark.contract.attributes import MISSING, Values, changed, places_of, same, values_of
+from benchmark.contract.federations import brief, class_of, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
     culprits,
     different,
-    different_rows,
-    reference,
     require_equal,
     rounds_until,
 )
 from benchmark.contract.steps import some_visits
+from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
-from methods.base import FedMethod, Visit
+from methods.base import Batch, FedMethod, Visit
 
 STEP_HOOKS = (
     "training_step",
@@ -149,7 +144,7 @@ def check_hooks_change_nothing_they_are_given(method: Method) -> None:
         method,
         "a hook changes in place what belongs to the server or to the data, so that another process, or the next "
         "client, would see something else. Change a clone",
-        done_by_hooks(cast(Any, method))[0],
+        done_by_hooks(cast(Any, method)).changes,
     )
 
 
@@ -162,17 +157,43 @@ def check_draws_come_from_streams_of_the_visit(method: Method) -> None:
         method,
         "a hook draws from a generator that is not seeded for the visit. Draw from client.generator('a purpose'), and "
         "from self.generator while a client trains",
-        done_by_hooks(cast(Any, method))[1],
+        done_by_hooks(cast(Any, method)).draws,
     )
 
 
-@cache
-def done_by_hooks(method: Method) -> tuple[list[str], list[str]]:
-    """What hooks do in two rounds and should not, in words: changes of what they may only read, and draws from
-    generators of the whole process. The rounds are run at the first call.
+def check_a_step_leaves_its_batch_alone(method: Method) -> None:
+    """A step changes only registered tensors: its batch stays as it was. Its loss, if it has one, is finite."""
+    done, name = done_by_hooks(cast(Any, method)), class_of(method).__name__
+    require_equal(method, "training_step changes its batch in place; change a clone", done.batches)
+    assert done.losses, f"{name}: no client takes a step in two rounds"
+    assert all(loss is None or bool(loss.isfinite()) for loss in done.losses), (
+        f"{name}: the loss of a step is not finite"
+    )
+
+
+@dataclass
+class Done:
+    """What hooks do in two rounds.
+
+    Args:
+        changes: of what they may only read, in words.
+        draws: from generators of the whole process, in words.
+        batches: parts of batches that a step changes.
+        losses: the loss of each step; None: it has none.
     """
-    federation, changes, draws = contract_federation(method), set[str](), set[str]()
-    sites = federation.data.clients
+
+    changes: list[str]
+    draws: list[str]
+    batches: list[str]
+    losses: list[Tensor | None]
+
+
+@cache
+def done_by_hooks(method: Method) -> Done:
+    """What the hooks of a method do in two rounds, which are run at the first call."""
+    federation, changes, draws, batches = contract_federation(method), set[str](), set[str](), set[str]()
+    losses: list[Tensor | None] = []
+    compute, sites = Fit.compute, federation.data.clients
     for client in range(len(sites)):
         sites[client] = sites[client]  # kept: otherwise each hook gets a new one, without what another did to it
 
@@ -186,9 +207,19 @@ def done_by_hooks(method: Method) -> tuple[list[str], list[str]]:
         changed = [name for name, value in lent(federation, hook).items() if not same(value, before[name])]
         changes.update(f"{hook} changes {name}" for name in changed)
 
-    with watched(federation.method, watch):
+    def watched_step(self: Fit, batch: Batch, number: int) -> Any:
+        before = {(stream, part): value.clone() for stream, parts in batch.items() for part, value in parts.items()}
+        made = compute(self, batch, number)
+        for (stream, part), value in before.items():
+            now = batch.get(stream, {}).get(part)
+            if now is None or not same(now, value):
+                batches.add(f"batch[{stream!r}][{part!r}]")
+        losses.append(self.method.tallied("loss"))
+        return made
+
+    with watched(federation.method, watch), patch.object(Fit, "compute", watched_step):
         rounds_until(federation, 2)
-    return sorted(changes), sorted(draws)
+    return Done(sorted(changes), sorted(draws), sorted(batches), losses)
 
 
 def lent(federation: Federation, hook: str) -> dict[str, Tensor]:
@@ -216,59 +247,6 @@ def global_states(training: bool) -> dict[str, object]:
     if training:
         states["torch's global generator"] = torch.get_rng_state().numpy().tobytes()
     return states
-
-
-def check_the_host_does_not_matter(method: Method) -> None:
-    """Process id, host name, clock, number of processors, rank and number of processes change nothing."""
-    everything = [*HOSTS, RANK]
-    notes = differences_elsewhere(method, *everything)
-    if notes:
-        alone = (name for name in everything if differences_elsewhere(method, name))
-        cause = next(alone, "the process, the host or the clock")
-        require_equal(method, f"the result depends on where it runs. It reads {cause}", notes)
-
-
-Fakes = Mapping[tuple[Any, str], Any]
-"""Module and name of a function -> its stand-in."""
-
-
-def _later(clock: Any) -> Any:
-    """A clock that is a day ahead."""
-    by = 86_413 * (10**9 if clock.__name__.endswith("_ns") else 1)
-    return lambda: clock() + by
-
-
-CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
-HOSTS: Mapping[str, Fakes] = {
-    "the id of the process": {(os, "getpid"): lambda: 77_001, (os, "getppid"): lambda: 77_000},
-    "the name of the host": {(socket, "gethostname"): lambda: "elsewhere", (platform, "node"): lambda: "elsewhere"},
-    "the clock": {(time, name): _later(getattr(time, name)) for name in CLOCKS},
-    "the number of processors": {(os, "cpu_count"): lambda: 333, (torch, "get_num_threads"): lambda: 333},
-}
-RANK = "the rank or the number of processes"
-RANKS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
-
-
-def differences_elsewhere(method: Method, *hosts: str) -> list[str]:
-    """How two rounds differ where these properties of the host (``HOSTS``, ``RANK``) appear to be others, in words."""
-    run = reference(method)
-    plain_fabric()  # launched before the fakes, as is everything that is not the method's
-    sources = own_modules(class_of(method))
-    with ExitStack() as stack:
-        if RANK in hosts:
-            stack.enter_context(patch.dict(os.environ, RANKS))
-        fakes = [(place, fake) for host in hosts if host != RANK for place, fake in HOSTS[host].items()]
-        real = {id(getattr(*place)): fake for place, fake in fakes}
-        for (module, name), fake in fakes:
-            stack.enter_context(patch.object(module, name, fake))
-        for source in sources:  # what a method's module has imported by name
-            for name, fake in [(name, real[id(value)]) for name, value in vars(source).items() if id(value) in real]:
-                stack.enter_context(patch.object(source, name, fake))
-        federation = contract_federation(method)
-        if RANK in hosts:
-            federation.engine.context = replace(federation.engine.context, rank=1, ranks=3)
-        rows = rounds_until(federation, 2)
-    return different_rows(rows, run.rows[:2]) + different(federation.server, run.servers[2])
 
 
 @contextmanager

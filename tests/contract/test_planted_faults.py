@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmark.contract import devices, isolation, runs, steps
+from benchmark.contract import devices, irrelevant, isolation, runs, steps
 from benchmark.contract.checks import CHECKS, Check, title
 from datamodules.common.errors import RunError
 from methods.base import FedMethod
@@ -65,7 +65,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         runs.check_a_run_is_finite_and_learns,
         "the stream 'unlabelled' has the training image .*, which the site does not hold",
     ),
-    (training.BatchInPlace, runs.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
+    (training.BatchInPlace, isolation.check_a_step_leaves_its_batch_alone, r"in place.*batch\['unlabelled'\]\['x'\]"),
     (
         surroundings.TorchDraw,
         isolation.check_draws_come_from_streams_of_the_visit,
@@ -101,20 +101,24 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         isolation.check_draws_come_from_streams_of_the_visit,
         "learning_rate draws from Python's random",
     ),
-    (surroundings.UnseededDraw, runs.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
-    (surroundings.ReadsProcess, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
-    (surroundings.ReadsProcessAtFirst, isolation.check_the_host_does_not_matter, "It reads the id of the process "),
-    (surroundings.ReadsRank, isolation.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
-    (surroundings.ReadsClock, isolation.check_the_host_does_not_matter, "It reads the clock"),
-    (surroundings.TestStatistic, runs.check_test_images_are_not_used, "with other test images it trains another model"),
+    (surroundings.UnseededDraw, irrelevant.check_same_seed_same_bits, "draws from a generator that nobody seeds"),
+    (surroundings.ReadsProcess, irrelevant.check_the_host_does_not_matter, "It reads the id of the process "),
+    (surroundings.ReadsProcessAtFirst, irrelevant.check_the_host_does_not_matter, "It reads the id of the process "),
+    (surroundings.ReadsRank, irrelevant.check_the_host_does_not_matter, "It reads the rank or the number of processes"),
+    (surroundings.ReadsClock, irrelevant.check_the_host_does_not_matter, "It reads the clock"),
+    (
+        surroundings.TestStatistic,
+        irrelevant.check_test_images_are_not_used,
+        "with other test images it trains another model",
+    ),
     (
         surroundings.TestPrediction,
-        runs.check_test_images_are_not_used,
+        irrelevant.check_test_images_are_not_used,
         "with other test images it trains another model",
     ),
     (
         surroundings.HiddenLabels,
-        runs.check_hidden_labels_are_not_read,
+        irrelevant.check_hidden_labels_are_not_read,
         "with other hidden labels it trains another model",
     ),
     (surroundings.KnowsClients, runs.check_names_of_clients_do_not_matter, "looks at the id of a client"),
@@ -123,7 +127,7 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (training.Unmoved, runs.check_pseudo_labels_flow, "replacing those images with noise does not change the model"),
     (training.KnowsTrainers, steps.check_a_visit_is_a_fit, "a plain Trainer over a client's batches takes other steps"),
     (memory.LastingAttribute, steps.check_slots_equal_the_reference, "clients that train in three copies"),
-    (memory.LastingAttribute, runs.check_order_of_visits_is_irrelevant, "clients that train in another order"),
+    (memory.LastingAttribute, irrelevant.check_order_of_visits_is_irrelevant, "clients that train in another order"),
     *(
         (
             fault,
@@ -162,10 +166,10 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
     (training.Steep, runs.check_half_autocast_is_close_to_double, "16-mixed skips .* of a round's steps"),
     (
         training.Unscaled,
-        runs.check_a_scaled_loss_leaves_every_bit,
+        irrelevant.check_a_scaled_loss_leaves_every_bit,
         "a gradient is used while it is scaled, or was never",
     ),
-    (training.ClipsScaled, runs.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
+    (training.ClipsScaled, irrelevant.check_a_scaled_loss_leaves_every_bit, "a gradient is used while it is scaled"),
 ]
 
 
@@ -186,7 +190,11 @@ def test_a_planted_fault_is_refused(fault: type[FedMethod], check: Check, told: 
 @pytest.mark.parametrize("method", [sound.Quantised, sound.LargeStatistic, sound.KnownLosses])
 @pytest.mark.parametrize(
     "check",
-    [runs.check_bytes_are_counted, runs.check_a_step_leaves_its_batch_alone, runs.check_default_arguments_are_plain],
+    [
+        runs.check_bytes_are_counted,
+        isolation.check_a_step_leaves_its_batch_alone,
+        runs.check_default_arguments_are_plain,
+    ],
     ids=title,
 )
 def test_what_is_no_fault_passes(method: type[FedMethod], check: Check) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from benchmark.contract.federations import FewerDigits, contract_federation
 from benchmark.contract.reference import different, rounds_until
-from benchmark.contract.runs import (
+from benchmark.contract.replaced import (
     unlabelled,
     with_other_hidden_labels,
     with_other_test_images,

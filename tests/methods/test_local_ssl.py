@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.contract.runs import with_other_hidden_labels
+from benchmark.contract.replaced import with_other_hidden_labels
 from benchmark.federation.fit import Fit
 from benchmark.federation.loop import Federation
 from datamodules.common.errors import ConfigError

@@ -18,8 +18,8 @@ from benchmark import ROOT
 from benchmark.contract.devices import run_of
 from benchmark.contract.emulated import Emulation, device, emulated, fabric
 from benchmark.contract.federations import ScaledSingle, class_of, half_trained
+from benchmark.contract.irrelevant import OVERFLOW
 from benchmark.contract.reference import different, different_rows
-from benchmark.contract.runs import OVERFLOW
 from benchmark.federation import optimizers
 from benchmark.federation.recording import CudaGraph, record
 from benchmark.registry import KINDS, known_names
