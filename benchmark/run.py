@@ -148,7 +148,7 @@ def _check_spawned(rt: Runtime) -> None:
     if rt.num_nodes != 1:
         raise ConfigError(
             f"{rt.num_nodes} nodes are asked for, but nothing has started this process on each of them; start it with "
-            "SLURM's srun, or on every node with torchrun (docs/usage.md)"
+            "SLURM's srun, or on every node with torchrun (docs/usage/cluster.md)"
         )
     if rt.accelerator == "cpu":
         check_processes("--devices", int(rt.devices))

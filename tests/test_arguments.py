@@ -31,7 +31,7 @@ BY_USERS = {
     "file": "images of one's own: where they are (docs/data.md)",
     "root": "images of one's own: where they are (docs/data.md)",
     "test_fraction": "images of one's own: how many are held out (docs/data.md)",
-    "partition_file": "a split of one's own, or one that was exported (docs/usage.md)",
+    "partition_file": "a split of one's own, or one that was exported (docs/usage/runs.md)",
     "texts_per_class": "texts are slow to encode: fewer are a quick look (docs/data.md)",
     "labelled_min_per_class": "a suite that is to be ranked sets it where clients have the labels (RULES.md)",
 }

@@ -84,7 +84,7 @@ def test_files_beside_the_pages_hold_what_the_pages_show() -> None:
     """The tutorial's method is its file; the first recipe in Python is in the other one."""
     tutorial = (ROOT / "docs/examples/own_teacher.py").read_text(encoding="utf-8")
     assert tutorial in python_blocks("docs/add-a-method.md")
-    recipe, *_ = python_blocks("docs/usage.md")
+    recipe, *_ = python_blocks("docs/usage/python.md")
     assert recipe in (ROOT / "docs/examples/federation.py").read_text(encoding="utf-8")
 
 
@@ -154,7 +154,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipes give what the record says."""
-    record, (_, pandas, _, weights) = read_record(run), python_blocks("docs/usage.md")
+    record, (_, pandas, _, weights) = read_record(run), python_blocks("docs/usage/python.md")
     capsys.readouterr()
     found: dict[str, Any] = {}
     exec(pandas, found)
@@ -167,7 +167,7 @@ def test_records_in_pandas_and_weights(run: Path, capsys: pytest.CaptureFixture[
 def test_rounds_behind_a_suite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The recipe prints a column per row that has been run."""
     monkeypatch.chdir(ROOT)
-    (block,) = [block for block in python_blocks("docs/usage.md") if "load_rounds" in block]
+    (block,) = [block for block in python_blocks("docs/usage/python.md") if "load_rounds" in block]
     found: dict[str, Any] = {}
     exec(block, found)
     rows = found["rounds"].groupby("row")["seed"].nunique()

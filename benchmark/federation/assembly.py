@@ -67,7 +67,7 @@ def make(run: Run, device: torch.device) -> tuple[Any, FSSLDataModule]:
         raise ConfigError(
             f"{type(method).__name__} needs the view {missing[0]!r}, and the data's pipeline has only "
             f"{', '.join(data.views)}; choose another with --data.pipeline, and the setting that it was made for: "
-            f"--data.scenario {method.scenario} with a number of labels (docs/usage.md)"
+            f"--data.scenario {method.scenario} with a number of labels (docs/usage/runs.md)"
         )
     return method.to(device=device, dtype=dtype), data
 
