@@ -42,7 +42,7 @@ class FlexMatch(JointSteps):
     """
 
     scopes = {**JointSteps.scopes, "status": "personal", "beta": "personal"}
-    contract_args = {**JointSteps.contract_args, "lr": 0.001}  # at first every pseudo-label counts
+    contract_args = {**JointSteps.contract_args, "lr": 0.002}  # at first every pseudo-label counts
     warm_up: ClassVar[bool] = True
     status: Tensor
     beta: Tensor

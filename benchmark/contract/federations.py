@@ -58,7 +58,7 @@ class FewerDigits(Digits):
 class FewestDigits(FewerDigits):
     """The first 120 training and 30 test images: a handful of steps for each client."""
 
-    kept = (120, 30)
+    kept = (88, 30)
 
 
 class MoreDigits(FewerDigits):
@@ -219,7 +219,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
     made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
     scenario = made.scenario
-    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 60}}.get(scenario, {})
+    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}.get(scenario, {})
     options = options_for(made) | labels | dict(made.contract_data)
     data = FewestDigits(**{"scenario": scenario, "partition": "iid", **options})
     data.setup()
