@@ -1,7 +1,9 @@
 """Checks of steps under several engines: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -53,6 +55,19 @@ class TakeUp(L.Callback):
         load_states(trainer.optimizers, self.states)
 
 
+@contextmanager
+def quiet_trainer() -> Iterator[None]:
+    """Leave out what a ``Trainer`` has to say about loaders, devices and other products; its errors stay."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        log.setLevel(level)
+
+
 def some_visits(federation: Federation) -> list[Visit]:
     """Visits of the next round: one for each kind of client, both new clients and ones that have taken part before."""
     chosen: dict[Any, Visit] = {}
@@ -73,8 +88,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
         _, state = engine.run_visit(visit, sent, kept)
         left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
-        with engine.seeded(visit), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a Trainer has much to say about loaders and devices
+        with engine.seeded(visit), quiet_trainer():
             site, work = engine.begin_visit(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),

@@ -1,5 +1,6 @@
 """What somebody who runs the contract is told."""
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmark.contract import plugin
+from benchmark.contract import plugin, steps
 from benchmark.contract.checks import CHECKS, announced
 from benchmark.contract.test_contract import pytest_generate_tests as generate
 
@@ -46,3 +47,25 @@ def test_every_check_is_named_while_it_goes_on() -> None:
     done = subprocess.run([sys.executable, *command, *chosen], capture_output=True, text=True, timeout=100)
     assert f"contract of fedavg: {len(CHECKS)} checks" in done.stdout
     assert "fedavg-default_arguments_are_plain] PASSED" in done.stdout
+
+
+def test_lightnings_tips_do_not_reach_who_runs_the_checks() -> None:
+    """A check that trains in a plain ``Trainer`` passes on none of its messages."""
+    heard: list[str] = []
+
+    class Hears(logging.Handler):
+        """Keeps what it is given."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            """Keep it."""
+            heard.append(record.getMessage())
+
+    logger, hears = logging.getLogger("lightning.pytorch"), Hears()
+    logger.addHandler(hears)
+    level = logger.level
+    try:
+        steps.check_a_visit_is_a_fit("fedavg")
+    finally:
+        logger.removeHandler(hears)
+    assert heard == []
+    assert logger.level == level
