@@ -470,8 +470,11 @@ class FSSLDataModule(L.LightningDataModule):
         The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
         stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
 
+        Batches have what ``FedMethod.streams`` gives, and nothing that ``local_work`` prepares for a client's visit.
+
         Raises:
-            ConfigError: no ``Trainer`` fits a method on this data.
+            ConfigError: no ``Trainer`` fits a method on this data; or, in training, a step asks for what only a
+                client's visit prepares.
         """
         return loaders.train_loader(self)
 
