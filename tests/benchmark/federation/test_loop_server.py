@@ -140,3 +140,52 @@ def test_a_run_without_a_loss_in_any_step_says_so_once(recwarn):
     loud.run()
     (told,) = [str(one.message) for one in recwarn if "returned None" in str(one.message)]
     assert told.startswith(f"TeachesNothing.training_step returned None in all {loud.steps} steps of the run")
+
+
+class StepsBySelf(FedMethod):
+    """Takes its own steps, from ``from_round`` on."""
+
+    from_round = 0
+
+    def __init__(self, model, **base):
+        super().__init__(model, **base)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"]))
+        if self.visit.round >= self.from_round:
+            optimizer.step()
+
+
+class ForgetsToStep(StepsBySelf):
+    from_round = 99
+
+
+class StepsNotAlways(StepsBySelf):
+    """Takes no step for clients that have not taken part before, but client 0."""
+
+    def training_step(self, batch, batch_idx):
+        self.from_round = 0 if self.visit.client == 0 or not self.visit.first else 99
+        super().training_step(batch, batch_idx)
+
+
+def warned_of(recwarn, words):
+    return [str(one.message) for one in recwarn if words in str(one.message)]
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+def test_a_first_round_without_an_optimiser_step_is_told_once(recwarn, slots):
+    """One in which some visits take none, or that has no batches, is not."""
+    for method, more in ((StepsBySelf, {}), (StepsNotAlways, {}), (ForgetsToStep, {"local_epochs": 0})):
+        make_federation(method, make_data("all_clients"), rounds=2, slots=slots, **more).run()
+    assert not warned_of(recwarn, "optimiser")
+    loud = make_federation(ForgetsToStep, make_data("all_clients"), rounds=2, slots=slots)
+    loud.run()
+    (told,) = warned_of(recwarn, "optimiser")
+    assert told == (
+        f"ForgetsToStep.training_step took no optimiser step in all {loud.steps // 2} steps of round 0, so nothing was "
+        "trained: with automatic_optimization = False it calls self.optimizers().step() itself, unless it changes the "
+        "weights in another way"
+    )
