@@ -205,6 +205,12 @@ class Federation:
         self.count_steps(results)
         self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
+        if not self.bytes_up and all(result.upload is None for result in results) and any(r.steps for r in results):
+            self.warn_once(
+                f"{type(self.method).__name__}.make_upload returned None in all {len(visits)} visits of round "
+                f"{number}, in which clients took steps: the server learns nothing from them; return an Upload, as "
+                "super().make_upload(client) does"
+            )
         self.become_server()
         logged: Sums = {}
         if uploads:

@@ -189,3 +189,41 @@ def test_a_first_round_without_an_optimiser_step_is_told_once(recwarn, slots):
         "trained: with automatic_optimization = False it calls self.optimizers().step() itself, unless it changes the "
         "weights in another way"
     )
+
+
+class SendsNothing(FedMethod):
+    """Trains at clients from whom nothing comes back, until ``from_round``."""
+
+    from_round = 99
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
+
+    def make_upload(self, client):
+        return super().make_upload(client) if client.visit.round >= self.from_round else None
+
+
+class SendsNothingLater(SendsNothing):
+    def make_upload(self, client):
+        return None if client.visit.round else FedMethod.make_upload(self, client)
+
+
+class SendsLess(SendsNothing):
+    def make_upload(self, client):
+        return FedMethod.make_upload(self, client) if client.visit.client == 0 else None
+
+
+@pytest.mark.parametrize("sums", ["ordered", "exact"])
+def test_clients_that_train_and_send_nothing_are_told_once(recwarn, sums):
+    """Not where one of them sends something, nor where nobody has anything to train on, nor after a first upload."""
+    data = make_data("all_clients")
+    for method, more in ((SendsLess, {}), (SendsNothingLater, {}), (SendsNothing, {"local_epochs": 0})):
+        make_federation(method, data, rounds=2, sums=sums, **more).run()
+    make_federation("server_only", make_data("server"), rounds=2).run()
+    assert not warned_of(recwarn, "make_upload")
+    make_federation(SendsNothing, data, rounds=3, sums=sums).run()
+    (told,) = warned_of(recwarn, "make_upload")
+    assert told == (
+        "SendsNothing.make_upload returned None in all 6 visits of round 0, in which clients took steps: the server "
+        "learns nothing from them; return an Upload, as super().make_upload(client) does"
+    )
