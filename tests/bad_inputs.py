@@ -209,7 +209,12 @@ PARTITIONS = {
     "--data.labelled_clients 4": "labelled_clients must be 1 to 3 (all clients), got 4",
     "--data.picked 0": "data.picked is 0; it must be at least 1",
     "--data.picked 9": "cannot choose 9 labelled clients out of 3",
-    "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
+    "--data.labelled_histogram [1,2]": "data.labelled_histogram [1, 2] has 2 numbers for 10 classes: give one for each",
+    "--data.labelled_histogram [2,0,0,0,0,-1,0,0,0,0]": "takes -1 images of class 5: give 0 to",
+    "--data.labelled_histogram [0,0,0,0,0,0,0,0,0,0]": "leaves client 0 without an image: give at least one",
+    "--data.scenario server --data.num_labels 20 --data.labelled_histogram [1,1,1,1,1,1,1,1,1,1]": (
+        "data.labelled_histogram has no effect with data.scenario=server: choose partial_clients, or leave it out"
+    ),
     "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
     "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: choose 10 or 20",

@@ -175,9 +175,14 @@ def labels_at_all_clients(
 
 def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:
     members = class_members(labels)
-    available = [len(positions) for positions in members]
-    if len(counts) != len(members) or not all(0 <= n <= a for n, a in zip(counts, available, strict=True)):
-        raise DataError(f"the labelled histogram {list(counts)} does not fit into class counts {available}")
+    given = f"data.labelled_histogram {list(counts)}"
+    if len(counts) != len(members):
+        raise DataError(f"{given} has {len(counts)} numbers for {len(members)} classes: give one for each")
+    for k, (count, most) in enumerate(zip(counts, map(len, members), strict=True)):
+        if not 0 <= count <= most:
+            raise DataError(f"{given} takes {count} images of class {k}: give 0 to {most}, as many as there are")
+    if not any(counts):
+        raise DataError(f"{given} leaves client 0 without an image: give at least one")
     for positions in members:
         rng.shuffle(positions)
     return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])
