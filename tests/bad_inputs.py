@@ -330,6 +330,12 @@ SUITES: dict[str, dict[str, object]] = {
     "toy.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'?": {
         "labels": {"low": {"method": "fedavg", "method.lrr": 1}}
     },
+    "toy.yaml, 1/A/low: model mlp: unknown option depth; it has num_classes, ": {
+        "labels": {"low": {"method": "fedavg", "model": "mlp", "model_args.depth": 3}}
+    },
+    "toy.yaml, 1/A/low: unknown model 'mpl'; did you mean 'mlp'?": {
+        "base": {"set": {"rounds": 1, "data": "federations.FewDigits", "model": "mpl"}}
+    },
     "toy.yaml, 1/A/low: rounds is 0; it must be at least 1": {"base": {"set": {"rounds": 0, "data": "digits"}}},
     "unknown method 'fedavgg'; did you mean 'fedavg'?": {"labels": {"low": {"method": "fedavgg"}}},
     "toy.yaml: labels.low needs a method, or minus, or pending": {"labels": {"low": {"data.beta": 1.0}}},
