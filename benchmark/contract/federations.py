@@ -13,6 +13,7 @@ from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
 from benchmark.arguments import parameters
+from benchmark.contract.attributes import caches_of
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class
@@ -195,7 +196,11 @@ def options_for(method: FedMethod) -> dict[str, Any]:
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
     """The federation that the checks run: three short rounds from half-trained weights on fewer digits, where the last
     two global models are averaged.
+
+    What ``functools.cache`` keeps for functions of the method is forgotten, as in a new process.
     """
+    for kept in caches_of(class_of(method)).values():
+        kept.cache_clear()
     given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
     return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
 
