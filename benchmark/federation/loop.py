@@ -360,7 +360,7 @@ class Federation:
         assert self.joint is not None
         if upload.visit in lost:
             return without_tensors(upload)
-        with self.engine.hook_context(f"weights for client {upload.visit.client}", upload.visit.round):
+        with self.engine.hook_context("weights for", upload.visit.round, upload.visit):
             weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
             return self.joint.take(upload, float(weight))
 

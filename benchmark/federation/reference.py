@@ -283,7 +283,7 @@ class ReferenceEngine:
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends to the visited client."""
-        with self.hook_context(f"broadcast to client {visit.client}", visit.round):
+        with self.hook_context("broadcast to", visit.round, visit):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
             return Sent(sent, hooks.byte_count(self.method.sent_bytes(sent, visit), "sent_bytes"))
 
@@ -382,8 +382,13 @@ class ReferenceEngine:
         return tally.taken()
 
     @contextmanager
-    def hook_context(self, hook: str, round: int) -> Iterator[None]:
-        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round."""
+    def hook_context(self, hook: str, round: int, visit: Visit | None = None) -> Iterator[None]:
+        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round.
+
+        With a ``visit``, its client belongs to the name of the hook and of the stream.
+        """
+        if visit is not None:
+            hook = f"{hook} client {visit.client}"
         with torch.random.fork_rng(self._forked):
             self.seed_torch(random_streams.derive_seed(self.context.seed, f"torch/{hook}", round))
             try:
