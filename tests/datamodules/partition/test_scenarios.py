@@ -249,6 +249,11 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
             r"data\.labelled_histogram \[0, 0, 0, 0\] leaves client 0 without an image: give at least one",
         ),
         (
+            partial(labels_at_partial_clients, labelled_histogram=[30, 30, 30, 29]),
+            DataError,
+            r"data\.labelled_histogram \[30, 30, 30, 29\] leaves 1 of 120 images to 2 other clients: give client 0",
+        ),
+        (
             partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_from=2),
             ConfigError,
             "labelled_histogram defines the only picked client",
