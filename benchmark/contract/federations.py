@@ -1,7 +1,9 @@
 """Small federations on real digits, for checks and tests."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -90,12 +92,28 @@ class ScaledSingle(MixedPrecision):
         return nullcontext()
 
 
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out what Lightning has to say about loaders, devices, precisions and other products; its errors stay."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 @cache
 def plain_fabric(precision: str = "32-true") -> Fabric:
     """One CPU process; ``32-scaled``: see ``ScaledSingle``."""
     chosen = {"plugins": ScaledSingle()} if precision == "32-scaled" else fabric_precision(precision, "cpu")
-    fabric = Fabric(accelerator="cpu", devices=1, **chosen)
-    fabric.launch()
+    with quiet_lightning():
+        fabric = Fabric(accelerator="cpu", devices=1, **chosen)
+        fabric.launch()
     return fabric
 
 

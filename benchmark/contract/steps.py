@@ -1,9 +1,6 @@
 """Checks of steps under several engines: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +8,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from benchmark.contract.federations import class_of, contract_federation
+from benchmark.contract.federations import class_of, contract_federation, quiet_lightning
 from benchmark.contract.reference import (
     Method,
     different,
@@ -55,19 +52,6 @@ class TakeUp(L.Callback):
         load_states(trainer.optimizers, self.states)
 
 
-@contextmanager
-def quiet_trainer() -> Iterator[None]:
-    """Leave out what a ``Trainer`` has to say about loaders, devices and other products; its errors stay."""
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        log.setLevel(level)
-
-
 def some_visits(federation: Federation) -> list[Visit]:
     """Visits of the next round: one for each kind of client, both new clients and ones that have taken part before."""
     chosen: dict[Any, Visit] = {}
@@ -88,7 +72,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
         _, state = engine.run_visit(visit, sent, kept)
         left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
-        with engine.seeded(visit), quiet_trainer():
+        with engine.seeded(visit), quiet_lightning():
             site, work = engine.begin_visit(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),

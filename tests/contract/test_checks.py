@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from benchmark.contract import plugin, steps
-from benchmark.contract.checks import CHECKS, announced
+from benchmark.contract import plugin, runs, steps
+from benchmark.contract.checks import CHECKS, Check, announced, title
+from benchmark.contract.federations import plain_fabric
 from benchmark.contract.test_contract import pytest_generate_tests as generate
 
 
@@ -49,8 +50,11 @@ def test_every_check_is_named_while_it_goes_on() -> None:
     assert "fedavg-default_arguments_are_plain] PASSED" in done.stdout
 
 
-def test_lightnings_tips_do_not_reach_who_runs_the_checks() -> None:
-    """A check that trains in a plain ``Trainer`` passes on none of its messages."""
+@pytest.mark.parametrize(
+    "check", [steps.check_a_visit_is_a_fit, runs.check_bf16_autocast_is_close_to_double], ids=title
+)
+def test_what_lightning_tells_does_not_reach_who_runs_the_checks(check: Check) -> None:
+    """Tips of its ``Trainer``, and which precision it uses."""
     heard: list[str] = []
 
     class Hears(logging.Handler):
@@ -60,12 +64,15 @@ def test_lightnings_tips_do_not_reach_who_runs_the_checks() -> None:
             """Keep it."""
             heard.append(record.getMessage())
 
-    logger, hears = logging.getLogger("lightning.pytorch"), Hears()
-    logger.addHandler(hears)
-    level = logger.level
+    loggers, hears = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")], Hears()
+    levels = [logger.level for logger in loggers]
+    plain_fabric.cache_clear()
+    for logger in loggers:
+        logger.addHandler(hears)
     try:
-        steps.check_a_visit_is_a_fit("fedavg")
+        check("fedavg")
     finally:
-        logger.removeHandler(hears)
+        for logger in loggers:
+            logger.removeHandler(hears)
     assert heard == []
-    assert logger.level == level
+    assert levels == [logger.level for logger in loggers]
