@@ -142,12 +142,13 @@ class Federation:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
+            before = self.server
             row = self.run_round(self.round)
-            if whole and self.steps and not self.optimizer_steps:
+            if whole and self.steps and not self.optimizer_steps and self.is_still(before):
                 self.warn_once(
                     f"{type(self.method).__name__}.training_step took no optimiser step in all {self.steps} steps of "
-                    f"round {self.round}, so nothing was trained: with automatic_optimization = False it calls "
-                    "self.optimizers().step() itself, unless it changes the weights in another way"
+                    f"round {self.round}, and the model is as it was: with automatic_optimization = False it calls "
+                    "self.optimizers().step() itself"
                 )
             self.round += 1
             if row is not None:
@@ -175,6 +176,11 @@ class Federation:
             self.steps += result.steps
             self.optimizer_steps += result.optimizer_steps
             self.learnt |= "loss" in result.sums
+
+    def is_still(self, before: Mapping[str, Tensor]) -> bool:
+        """Whether the server's parameters are as they were, whoever may have trained them and however."""
+        names = [name for name, _ in self.method.named_parameters() if name in before]
+        return all(torch.equal(before[name], self.server[name]) for name in names)
 
     def warn_once(self, text: str) -> None:
         """Warn of training that comes to nothing, in the first process and only of the first such thing."""
