@@ -18,7 +18,7 @@ from datamodules.common.memory import available_bytes
 from datamodules.common.options import Scenario, check_options
 from datamodules.common.plugins import place
 from datamodules.common.switches import check_switches
-from datamodules.io.sources import Arrays, Images, channel_moments, random_split
+from datamodules.io.sources import Arrays, ArraysError, Images, channel_moments, random_split
 from datamodules.partition import partition as P
 from datamodules.partition.draw import balanced_holdout, draw_without, labelled_holdout, stream_seed, validation_images
 from datamodules.partition.lists import Lists, Positions
@@ -27,7 +27,7 @@ from datamodules.partition.sites import Oracle, SiteData, Sites
 from datamodules.views import loaders, pipelines
 from datamodules.views.augment import Geometry, View
 from datamodules.views.batches import Batch
-from datamodules.views.checks import check_border, check_grey, check_memory, check_read, layout_bytes
+from datamodules.views.checks import check_border, check_grey, check_labels, check_memory, layout_bytes
 from datamodules.views.features import FeatureView
 
 BLOCK = 1024
@@ -269,6 +269,8 @@ class FSSLDataModule(L.LightningDataModule):
         name = type(self).__name__
         try:
             arrays = self.read()
+        except ArraysError as error:
+            raise DataError(f"{name}.read: {error}") from error
         except BenchError:
             raise
         except NotImplementedError as error:
@@ -283,7 +285,7 @@ class FSSLDataModule(L.LightningDataModule):
             self._measure(arrays)
         if arrays.train_images.ndim == 3:
             self.feature_dim = arrays.train_images.shape[2]
-        check_read(name, arrays, self.num_classes)
+        check_labels(name, arrays, self.num_classes)
         return arrays
 
     def setup(self, stage: str | None = None) -> None:
@@ -470,8 +472,11 @@ class FSSLDataModule(L.LightningDataModule):
         The order of an epoch follows its number and the run's seed, so a resumed fit meets the images as if it had not
         stopped. Every process of a ``Trainer`` walks over all of them: several devices are not faster than one.
 
+        Batches have what ``FedMethod.streams`` gives, and nothing that ``local_work`` prepares for a client's visit.
+
         Raises:
-            ConfigError: no ``Trainer`` fits a method on this data.
+            ConfigError: no ``Trainer`` fits a method on this data; or, in training, a step asks for what only a
+                client's visit prepares.
         """
         return loaders.train_loader(self)
 

@@ -189,10 +189,10 @@ DATA = {
     "--data bad_data.Returns": "Returns.read returned a NoneType; return datamodules.io.sources.Arrays",
     "--data bad_data.Raises": "Raises.read: KeyError: 'no such column'",
     "--data bad_data.Beyond": "Beyond.read: a training label is 9, but num_classes is 5",
-    "--data bad_data.Features": "train features must be finite; sample 3 has nan",
-    "--data bad_data.Floats": "train images must be uint8 [N, H, W, 1 or 3]",
-    "--data bad_data.Short": "train labels must be one integer per image",
-    "--data bad_data.Nothing": "train images must be uint8 [N, H, W, 1 or 3]",
+    "--data bad_data.Features": "Features.read: train features must be finite; sample 3 has nan",
+    "--data bad_data.Floats": "Floats.read: train images must be uint8 [N, H, W, 1 or 3]",
+    "--data bad_data.Short": "Short.read: train labels must be one integer per image",
+    "--data bad_data.Nothing": "Nothing.read: train images must be uint8 [N, H, W, 1 or 3]",
     "--data bad_data.NoClasses": "NoClasses must set the class attribute num_classes",
     "--data bad_data.NoRead": "NoRead must define read() -> Arrays",
 }
@@ -209,7 +209,12 @@ PARTITIONS = {
     "--data.labelled_clients 4": "labelled_clients must be 1 to 3 (all clients), got 4",
     "--data.picked 0": "data.picked is 0; it must be at least 1",
     "--data.picked 9": "cannot choose 9 labelled clients out of 3",
-    "--data.labelled_histogram [1,2]": "the labelled histogram [1, 2] does not fit into class counts",
+    "--data.labelled_histogram [1,2]": "data.labelled_histogram [1, 2] has 2 numbers for 10 classes: give one for each",
+    "--data.labelled_histogram [2,0,0,0,0,-1,0,0,0,0]": "takes -1 images of class 5: give 0 to",
+    "--data.labelled_histogram [0,0,0,0,0,0,0,0,0,0]": "leaves client 0 without an image: give at least one",
+    "--data.scenario server --data.num_labels 20 --data.labelled_histogram [1,1,1,1,1,1,1,1,1,1]": (
+        "data.labelled_histogram has no effect with data.scenario=server: choose partial_clients, or leave it out"
+    ),
     "--data.num_labels 20": "data.num_labels has no effect with data.scenario=partial_clients",
     "--data.scenario server": "which needs num_labels",
     "--data.scenario server --data.num_labels 7": "num_labels=7 is not a multiple of 10 classes: choose 10 or 20",
@@ -324,6 +329,12 @@ SUITES: dict[str, dict[str, object]] = {
     "toy.yaml: base.sett is unknown; did you mean 'set'?": {"base": {"sett": {}}},
     "toy.yaml, 1/A/low: unknown method argument 'lrr'; did you mean 'lr'?": {
         "labels": {"low": {"method": "fedavg", "method.lrr": 1}}
+    },
+    "toy.yaml, 1/A/low: model mlp: unknown option depth; it has num_classes, ": {
+        "labels": {"low": {"method": "fedavg", "model": "mlp", "model_args.depth": 3}}
+    },
+    "toy.yaml, 1/A/low: unknown model 'mpl'; did you mean 'mlp'?": {
+        "base": {"set": {"rounds": 1, "data": "federations.FewDigits", "model": "mpl"}}
     },
     "toy.yaml, 1/A/low: rounds is 0; it must be at least 1": {"base": {"set": {"rounds": 0, "data": "digits"}}},
     "unknown method 'fedavgg'; did you mean 'fedavg'?": {"labels": {"low": {"method": "fedavgg"}}},

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from methods.base import FedMethod
 MISSING = "(not there)"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+CACHED = type(cache(lambda: None))
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,26 @@ def own_modules(cls: type) -> list[ModuleType]:
     with suppress(OSError, TypeError, KeyError):  # a class from a notebook has no file
         names |= dict.fromkeys(own_files(cls, FedMethod))
     return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def caches_of(cls: type) -> dict[str, Any]:
+    """What ``functools.cache`` and ``lru_cache`` have made of functions of a method's classes and modules, by label."""
+    return _caches_of(cast(Any, cls))
+
+
+@cache
+def _caches_of(cls: type) -> dict[str, Any]:
+    sources, found = own_modules(cls), {}
+    owners: list[Any] = [*own_classes(cls), *sources]
+    for owner in owners:
+        for name, value in vars(owner).items():
+            if isinstance(value, (staticmethod, classmethod)):
+                value = value.__func__
+            elif isinstance(value, property):
+                value = value.fget
+            if isinstance(value, CACHED) and value.__module__ in {source.__name__ for source in sources}:
+                found[f"{owner.__name__}.{name}"] = value
+    return found
 
 
 @cache

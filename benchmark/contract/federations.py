@@ -1,7 +1,9 @@
 """Small federations on real digits, for checks and tests."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
@@ -13,6 +15,7 @@ from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor
 
 from benchmark.arguments import parameters
+from benchmark.contract.attributes import caches_of
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import fabric_precision
 from benchmark.registry import KINDS, find_class
@@ -96,12 +99,28 @@ class ScaledSingle(MixedPrecision):
         return nullcontext()
 
 
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out what Lightning has to say about loaders, devices, precisions and other products; its errors stay."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 @cache
 def plain_fabric(precision: str = "32-true") -> Fabric:
     """One CPU process; ``32-scaled``: see ``ScaledSingle``."""
     chosen = {"plugins": ScaledSingle()} if precision == "32-scaled" else fabric_precision(precision, "cpu")
-    fabric = Fabric(accelerator="cpu", devices=1, **chosen)
-    fabric.launch()
+    with quiet_lightning():
+        fabric = Fabric(accelerator="cpu", devices=1, **chosen)
+        fabric.launch()
     return fabric
 
 
@@ -202,7 +221,11 @@ def options_for(method: FedMethod) -> dict[str, Any]:
 def contract_federation(method: str | type, data: FSSLDataModule | None = None, **args: Any) -> Federation:
     """The federation that the checks run: three short rounds from half-trained weights on fewer digits, where the last
     two global models are averaged.
+
+    What ``functools.cache`` keeps for functions of the method is forgotten, as in a new process.
     """
+    for kept in caches_of(class_of(method)).values():
+        kept.cache_clear()
     given = {"rounds": ROUNDS, "average_last": 2, **brief(method), **args}
     return make_federation(method, data or contract_data(method), weights=half_trained(), **given)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract.attributes import MISSING, Values, changed, places_of, same, values_of
+from benchmark.contract.attributes import MISSING, Values, caches_of, changed, places_of, same, values_of
 from benchmark.contract.federations import brief, class_of, contract_federation, make_method
 from benchmark.contract.reference import (
     Method,
@@ -74,6 +74,7 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
     for visit in visits:
         kept[visit] = values_of(places_of(worn.method))
         found[visit] = all_of(worn, visit)
+    filled = [label for label, one in caches_of(class_of(method)).items() if one.cache_info().currsize]
 
     def fresh() -> Federation:
         now = common_values(worn.method)
@@ -95,6 +96,8 @@ def check_nothing_unregistered_survives_a_visit(method: Method) -> None:
                 return bool(different(all_of(federation, visit), expected))
 
             blame = culprits(fresh, kept[visit], differs)
+            if filled and not blame:
+                blame = f" It may be what functools.cache keeps for {' or '.join(filled)}."
             require_equal(
                 method,
                 "what a visit gives depends on visits before it, through something that is no registered tensor."

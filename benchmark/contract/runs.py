@@ -145,7 +145,8 @@ def check_names_of_clients_do_not_matter(method: Method) -> None:
         sites[client] = site
     federation.roster = TurnedRoster(len(sites), tuple(k for k, site in enumerate(sites) if len(site.labelled)), seed=0)
     with ExitStack() as stack:
-        for owner, name, place in ((LocalSite, "generator", None), (ReferenceEngine, "torch_seed", 0)):
+        draws = (LocalSite, "generator", None), (ReferenceEngine, "torch_seed", 0), (ReferenceEngine, "hook_context", 2)
+        for owner, name, place in draws:
             stack.enter_context(patch.object(owner, name, under_old_id(getattr(owner, name), place)))
         rounds_until(federation, 2)
     shared = federation.method.names("shared")
@@ -173,15 +174,17 @@ class TurnedRoster(Roster):
 
 
 def under_old_id(draw: Callable[..., Any], place: int | None) -> Callable[..., Any]:
-    """``draw``, a function of a visit (the argument at ``place``, or the site's), that sees the client's former id."""
+    """``draw``, a function of a visit (the argument at ``place``, if any, or the site's), that sees the client's former
+    id.
+    """
 
     def drawn(owner: Any, *args: Any) -> Any:
-        visit = owner.visit if place is None else args[place]
-        if visit.client == SERVER:
+        visit = owner.visit if place is None else args[place] if place < len(args) else None
+        if visit is None or visit.client == SERVER:
             return draw(owner, *args)
         old = replace(visit, client=TURNED.index(visit.client))
         if place is not None:
-            return draw(owner, old)
+            return draw(owner, *args[:place], old)
         twin = copy.copy(owner)
         twin.visit = old
         return draw(twin, *args)

@@ -1,6 +1,5 @@
 """Checks of steps under several engines: a plain ``Trainer``, the reference engine, slots, slots with replay."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +8,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from benchmark.contract.federations import ROUNDS, class_of, contract_federation
+from benchmark.contract.federations import ROUNDS, class_of, contract_federation, quiet_lightning
 from benchmark.contract.reference import (
     Method,
     different,
@@ -73,8 +72,7 @@ def check_a_visit_is_a_fit(method: Method) -> None:
         _, state = engine.run_visit(visit, sent, kept)
         left, engine.shared_optimizer_state = state.optimizers or engine.shared_optimizer_state, handed_on
         visited = module.tensors(*SCOPES)
-        with engine.seeded(visit), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a Trainer has much to say about loaders and devices
+        with engine.seeded(visit), quiet_lightning():
             site, work = engine.begin_visit(visit, sent, kept)
             trainer = L.Trainer(
                 max_epochs=len(work),

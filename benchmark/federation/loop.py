@@ -118,7 +118,9 @@ class Federation:
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
+        self.optimizer_steps = 0  # those that this process knows of, as for ``learnt``
         self.learnt = False  # whether a step had a loss
+        self.warned = False
 
     @property
     def client_state_bytes(self) -> int:
@@ -140,7 +142,14 @@ class Federation:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
+            before = self.server
             row = self.run_round(self.round)
+            if whole and self.steps and not self.optimizer_steps and self.is_still(before):
+                self.warn_once(
+                    f"{type(self.method).__name__}.training_step took no optimiser step in all {self.steps} steps of "
+                    f"round {self.round}, and the model is as it was: with automatic_optimization = False it calls "
+                    "self.optimizers().step() itself"
+                )
             self.round += 1
             if row is not None:
                 taken = self.engine.counts()
@@ -150,18 +159,34 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
-        idle = whole and self.steps and not self.learnt and self.method.automatic_optimization
-        if idle and self.fabric.is_global_zero:
-            warnings.warn(
+        if whole and self.steps and not self.learnt and self.method.automatic_optimization:
+            self.warn_once(
                 f"{type(self.method).__name__}.training_step returned None in all {self.steps} steps of the run, so "
-                "nothing was trained: return the loss (or set self.automatic_optimization = False)",
-                stacklevel=2,
+                "nothing was trained: return the loss (or set self.automatic_optimization = False)"
             )
         if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate(self.rounds - 1)
         if self.average_last:
             last, self.averaged = self.confusion, self.evaluate_averaged()
             self.confusion = last
+
+    def count_steps(self, results: Iterable[VisitResult]) -> None:
+        """Count the steps of visits, and note whether any had a loss."""
+        for result in results:
+            self.steps += result.steps
+            self.optimizer_steps += result.optimizer_steps
+            self.learnt |= "loss" in result.sums
+
+    def is_still(self, before: Mapping[str, Tensor]) -> bool:
+        """Whether the server's parameters are as they were, whoever may have trained them and however."""
+        names = [name for name, _ in self.method.named_parameters() if name in before]
+        return all(torch.equal(before[name], self.server[name]) for name in names)
+
+    def warn_once(self, text: str) -> None:
+        """Warn of training that comes to nothing, in the first process and only of the first such thing."""
+        if not self.warned and self.fabric.is_global_zero:
+            warnings.warn(text, stacklevel=3)
+        self.warned = True
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
         """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
@@ -183,10 +208,15 @@ class Federation:
         """Run one round; returns its row of metrics if it was evaluated."""
         visits = self.visits(number)
         uploads, by_client, results = self.run_visits(visits)
-        self.steps += sum(result.steps for result in results)
-        self.learnt |= any("loss" in result.sums for result in results)
+        self.count_steps(results)
         self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
+        if not self.bytes_up and all(result.upload is None for result in results) and any(r.steps for r in results):
+            self.warn_once(
+                f"{type(self.method).__name__}.make_upload returned None in all {len(visits)} visits of round "
+                f"{number}, in which clients took steps: the server learns nothing from them; return an Upload, as "
+                "super().make_upload(client) does"
+            )
         self.become_server()
         logged: Sums = {}
         if uploads:
@@ -336,7 +366,7 @@ class Federation:
         assert self.joint is not None
         if upload.visit in lost:
             return without_tensors(upload)
-        with self.engine.hook_context(f"weights for client {upload.visit.client}", upload.visit.round):
+        with self.engine.hook_context("weights for", upload.visit.round, upload.visit):
             weight = self.method.weights([upload])[0] if self.joint.at_once else 0.0
             return self.joint.take(upload, float(weight))
 
@@ -351,14 +381,13 @@ class Federation:
         """
         if first:
             self.become_server()
-        state, logged, steps = self.engine.run_server(number, self.server_state, first)
-        self.steps += steps
-        self.learnt |= "loss" in logged
-        for visit, found in find_nonfinite({Visit(number, SERVER): VisitResult(None, logged, 0, steps)}).items():
+        result, state = self.engine.run_server(number, self.server_state, first)
+        self.count_steps([result])
+        for visit, found in find_nonfinite({Visit(number, SERVER): result}).items():
             raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()
         own = {name: registered[name] for name in self.method.names("shared", "server")}
-        server, self.server_state, logged = from_first(self.fabric, (own, state, logged))
+        server, self.server_state, logged = from_first(self.fabric, (own, state, result.sums))
         if server is not own:  # devices may round differently: all take the first process's model
             self.method.load_tensors(server)
         with self.engine.hook_context("refresh_norm", number):

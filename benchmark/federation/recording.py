@@ -11,9 +11,7 @@ it tests whether a step may be captured.
 import os
 import traceback
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,24 +89,6 @@ def record(
     return CudaGraph(step, device, generators, stream, pool)
 
 
-@contextmanager
-def count_host_reads() -> Iterator[Counter[str]]:
-    """Count operations that read numbers back to the host or make shapes that depend on data, by their names.
-
-    The rules are those of ``record``; here nothing is refused.
-
-    While operations are watched, torch differentiates some functions by other formulas: tangents of norm layers round
-    differently, and the backward pass of ``prod`` reads nothing. Steps in this context use the formulas of a recording.
-    """
-    found: Counter[str] = Counter()
-
-    def count(name: str) -> None:
-        found[name] += 1
-
-    with _Methods(count), _Operations(count):
-        yield found
-
-
 class CudaGraph(Recording):
     """A step as a CUDA graph; see ``record``. Capturing runs nothing, so the graph is replayed once.
 
@@ -154,7 +134,7 @@ class OperationList(Recording):
 
     def __init__(self, step: Callable[[], object], generators: Sequence[torch.Generator]) -> None:
         recorder = _Recorder(_refuse, generators)
-        with _Methods(_refuse), recorder:
+        with WatchedMethods(_refuse), recorder:
             step()
         self.calls = recorder.calls
 
@@ -185,8 +165,12 @@ class _Call:
                 old.copy_(new)
 
 
-class _Methods(TorchFunctionMode):
-    """Watches calls of tensor methods that read data without an operation."""
+class WatchedMethods(TorchFunctionMode):
+    """Watches calls of tensor methods that read data without an operation.
+
+    Args:
+        host_read: called with the name of the method.
+    """
 
     def __init__(self, host_read: Callable[[str], None]) -> None:
         super().__init__()
@@ -198,7 +182,7 @@ class _Methods(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WatchedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the operations of a step and its backward passes for what a replay cannot repeat.
 
     Args:
@@ -236,7 +220,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class _Recorder(_Operations):  # type: ignore[no-untyped-call]
+class _Recorder(WatchedOperations):  # type: ignore[no-untyped-call]
     """Records the operations as well."""
 
     def __init__(self, host_read: Callable[[str], None], generators: Sequence[torch.Generator]) -> None:

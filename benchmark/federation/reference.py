@@ -42,12 +42,13 @@ class Sent(NamedTuple):
 
 
 class VisitResult(NamedTuple):
-    """The result of a visit."""
+    """The result of a visit: ``steps`` are those of ``training_step``, ``optimizer_steps`` those of its optimisers."""
 
     upload: Upload | None
     sums: Sums
     bytes_down: int
     steps: int
+    optimizer_steps: int = 0
 
 
 OnVisitEnd = Callable[[Visit, VisitResult], VisitResult]
@@ -111,7 +112,7 @@ class LocalSite:
         self._hidden = Tally() if hidden is None else hidden  # written by hooks, read by the engine alone
         self._holdings = Holdings(context.data.num_images, context.data.device) if holdings is None else holdings
         self._holdings.hold(data)
-        self.passes = self.steps = 0
+        self.passes = self.steps = self.optimizer_steps = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random stream of this visit for ``purpose``; ``order/...`` is on the CPU: all devices draw alike."""
@@ -158,6 +159,7 @@ class LocalSite:
     def keep(self, fit: Fit) -> None:
         """Keep the optimisers' state as ``optimizer_scopes`` says, and count the steps of the fit."""
         self.steps += fit.steps
+        self.optimizer_steps += fit.trainer.global_step
         self.optimizer_states = kept_states(self._method, fit.optimizers)
 
     def report_pseudo_labels(self, index: Tensor, labels: Tensor, selected: Tensor) -> None:
@@ -281,7 +283,7 @@ class ReferenceEngine:
 
     def send(self, visit: Visit, server: Mapping[str, Tensor]) -> Sent:
         """What the method's ``broadcast`` sends to the visited client."""
-        with self.hook_context(f"broadcast to client {visit.client}", visit.round):
+        with self.hook_context("broadcast to", visit.round, visit):
             sent = hooks.tensors(self.method.broadcast(server, visit), self.initial, "broadcast")
             return Sent(sent, hooks.byte_count(self.method.sent_bytes(sent, visit), "sent_bytes"))
 
@@ -320,7 +322,8 @@ class ReferenceEngine:
             self.check_visit()
             upload = hooks.upload(made, site.visit, self.shared, method.registered())
         sums = self.detach()
-        result, personal = VisitResult(upload, sums, sent.bytes, site.steps), method.tensors("personal")
+        result = VisitResult(upload, sums, sent.bytes, site.steps, site.optimizer_steps)
+        personal = method.tensors("personal")
         if not self.sequential:
             return result, ClientState(personal, site.optimizer_states)
         self.shared_optimizer_state = site.optimizer_states
@@ -340,11 +343,11 @@ class ReferenceEngine:
         self.method._engine.tally = self.method.trainer = None
         return self.tally.taken() | self.hidden.taken()
 
-    def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[ClientState, Sums, int]:
+    def run_server(self, round: int, state: ClientState | None, first: bool) -> tuple[VisitResult, ClientState]:
         """Run ``server_step``, before the first round (``first``) or after an aggregation.
 
         Returns:
-            what the server keeps, what it logged, and its number of steps.
+            the result, without an upload, and what the server keeps.
         """
         data = self.context.data.server
         if not self.method.uses_validation:
@@ -365,7 +368,8 @@ class ReferenceEngine:
             self.train_mode()
             self.method.server_step(site)
             self.check_visit()
-        return ClientState({}, site.optimizer_states), self.detach(), site.steps
+        result = VisitResult(None, self.detach(), 0, site.steps, site.optimizer_steps)
+        return result, ClientState({}, site.optimizer_states)
 
     def aggregate(self, uploads: Sequence[Upload], round: int) -> Sums:
         """The server aggregates uploads into its next model; returns what it logged."""
@@ -378,8 +382,13 @@ class ReferenceEngine:
         return tally.taken()
 
     @contextmanager
-    def hook_context(self, hook: str, round: int) -> Iterator[None]:
-        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round."""
+    def hook_context(self, hook: str, round: int, visit: Visit | None = None) -> Iterator[None]:
+        """Around a hook that runs at no site: a random stream of its own, and errors that name the hook and round.
+
+        With a ``visit``, its client belongs to the name of the hook and of the stream.
+        """
+        if visit is not None:
+            hook = f"{hook} client {visit.client}"
         with torch.random.fork_rng(self._forked):
             self.seed_torch(random_streams.derive_seed(self.context.seed, f"torch/{hook}", round))
             try:

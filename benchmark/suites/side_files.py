@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.files import dump_yaml, read_yaml, write_atomic
+from benchmark.runs.lock import one_after_another
 from datamodules.common.errors import ConfigError
 
 
@@ -55,10 +56,11 @@ class SideFile:
         return {**(self.extended.entries(scale) if self.extended else {}), **self.own(scale)}
 
     def add(self, scale: str, entries: Mapping[str, Any]) -> None:
-        """Write entries to the file; others that it has stay there."""
+        """Write entries to the file; others that it has, or that another process adds at the same time, stay there."""
         path = self.path(scale)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, f"# {self.head}\n{dump_yaml({**self.own(scale), **entries})}")
+        with one_after_another(path.parent):
+            write_atomic(path, f"# {self.head}\n{dump_yaml({**self.own(scale), **entries})}")
 
 
 def tuned(folder: Path, paper: str, extended: SideFile | None) -> SideFile:

@@ -20,6 +20,7 @@ from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from benchmark.suites.side_files import SideFile
 from datamodules.common.errors import BenchError, ConfigError
+from methods import models
 
 SUFFIX = ".yaml"
 SUITES = Path(__file__).parent
@@ -157,11 +158,17 @@ class Suite:
         return found[0]
 
     def run(self, row: Row, scale: str) -> Run:
-        """The run of a row with the scale's first seed, resolved once."""
+        """The run of a row with the scale's first seed, resolved once.
+
+        Raises:
+            ConfigError: the row's configuration cannot be run, or its network has not an option; names suite and row.
+        """
         key = (scale, row.full_name, repr(row.options))
         if key not in self._runs:
             try:
-                self._runs[key] = Run.of(from_dict(self.values(row, scale)), row.name)
+                run = Run.of(from_dict(self.values(row, scale)), row.name)
+                models.check(run.config.model, run.config.model_args)
+                self._runs[key] = run
             except BenchError as error:
                 raise ConfigError(f"{self.where}, {row.name}: {error}") from None
         return self._runs[key]

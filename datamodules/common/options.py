@@ -14,6 +14,7 @@ LABEL_OPTIONS: Mapping[str, tuple[Scenario, ...]] = {
     "labels_per_class": ("all_clients",),
     "labelled_partition": ("all_clients",),
     "labelled_min_per_class": ("partial_clients",),
+    "labelled_histogram": ("partial_clients",),
 }
 """Options for the number and distribution of labels, and the scenarios that use them."""
 

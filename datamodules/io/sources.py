@@ -47,6 +47,10 @@ ISIC_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 _log = logging.getLogger(__name__)
 
 
+class ArraysError(DataError):
+    """Arrays that make no data set; who reads them says where they come from."""
+
+
 @dataclass(frozen=True, eq=False)
 class Arrays:
     """A decoded data set.
@@ -56,7 +60,7 @@ class Arrays:
     below ``len(class_names)``; ``sha256`` maps the names of the files read to their digests.
 
     Raises:
-        DataError: the arrays do not match.
+        ArraysError: the arrays do not match.
     """
 
     train_images: Images | Vectors
@@ -75,22 +79,29 @@ class Arrays:
             pictures = images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] in (1, 3)
             vectors = images.dtype == np.float32 and images.ndim == 3
             if not (pictures or vectors) or not images.size:
-                raise DataError(
+                raise ArraysError(
                     f"{part} images must be uint8 [N, H, W, 1 or 3], or feature vectors float32 [N, versions, d]; "
                     f"images and labels are {shapes}"
                 )
             if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-                raise DataError(f"{part} labels must be one integer per image; images and labels are {shapes}")
+                raise ArraysError(f"{part} labels must be one integer per image; images and labels are {shapes}")
             if labels.min() < 0 or labels.max() >= classes:
-                raise DataError(
+                raise ArraysError(
                     f"{part} labels must lie in 0..{classes - 1}, the class names; "
                     f"they lie in {labels.min()}..{labels.max()}"
                 )
             if vectors and not np.isfinite(images).all():
                 wrong = np.argwhere(~np.isfinite(images))[0].tolist()
-                raise DataError(f"{part} features must be finite; sample {wrong[0]} has {images[tuple(wrong)]}")
+                raise ArraysError(f"{part} features must be finite; sample {wrong[0]} has {images[tuple(wrong)]}")
             object.__setattr__(self, f"{part}_images", np.ascontiguousarray(images))
             object.__setattr__(self, f"{part}_labels", labels.astype(np.int64, copy=False))
+        train, test = self.train_images, self.test_images
+        if train.ndim != test.ndim or (train.ndim == 3 and train.shape[2] != test.shape[2]):
+            shapes = f"{train.dtype} {list(train.shape)} and {test.dtype} {list(test.shape)}"
+            raise ArraysError(
+                "training and test samples must both be images, or both feature vectors of one length; "
+                f"they are {shapes}"
+            )
 
 
 @dataclass(frozen=True)

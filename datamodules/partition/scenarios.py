@@ -65,7 +65,7 @@ def labels_at_partial_clients(
                 "labelled_histogram spreads all images but those of client 0 over the other clients, but num_clients=1 "
                 "leaves none: choose 2 or more, or leave it out"
             )
-        parts = [_draw_histogram(labels, labelled_histogram, rng)]
+        parts = [_draw_histogram(labels, labelled_histogram, num_clients - 1, rng)]
     else:
         parts = split(labels, labelled_from or num_clients, rng=rng)
         parts = [parts[k] for k in pick_labelled(parts, labels, rule, picked, rng)]
@@ -173,11 +173,18 @@ def labels_at_all_clients(
     return Partition(first, second, NOTHING, pool, labelled_pool=labelled)
 
 
-def _draw_histogram(labels: Labels, counts: Sequence[int], rng: RandomState) -> Positions:
+def _draw_histogram(labels: Labels, counts: Sequence[int], others: int, rng: RandomState) -> Positions:
     members = class_members(labels)
-    available = [len(positions) for positions in members]
-    if len(counts) != len(members) or not all(0 <= n <= a for n, a in zip(counts, available, strict=True)):
-        raise DataError(f"the labelled histogram {list(counts)} does not fit into class counts {available}")
+    given = f"data.labelled_histogram {list(counts)}"
+    if len(counts) != len(members):
+        raise DataError(f"{given} has {len(counts)} numbers for {len(members)} classes: give one for each")
+    for k, (count, most) in enumerate(zip(counts, map(len, members), strict=True)):
+        if not 0 <= count <= most:
+            raise DataError(f"{given} takes {count} images of class {k}: give 0 to {most}, as many as there are")
+    if not any(counts):
+        raise DataError(f"{given} leaves client 0 without an image: give at least one")
+    if (left := len(labels) - sum(counts)) < others:
+        raise DataError(f"{given} leaves {left} of {len(labels)} images to {others} other clients: give client 0 fewer")
     for positions in members:
         rng.shuffle(positions)
     return np.concatenate([positions[:n] for positions, n in zip(members, counts, strict=True)])

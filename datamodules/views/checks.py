@@ -10,19 +10,12 @@ from datamodules.views.augment import Geometry
 from datamodules.views.pipelines import Views
 
 
-def check_read(name: str, arrays: Arrays, num_classes: int) -> None:
-    """Refuse test vectors of another length than those for training, and labels that the class does not know.
+def check_labels(name: str, arrays: Arrays, num_classes: int) -> None:
+    """Refuse labels that the class does not know.
 
     Raises:
         DataError: names the class and the numbers.
     """
-    if arrays.train_images.ndim == 3:
-        features, tested = arrays.train_images.shape[2], arrays.test_images.shape[2]
-        if features != tested:
-            raise DataError(
-                f"{name}.read: training vectors have {features} features and test vectors {tested}: give them the same "
-                "ones"
-            )
     for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
         if labels.max() >= num_classes:
             raise DataError(

@@ -38,7 +38,8 @@ def train_loader(data: Fitted) -> DataLoader[Batch]:
     """All clients' and the server's training data, in the streams that the trainer's method names.
 
     Raises:
-        ConfigError: no ``Trainer`` fits a method on this data.
+        ConfigError: no ``Trainer`` fits a method on this data; or, in training, a step asks for what only a client's
+            visit prepares.
     """
     method, sites = _fitted(data), [*data.clients, data.server]
     fields = ("labelled", "labels", "unlabelled", *(("revealed",) if data.server.revealed is not None else ()))
@@ -49,7 +50,8 @@ def train_loader(data: Fitted) -> DataLoader[Batch]:
         return random_streams.generator(data.hparams.run_seed, purpose, number, device=device)
 
     def batches() -> Iterator[Batch]:
-        return epoch(streams, data, partial(generator, data.trainer.current_epoch))
+        for batch in epoch(streams, data, partial(generator, data.trainer.current_epoch)):
+            yield _Part({name: _Part(samples) for name, samples in batch.items()})
 
     return DataLoader(_Batches(batches), batch_size=None)
 
@@ -78,6 +80,17 @@ def _fitted(data: Fitted) -> Any:
             "data to a Trainer, trainer.fit(method, datamodule=data)"
         )
     return method
+
+
+class _Part(dict[str, Any]):
+    """A batch, or the samples of one of its streams; one error says that only a client's visit has the rest."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ConfigError(
+            f"training_step asks for {name!r}, but a batch of a plain Trainer has only {', '.join(self)}: a method "
+            "that prepares its batches in local_work, such as pseudo-labels for a whole visit, gets them in a client's "
+            "visit only; train it in a federation, with `fit`"
+        )
 
 
 class _Batches(IterableDataset[Batch]):

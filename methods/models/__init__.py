@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -33,6 +33,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_tiny_scratch": ("vit.ViTTiny", {}),
 }
 """Module and class in ``methods.models`` (imported when built), and preset arguments of the name."""
+
+SHAPE = ("in_channels", "image_size", "in_features")
+"""What ``build`` passes on of the input's shape, to networks that have an argument for it."""
 
 
 def network(name: str) -> "Callable[..., nn.Module]":
@@ -69,18 +72,12 @@ def build(
     import torch
     from torch import nn
 
-    factory = network(name) if name in MODELS else _imported(name)
-    parameters = inspect.signature(factory).parameters
-    known = [p.name for p in parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [option for option in options if option not in known and not takes_any]
-    if unknown:
-        raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
+    check(name, options)
+    factory = _factory(name)
+    known, _ = _arguments(factory)
     if in_features is not None and name in MODELS and "in_features" not in known:
         raise ConfigError(f"model {name} takes images, the data has feature vectors; choose --model linear or mlp")
     shape = {"in_channels": in_channels, "image_size": image_size, "in_features": in_features}
-    if "num_classes" not in known and not takes_any:
-        raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
     try:
         model = factory(num_classes=num_classes, **{k: v for k, v in shape.items() if k in known}, **options)
     except BenchError:
@@ -96,12 +93,38 @@ def build(
     return cast("Backbone", model.to(memory_format=torch.channels_last))
 
 
+def check(name: str, options: Iterable[str]) -> None:
+    """Refuse a network that is not there, or that has not these options; without building it.
+
+    Raises:
+        ConfigError: unknown name (suggests the closest one), a path that cannot be imported or is not a network, an
+            unknown option, or a network that does not take the number of classes.
+    """
+    known, takes_any = _arguments(_factory(name))
+    unknown = [option for option in options if option not in (*known, *SHAPE) and not takes_any]
+    if unknown:
+        raise ConfigError(f"model {name}: unknown option {', '.join(unknown)}; it has {', '.join(known)}")
+    if "num_classes" not in known and not takes_any:
+        raise ConfigError(f"model {name}: it has no argument num_classes, so it cannot be used as a classifier")
+
+
 def num_parameters(name: str, num_classes: int, **options: Any) -> int:
     """Count the parameters of a network for images without allocating it."""
     import torch
 
     with torch.device("meta"):
         return sum(p.numel() for p in build(name, num_classes, **options).parameters())
+
+
+def _factory(name: str) -> "Callable[..., nn.Module]":
+    return network(name) if name in MODELS else _imported(name)
+
+
+def _arguments(factory: "Callable[..., nn.Module]") -> tuple[list[str], bool]:
+    """Names of the arguments of a network, and whether it takes any others as well."""
+    parameters = inspect.signature(factory).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return known, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _check(name: str, model: "nn.Module") -> None:

@@ -1,5 +1,6 @@
 """Methods that are unusual, and right: the contract has nothing to say against them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from benchmark.contract import devices, irrelevant, isolation, runs
 from benchmark.contract.federations import brief, tiny_federation
 from benchmark.contract.reference import rounds_until
-from methods.base import Batch, FedMethod
+from methods.base import Batch, FedMethod, Visit
 
 
 class Closed(FedMethod):
@@ -40,6 +41,15 @@ class NotYetKnown(FedMethod):
         return F.cross_entropy(self(batch["labelled"]["x"]), batch["labelled"]["y"])
 
 
+class SendsNoise(Closed):
+    """Every client is sent a model of its own, with noise from the stream of the hook."""
+
+    def broadcast(self, server: Mapping[str, Tensor], visit: Visit) -> dict[str, Tensor]:
+        """A little of it."""
+        sent = super().broadcast(server, visit)
+        return {name: value + 1e-3 * torch.randn_like(value) for name, value in sent.items()}
+
+
 CHECKS = (
     runs.check_a_run_is_finite_and_learns,
     irrelevant.check_same_seed_same_bits,
@@ -56,6 +66,11 @@ CHECKS = (
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_passes(method: type[FedMethod], check: Any) -> None:
     check(method)
+
+
+def test_what_is_sent_may_be_drawn() -> None:
+    """Draws of ``broadcast`` follow a client to its other id, as those of its visit do."""
+    runs.check_names_of_clients_do_not_matter(SendsNoise)
 
 
 def test_only_arguments_that_a_method_has_are_shortened() -> None:

@@ -29,6 +29,17 @@ FAULTS: list[tuple[type[FedMethod], Check, str]] = [
         SURVIVES.format(r"helper\.VISITED"),
     ),
     (
+        memory.LastingCache,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        r"depends on visits before it, .* It may be what functools\.cache keeps for planted_faults\.memory\.pace",
+    ),
+    (
+        memory.LastingCachedMethod,
+        isolation.check_nothing_unregistered_survives_a_visit,
+        r"depends on visits before it, .* It may be what functools\.cache keeps for LastingCachedMethod\.of_client",
+    ),
+    (memory.LastingCachedMethod, runs.check_resume_is_exact, r"in no registered tensor\. Register it"),
+    (
         memory.LateClassAttribute,
         isolation.check_nothing_unregistered_survives_a_visit,
         SURVIVES.format(r"LateClassAttribute\.count"),

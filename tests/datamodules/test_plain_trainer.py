@@ -101,3 +101,16 @@ def test_a_plain_trainer_sees_revealed_labels_and_the_methods_test_batches():
     run.test(method, datamodule=data, verbose=False)
     assert "y" in fields
     assert sizes == [40, 40, 10]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+@pytest.mark.parametrize("name", ["semifl", "feddb", "fl2"])
+def test_pseudo_labels_of_a_visit_are_missing_in_a_plain_trainer_and_one_error_says_so(name):
+    """They are made at the start of a client's visit, which a plain Trainer does not have."""
+    data = few_data(5, scenario="server", num_labels=60, pipeline="randaugment_levels_cutout")
+    with pytest.raises(
+        ConfigError,
+        match=r"training_step asks for 'y', but a batch of a plain Trainer has only weak, strong: .* local_work, .*; "
+        r"train it in a federation, with `fit`",
+    ):
+        trainer(max_epochs=1).fit(make_method(name), datamodule=data)

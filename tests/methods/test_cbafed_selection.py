@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.federation.recording import count_host_reads
 from golden_files import load
+from host_reads import count_host_reads
 from methods.cbafed import (
     assign,
     balanced_thresholds,

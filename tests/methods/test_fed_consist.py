@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
-from benchmark.federation.recording import count_host_reads
 from federations import few_data, make_federation, run_rows, sums_of
 from golden_files import load
+from host_reads import count_host_reads
 from methods.base import Upload, Visit
 from methods.fed_consist import FedConsist
 

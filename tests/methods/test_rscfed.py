@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
 from federations import contract_federation, few_data, make_federation, make_method, rounds_until
 from golden_files import load
+from host_reads import count_host_reads
 from methods.ablations.rscfed import LabelledInEverySubset
 from methods.base import Upload, Visit
 from methods.parts.aggregation import weighted_mean

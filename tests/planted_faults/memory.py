@@ -1,5 +1,6 @@
 """Faults of memory: what a visit or a round leaves behind, or changes for others."""
 
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -68,6 +69,41 @@ class LastingHelper(LastingClassAttribute):
     def seen(self) -> list[int]:  # type: ignore[override]
         """The module's."""
         return helper.VISITED
+
+
+@cache
+def pace() -> list[float]:
+    """A list for as long as the process lives."""
+    return []
+
+
+class LastingCache(Sound):
+    """The rate is that of the first visit of this process, in a list that ``functools.cache`` keeps."""
+
+    def known(self) -> list[float]:
+        """Everybody's."""
+        return pace()
+
+    def learning_rate(self) -> float:
+        """It falls from round to round, but for those who have one."""
+        known = self.known()
+        if not known:
+            known.append(super().learning_rate() / (1 + self.visit.round))
+        return known[0]
+
+
+class LastingCachedMethod(LastingCache):
+    """The same with a list for each client, by way of a static method."""
+
+    @staticmethod
+    @lru_cache(maxsize=99)
+    def of_client(client: int) -> list[float]:
+        """The client's."""
+        return []
+
+    def known(self) -> list[float]:
+        """The client's."""
+        return self.of_client(self.visit.client)
 
 
 class LateClassAttribute(Sound):

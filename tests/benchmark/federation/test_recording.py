@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from benchmark.federation.recording import count_host_reads, record
+from benchmark.federation.recording import record
+from host_reads import count_host_reads
 from methods import models
 
 CPU = torch.device("cpu")

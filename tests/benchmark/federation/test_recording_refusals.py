@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmark.federation.recording import count_host_reads, record
+from benchmark.federation.recording import record
 from datamodules.common.errors import RunError
+from host_reads import count_host_reads
 
 CPU = torch.device("cpu")
 

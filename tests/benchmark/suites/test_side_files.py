@@ -1,5 +1,8 @@
 """What commands write beside a suite: own entries on top of those of the suite that it extends."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import yaml
 
@@ -27,6 +30,21 @@ def test_a_suite_knows_what_the_extended_one_knows_and_writes_its_own_alone(tmp_
     assert base.entries("quick") == {"1/A/a": first, "1/A/b": first} and mine.entries("paper") == {}
     assert mine.path("quick") == tmp_path / "mine" / kind.__name__ / "paper-mine-quick.yaml"
     assert mine.path("quick").read_text().startswith("# Made by `python -m benchmark ")
+
+
+def test_entries_that_are_added_at_once_are_all_there(tmp_path):
+    """Each writer reads what is there and writes it again, with its own; nothing else is left beside the file."""
+    file, start = side_files.tuned(tmp_path, "paper", None), Barrier(4)
+
+    def add(writer):
+        start.wait()
+        for number in range(5):
+            file.add("quick", {f"1/A/{writer}-{number}": {"options": {}}})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert len(file.own("quick")) == 20
+    assert [*file.folder.iterdir()] == [file.path("quick")]
 
 
 @pytest.mark.parametrize(

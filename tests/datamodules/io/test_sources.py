@@ -102,6 +102,14 @@ def test_arrays_are_contiguous_uint8_and_int64():
             "test labels must lie in 0..2, the class names; they lie in 0..3",
         ),
         ({"test_labels": np.array([0, -1, 2])}, "they lie in -1..2"),
+        (
+            {"train_images": np.ones((6, 1, 5), np.float32), "test_images": np.ones((3, 1, 6), np.float32)},
+            r"both feature vectors of one length; they are float32 \[6, 1, 5\] and float32 \[3, 1, 6\]",
+        ),
+        (
+            {"test_images": np.ones((3, 1, 5), np.float32)},
+            r"must both be images, or .*; they are uint8 \[6, 32, 32, 3\] and float32 \[3, 1, 5\]",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(changes, message):

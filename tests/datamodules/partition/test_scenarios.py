@@ -235,9 +235,24 @@ def test_fraction_labels_a_part_of_each_clients_own_samples(fraction, expected):
         (
             partial(labels_at_partial_clients, labelled_histogram=[1, 1, 1]),
             DataError,
-            r"histogram \[1, 1, 1\] does not fit into class counts \[30, 30, 30, 30\]",
+            r"data\.labelled_histogram \[1, 1, 1\] has 3 numbers for 4 classes: give one for each",
         ),
-        (partial(labels_at_partial_clients, labelled_histogram=[1, 31, 1, 1]), DataError, "does not fit"),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[1, 31, 1, 1]),
+            DataError,
+            r"data\.labelled_histogram \[1, 31, 1, 1\] takes 31 images of class 1: give 0 to 30, as many as there are",
+        ),
+        (partial(labels_at_partial_clients, labelled_histogram=[1, 1, 1, -1]), DataError, "takes -1 images of class 3"),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[0] * 4),
+            DataError,
+            r"data\.labelled_histogram \[0, 0, 0, 0\] leaves client 0 without an image: give at least one",
+        ),
+        (
+            partial(labels_at_partial_clients, labelled_histogram=[30, 30, 30, 29]),
+            DataError,
+            r"data\.labelled_histogram \[30, 30, 30, 29\] leaves 1 of 120 images to 2 other clients: give client 0",
+        ),
         (
             partial(labels_at_partial_clients, labelled_histogram=[9] * 4, labelled_from=2),
             ConfigError,

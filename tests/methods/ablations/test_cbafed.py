@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmark.federation.recording import count_host_reads
 from cbafed_runs import after, at_unlabelled_client, federation, pseudo_set, same, small, unlabelled_visit
 from datamodules.views.batches import epoch
 from federations import make_data, visited
+from host_reads import count_host_reads
 from methods.ablations.cbafed import BatchByBatch, PlainImages, RebuiltSets, WarmUpAtClients, batch_loss
 from methods.cbafed import CBAFed, assign
 

@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmark.federation.recording import count_host_reads
 from datamodules.common.errors import RunError
 from golden_files import load
+from host_reads import count_host_reads
 from methods.base import FedMethod
 from methods.models.norm import StaticBatchNorm2d, reestimate
 from methods.parts.engine_state import RegisteredTensors

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmark.federation.recording import count_host_reads
+from host_reads import count_host_reads
 from methods.parts.tensors import one_hot, wide
 
 
