@@ -142,7 +142,7 @@ class Federation:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
-            before = self.server
+            before = {} if self.optimizer_steps else self.server
             row = self.run_round(self.round)
             if whole and self.steps and not self.optimizer_steps and self.is_still(before):
                 self.warn_once(
