@@ -61,7 +61,7 @@ class FewerDigits(Digits):
 class FewestDigits(FewerDigits):
     """The first 120 training and 30 test images: a handful of steps for each client."""
 
-    kept = (88, 30)
+    kept = (96, 30)
 
 
 class MoreDigits(FewerDigits):

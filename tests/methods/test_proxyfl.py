@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
+from benchmark.contract.federations import NUM_CLIENTS
 from datamodules.common.errors import ConfigError
 from federations import (
     contract_federation,
@@ -251,7 +252,7 @@ def test_heads_are_trained_sent_and_averaged() -> None:
     row, less = run_rows(run)[0], run_rows(plain)[0]
     assert all(not torch.equal(run.server[name], value) for name, value in before.items())
     assert row["loss_icpl"] > 0 and "loss_icpl" not in less
-    assert row["bytes_up"] - less["bytes_up"] == 6 * 4 * 131_328
+    assert row["bytes_up"] - less["bytes_up"] == NUM_CLIENTS * 4 * 131_328
 
 
 def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:

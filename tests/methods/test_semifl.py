@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.contract.federations import NUM_CLIENTS
 from benchmark.federation.reference import LocalSite
 from federations import make_federation, make_method, site_of
 from methods.ablations.semifl import AsInFL2
@@ -207,7 +208,7 @@ def test_without_mix_it_is_fixmatch() -> None:
     assert any(not torch.equal(v, mixed.server[k]) for k, v in semifl.server.items())
 
 
-@pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, 6)])
+@pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, NUM_CLIENTS)])
 def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> None:
     """They leave the round (and if all do, nothing is averaged and no momentum moves), or return what they received."""
     federation = make_federation(cls, threshold=1.1, server_epochs=0, rounds=1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmark.contract.federations import NUM_CLIENTS
 from benchmark.registry import KINDS, find_class
 from datamodules.common.errors import RunError
 from federations import Unaugmented, few_federation, make_data, make_federation, run_rows
@@ -242,6 +243,6 @@ def test_clients_that_train_and_send_nothing_are_told_once(recwarn, sums):
     make_federation(SendsNothing, data, rounds=3, sums=sums).run()
     (told,) = warned_of(recwarn, "make_upload")
     assert told == (
-        "SendsNothing.make_upload returned None in all 6 visits of round 0, in which clients took steps: the server "
-        "learns nothing from them; return an Upload, as super().make_upload(client) does"
+        f"SendsNothing.make_upload returned None in all {NUM_CLIENTS} visits of round 0, in which clients took steps: "
+        "the server learns nothing from them; return an Upload, as super().make_upload(client) does"
     )

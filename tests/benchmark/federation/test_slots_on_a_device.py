@@ -84,16 +84,8 @@ def on_the_device(
     return rows, server, emulation, times
 
 
-METHODS = known_names(KINDS["method"])
-EAGER = ["cbafed", "fedavg", "fl2", "local_ssl"]
-"""Without replay: replays begin with steps that are taken one by one, so a few kinds of methods will do."""
-
-
-@pytest.mark.parametrize(
-    ("method", "replay"),
-    [*((method, True) for method in METHODS), *((method, False) for method in EAGER)],
-    ids=[*(f"{method}-replay" for method in METHODS), *(f"{method}-eager" for method in EAGER)],
-)
+@pytest.mark.parametrize("replay", [True, False], ids=["replay", "eager"])
+@pytest.mark.parametrize("method", known_names(KINDS["method"]))
 def test_slots_on_a_device(method: str, replay: bool) -> None:
     """The bits of the reference engine on the CPU; no race, and no wait of the host but the known ones."""
     cls = named(method)
@@ -117,6 +109,18 @@ def test_scaled_losses_on_a_device(method: str) -> None:
     assert all(row[name] == 0.0 for row in rows for name in OVERFLOW if name in row)
     assert times.races == {}
     assert {f"{Path(place.file).relative_to(ROOT)} {place.function}" for _, place in emulation.reads} <= WAITS.keys()
+
+
+@pytest.mark.parametrize("replay", [True, False], ids=["replay", "eager"])
+@pytest.mark.parametrize("method", ["fedavg", "feddb"])
+def test_a_second_run_in_the_same_process(method: str, replay: bool) -> None:
+    """It uses constants that the first run has made on other streams: the same bits, and no race."""
+    half_trained()
+    with emulated() as emulation, streams(emulation) as times:
+        runs = [run_of(method, fabric=fabric(), slots=SLOTS, replay=replay) for _ in range(2)]
+    for _, server in runs:
+        assert different(server, on_the_cpu(method)[1]) == []
+    assert times.races == {}
 
 
 @pytest.mark.parametrize(

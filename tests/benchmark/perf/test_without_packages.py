@@ -10,7 +10,7 @@ from benchmark import ROOT
 
 ABSENT = (
     "jinja2", "matplotlib", "mpl_toolkits", "optuna", "pandas", "pip", "rich", "scikit_learn", "scipy", "sklearn",
-    "statsmodels", "tabulate", "timm", "transformers", "wandb",
+    "statsmodels", "tabulate", "timm", "torchvision", "transformers", "wandb",
 )  # fmt: skip
 
 
