@@ -150,7 +150,7 @@ def test_sites_share_out_the_images(scenario, digits):
         assert site.size == len(site.labelled) + len(site.unlabelled)
         assert {t.dtype for t in (site.labelled, site.labels, site.unlabelled)} == {torch.int64}
     holders = [k for k, s in enumerate(sites) if len(s.labelled)]
-    assert holders == {"partial_clients": [0], "server": [], "all_clients": list(range(6))}[scenario]
+    assert holders == {"partial_clients": [0], "server": [], "all_clients": list(range(len(sites)))}[scenario]
     assert len(data.server.labelled) == (40 if scenario == "server" else 0)
     assert len(data.server.unlabelled) == 0
     assert data.roster(0).labelled == tuple(holders)
@@ -183,10 +183,10 @@ def test_a_partition_can_be_taken_along(tmp_path):
     data = make_data()
     file = tmp_path / "partition.json"
     data.partition.save(file)
-    taken = make_data(partition_file=str(file), num_clients=6, partition_seed=5)
+    taken = make_data(partition_file=str(file), num_clients=data.num_clients, partition_seed=5)
     assert taken.partition.hash == data.partition.hash
-    assert taken.num_clients == 6
-    with pytest.raises(DataError, match=r"6 clients; give --data\.num_clients 6"):
+    assert taken.num_clients == data.num_clients
+    with pytest.raises(DataError, match=rf"{data.num_clients} clients; give --data\.num_clients {data.num_clients}"):
         make_data(partition_file=str(file), num_clients=3)
 
 
@@ -216,7 +216,7 @@ def test_validation_images_go_to_nobody(scenario, digits):
     owned = torch.cat([part for site in sites for part in (site.labelled, site.unlabelled)] + [data.pool()])
     assert not set(held.tolist()) & set(owned.tolist())
     whole = make_data(scenario)
-    fewer, all_of_them = (sum(d.client(k).size for k in range(6)) + d.server.size for d in (data, whole))
+    fewer, all_of_them = (sum(d.client(k).size for k in range(d.num_clients)) + d.server.size for d in (data, whole))
     assert abs(all_of_them - fewer - 200) < 6
     assert data.client(0).validation is None
     assert whole.server.validation is None
