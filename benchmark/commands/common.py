@@ -4,7 +4,6 @@ import inspect
 import os
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -134,14 +133,23 @@ def check_startable(runs: Iterable[Run]) -> None:
 
 def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
     """Notes about methods whose code has changed since some of these runs were made."""
-    from benchmark.runs.code_identity import by_other_code
+    from benchmark.runs.code_identity import by_other_code, method_source
+    from benchmark.runs.records import method_sources
 
-    changed = Counter(run.config.method.name for run, record in complete if by_other_code(run, record))
-    return [
-        f"note: {count} complete {'run was' if count == 1 else 'runs were'} made by other code of {name}, or of your "
-        "modules behind it, than is there now; `table --overwrite` with --methods or --only runs them again"
-        for name, count in changed.items()
-    ]
+    changed: dict[str, list[tuple[Run, Record]]] = {}
+    for run, record in complete:
+        if by_other_code(run, record):
+            changed.setdefault(run.config.method.name, []).append((run, record))
+    notes = []
+    for name, runs in changed.items():
+        earlier = sorted({source for _, record in runs for source in method_sources(record)})
+        now = sorted({str(method_source(run)) for run, _ in runs})
+        notes.append(
+            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name}, or "
+            f"of your modules behind it, than is there now (source {' and '.join(earlier)}, now {' and '.join(now)}); "
+            "`table --overwrite` with --methods or --only runs them again"
+        )
+    return notes
 
 
 def numbers(text: str | None, option: str) -> list[int]:
