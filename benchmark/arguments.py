@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from benchmark.registry import KINDS, ClassSpec, find_class, one_line, unknown
@@ -58,9 +58,13 @@ def resolved(
     )
 
 
-@cache
-def parameters(cls: type) -> Mapping[str, bool]:
+def parameters(cls: type) -> dict[str, bool]:
     """Arguments of ``__init__`` (bases included), and whether each has to be given."""
+    return dict(_parameters(cls))
+
+
+@cache
+def _parameters(cls: type) -> Mapping[str, bool]:
     known: dict[str, bool] = {}
     for base in cls.__mro__:
         init = base.__dict__.get("__init__")
@@ -72,7 +76,7 @@ def parameters(cls: type) -> Mapping[str, bool]:
                 known.setdefault(p.name, p.default is p.empty)
         if all(p.kind is not p.VAR_KEYWORD for p in own):
             break
-    return MappingProxyType(known)
+    return known
 
 
 def without_default(cls: type) -> set[str]:
