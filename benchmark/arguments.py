@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -59,6 +60,11 @@ def resolved(
 
 def parameters(cls: type) -> dict[str, bool]:
     """Arguments of ``__init__`` (bases included), and whether each has to be given."""
+    return dict(_parameters(cls))
+
+
+@cache
+def _parameters(cls: type) -> Mapping[str, bool]:
     known: dict[str, bool] = {}
     for base in cls.__mro__:
         init = base.__dict__.get("__init__")
@@ -109,7 +115,43 @@ def typed_args(
 @lru_cache(maxsize=4096)
 def _cached(cls: type, values: str, where: str, skip: frozenset[str]) -> dict[str, Any]:
     """``_parsed``, of JSON: a suite asks for the same arguments in hundreds of rows."""
-    return _parsed(cls, json.loads(values), where, skip)
+    given = json.loads(values)
+    args = _one_by_one(cls, given, skip)
+    return _parsed(cls, given, where, skip) if args is None else args
+
+
+def _one_by_one(cls: type, values: Mapping[str, Any], skip: frozenset[str]) -> dict[str, Any] | None:
+    """What ``_parsed`` returns, put together from arguments that are converted once each: rows of a suite share most.
+
+    ``None`` if a value does not fit, or if an argument may hold an object, whose parts have defaults of their own.
+    """
+    import jsonargparse
+
+    types, required = types_of(cls, skip), without_default(cls) - skip
+    plain = all(_is_plain(hint) and "." not in name for name, hint in types.items())  # a dot: of an object
+    if not (plain and required <= values.keys() <= types.keys()):
+        return None
+    try:
+        given = {name: _converted(cls, name, json.dumps(value), skip) for name, value in values.items()}
+        args = _unset(cls, skip | required) | given
+    except jsonargparse.ArgumentError:
+        return None
+    if any(args[name] is None and not _may_be_none(types[name]) for name in values):
+        return None
+    return {name: args[name] for name in types}
+
+
+@cache
+def _unset(cls: type, skip: frozenset[str]) -> dict[str, Any]:
+    """All arguments of a class, without those to ``skip``, if none is given."""
+    return dict(vars(parser_of(cls, skip).parse_object({})))
+
+
+@lru_cache(maxsize=4096)
+def _converted(cls: type, name: str, value: str, skip: frozenset[str]) -> Any:
+    """The value, in JSON, of one argument, converted to its type."""
+    others = without_default(cls) - {name}
+    return parser_of(cls, skip | others).parse_object({name: json.loads(value)}, defaults=False)[name]
 
 
 def _parsed(cls: type, values: Mapping[str, Any], where: str, skip: frozenset[str]) -> dict[str, Any]:
@@ -189,6 +231,15 @@ def type_in_words(hint: Any) -> str:
     if get_origin(hint) is None and isinstance(hint, type):
         return {NoneType: "null", bool: "{true,false}"}.get(hint, hint.__name__)
     return str(hint).removeprefix("typing.")
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether the values of a type are plain data and paths."""
+    if get_origin(hint) is Literal:
+        return True
+    if get_origin(hint) is None:
+        return hint in (Any, None, ..., NoneType, bool, int, float, str, list, tuple, dict, Path)
+    return get_origin(hint) in (Union, UnionType, list, tuple, dict) and all(map(_is_plain, get_args(hint)))
 
 
 def _may_be_none(hint: Any) -> bool:

@@ -227,9 +227,7 @@ def run_id(config: RunConfig) -> str:
         spec: ClassSpec = getattr(config, slot)
         cls = find_class(spec.class_path, kind)
         plain[slot] = {"class_path": path_of(cls), "init_args": _changed(spec.init_args, _defaults(cls, slot))}
-    bare = RunConfig(config.method, config.data)
-    names = (f.name for f in fields(RunConfig) if f.name not in (*KINDS, "runtime"))
-    plain |= {name: value for name in names if (value := getattr(config, name)) != getattr(bare, name)}
+    plain |= {name: value for name, usual in _usual().items() if (value := getattr(config, name)) != usual}
     try:
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -258,6 +256,13 @@ def spelled(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         name = path if key == "init_args" else f"{path}.{key}" if path else key
         found |= spelled(value, name) if isinstance(value, Mapping) else {name: value}
     return found
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    """The defaults of the fields that count, besides the classes."""
+    bare = RunConfig(ClassSpec(""), ClassSpec(""))
+    return {f.name: getattr(bare, f.name) for f in fields(RunConfig) if f.name not in (*KINDS, "runtime")}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import difflib
 import gc
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import warnings
@@ -84,7 +84,7 @@ def find_class(name: str, kind: Kind) -> type:
     if "." in name:
         what = f"{kind.what} '{name}'"
         return _checked(plugin(name, what), what, kind)
-    if name in _modules(kind):
+    if _is_module(name, kind):
         found = _defined(f"{kind.package}.{name}", imported(kind.base))
         if len(found) == 1:
             return found[0]
@@ -112,7 +112,7 @@ def known_names(kind: Kind) -> list[str]:
     """
     names = set(own_names(kind))
     for point in entry_points(group=kind.group):
-        if point.name in _modules(kind):
+        if _is_module(point.name, kind):
             path = point.value.replace(":", ".")
             warnings.warn(f"{_offer(point, kind)} has the name of one of ours; name it {path}", stacklevel=2)
             continue
@@ -205,6 +205,13 @@ def _no_collection() -> Iterator[None]:
 def _modules(kind: Kind) -> list[str]:
     package = importlib.import_module(kind.package)
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+
+
+def _is_module(name: str, kind: Kind) -> bool:
+    """Whether ``name`` is one of ``_modules``."""
+    importlib.import_module(kind.package)
+    spec = importlib.util.find_spec(f"{kind.package}.{name}") if name.isidentifier() else None
+    return spec is not None and spec.submodule_search_locations is None
 
 
 def _defined(module: str, base: type) -> list[type]:

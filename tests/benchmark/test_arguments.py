@@ -1,5 +1,6 @@
 """Types of arguments: values converted to them, and errors that name what does not fit."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,37 @@ def test_values_are_converted_to_their_types_or_to_plain_data():
 def test_an_error_names_the_argument_that_does_not_fit(values, message):
     with pytest.raises(ConfigError, match=message):
         typed_args(Mine, values, "method")
+
+
+def test_what_one_call_gives_or_changes_does_not_reach_another():
+    first = typed_args(Mine, {"lr": 0.5, "rule": "b"}, "x", {"model"}, plain=False)
+    second = typed_args(Mine, {}, "x", {"model"}, plain=False)
+    assert (first["lr"], first["rule"]) == (0.5, "b") and (second["lr"], second["rule"]) == (0.1, None)
+    assert list(first) == list(second) == ["rule", "where", "lr", "sizes"]
+    typed_args(Lists, {"rates": [1.0]}, "x", plain=False)["rates"].append(2.0)
+    typed_args(Lists, {}, "x", plain=False)["rates"].append(2.0)
+    assert typed_args(Lists, {"rates": [1.0]}, "x") == {"rates": [1.0]} and typed_args(Lists, {}, "x") == {"rates": []}
+
+
+class Lists:
+    def __init__(self, rates: list[float] = []) -> None:  # noqa: B006
+        pass
+
+
+@dataclass
+class Part:
+    width: int = 3
+    depth: int = 2
+
+
+class WithPart:
+    def __init__(self, part: Part = Part(), lr: float = 0.1) -> None:  # noqa: B008
+        pass
+
+
+def test_an_argument_that_is_an_object_keeps_the_defaults_of_its_parts():
+    found = typed_args(WithPart, {"part": {"width": "7"}}, "x", plain=False)
+    assert (found["part"].width, found["part"].depth, found["lr"]) == (7, 2, 0.1)
 
 
 class FromFile:
