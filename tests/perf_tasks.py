@@ -4,11 +4,11 @@ import os
 import time
 from pathlib import Path
 
-import torch
-
 
 def meet(folder: str) -> int:
     """Wait until the other process is there too, and tell how many threads this one has."""
+    import torch
+
     (Path(folder) / str(os.getpid())).touch()
     while len(list(Path(folder).iterdir())) < 2:
         time.sleep(0.01)

@@ -28,7 +28,7 @@ OPTIONS = {
     "runtime.accelerator": "cpu",
     "runtime.wandb": "off",
 }
-MIXED = {"method": "fed_consist", "method.warmup_rounds": 1, "average_last": 6}
+MIXED = {"method": "fed_consist", "method.warmup_rounds": 1, "average_last": 6, "roster.participants": 4}
 SHORT = {"method": "fedavg", "rounds": 2}
 
 

@@ -1,18 +1,24 @@
 """The options of this suite."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
+class Collected:
+    """Keeps the names of the tests that are left."""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [item.name for item in session.items]
+
+
 def test_a_named_method_meets_its_contract_and_no_other_test():
     """``pytest tests/contract --method NAME`` leaves out what does not depend on NAME."""
-    files = ("tests/contract/test_contract.py", "tests/contract/test_attributes.py")
-    command = [sys.executable, "-m", "pytest", *files, "--method", "fedavg", "--collect-only", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    tests = [line.split("Function ")[1] for line in done.stdout.splitlines() if "<Function " in line]
-    assert tests
-    assert all(name.startswith("test_contract[fedavg-") for name in tests), tests
+    files = [str(ROOT / "tests" / "contract" / name) for name in ("test_contract.py", "test_attributes.py")]
+    plain = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir", str(ROOT)]
+    found = Collected()
+    assert pytest.main([*files, "--method", "fedavg", *plain], [found]) == 0
+    assert found.names
+    assert all(name.startswith("test_contract[fedavg-") for name in found.names), found.names

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from benchmark.runs.capacity import cores
 from benchmark.runs.code_identity import code_version
 from benchmark.runs.environment import cpu_model
@@ -76,6 +74,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """Describe the code version and the machine."""
+    import torch
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{cpu_model()}, {cores()} cores, {gpu}, torch {torch.__version__}, code {code_version()}"
 
@@ -90,6 +90,8 @@ def merged(page: str, sections: Sequence[Section]) -> str:
 
 def probe() -> float:
     """GFLOP/s of a 1536 x 1536 matrix product with the current number of threads, a measure of other load."""
+    import torch
+
     a = torch.randn(1536, 1536)
     a @ a
     start = time.perf_counter()

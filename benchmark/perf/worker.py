@@ -3,12 +3,11 @@
 import gc
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
-
-import torch
 
 from benchmark.launch.allocator import keep_memory
 from benchmark.launch.orphan import die_with_parent
@@ -109,6 +108,8 @@ def here(allowed: float, task: Callable[..., Any], *args: Any) -> Any:
 def _begin(threads: int | None, keep: bool) -> None:
     die_with_parent()
     if threads is not None:
+        import torch
+
         torch.set_num_threads(threads)
     if keep:
         keep_memory()
@@ -119,7 +120,8 @@ def _tidily(task: Callable[..., Any], *args: Any) -> Any:
     try:
         return here(0.0, task, *args)
     finally:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch = sys.modules.get("torch")  # a process that needs none starts without it
+        if torch is not None and torch.cuda.is_initialized():
             gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -15,8 +15,10 @@ from benchmark.runs.records import without_clock
 from benchmark.suites.suite import load
 from datamodules.common.errors import ConfigError, RunError
 from datamodules.digits import Digits
+from few_digits import FewDigits
 from methods.base import FedMethod
 
+FEW = "few_digits.FewDigits"
 DATA = {"num_clients": 3, "labelled_clients": 3, "partition": "iid"}
 OPTIONS = {"rounds": 2, "seed": 5, "data_args": DATA, "threads": 1}
 
@@ -61,8 +63,8 @@ def test_loaded_weights_predict_what_the_run_predicts(here):
     network = {"model": "wrn28_2", "model_args": {"depth": 10, "width": 1}}
     args = {"rounds": 1, "seed": 3, "data_args": labels, "threads": 1, **network}
     method = {"method_args": {"local_epochs": 1, "server_epochs": 1, "server_batch_size": 25}}
-    recorded = fit("semifl", "digits", results_dir="out", wandb="off", **method, **args)
-    in_memory = fit("semifl", "digits", **method, **args)
+    recorded = fit("semifl", FEW, results_dir="out", wandb="off", **method, **args)
+    in_memory = fit("semifl", FEW, **method, **args)
     images = torch.rand(5, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(recorded.method.predict(images), in_memory.method.predict(images))
@@ -80,7 +82,7 @@ def test_draws_and_threads_of_the_caller_stay_as_they_are(more):
     before, draws = torch.get_num_threads(), []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        fit("fedavg", "digits", **{**OPTIONS, "seed": seed, "threads": before + 1}, **more)
+        fit("fedavg", FEW, **{**OPTIONS, "rounds": 1, "seed": seed, "threads": before + 1}, **more)
         draws.append(torch.rand(()))
     after = torch.get_num_threads()
     torch.set_num_threads(before)
@@ -91,8 +93,8 @@ def test_draws_and_threads_of_the_caller_stay_as_they_are(more):
 
 
 def test_numbers_of_numpy_and_paths_are_taken(here):
-    taken = fit("fedavg", "digits", **{**OPTIONS, "seed": np.int64(5), "data_dir": here / "data"}).config
-    given = fit("fedavg", "digits", **{**OPTIONS, "data_dir": str(here / "data")}).config
+    taken = fit("fedavg", FEW, **{**OPTIONS, "seed": np.int64(5), "data_dir": here / "data"}).config
+    given = fit("fedavg", FEW, **{**OPTIONS, "data_dir": str(here / "data")}).config
     assert taken == given and type(taken.seed) is int
 
 
@@ -143,7 +145,7 @@ def test_rounds_under_the_names_of_a_suites_rows(here):
 def test_classes_that_no_module_has():
     """The latest definition counts, and gets what its constructor asks for, with a default or without."""
 
-    class Parity(Digits):
+    class Parity(FewDigits):
         """Odd or even."""
 
         num_classes = 2
@@ -186,7 +188,7 @@ def test_a_class_without_source():
     )
     names = {"FedMethod": FedMethod, "F": F, "__name__": "__main__"}
     exec(code, names)
-    result = fit(names["Bare"], "digits", method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
+    result = fit(names["Bare"], FEW, method_args={"factor": 0.5, "lr": 0.2}, **{**OPTIONS, "rounds": 1})
     assert result.method.hparams.factor == 0.5 and result.method.hparams.lr == 0.2
     with pytest.raises(ConfigError, match=r"'factr'.*'factor'"):
         fit(names["Bare"], "digits", method_args={"factr": 0.5})

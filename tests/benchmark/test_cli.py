@@ -18,7 +18,6 @@ from benchmark.suites import plan_cache
 from benchmark.suites.suite import load
 from datamodules.common.errors import Stopped
 from toy_suite import HEAVY
-from two_processes import forks
 
 
 @pytest.mark.parametrize("given", [["--slurm=--gpus-per-task=1 --nodes=2"], ["--slurm", "--gpus-per-task=1 --nodes=2"]])
@@ -52,23 +51,13 @@ def test_a_reader_of_errors_that_goes_away(here):
     assert program.wait() == cli.UNREAD
 
 
-def unheard(arguments, place):
-    """The whole of a process whose errors and progress nobody reads; what it prints goes to a file."""
-    os.chdir(place)
+def test_a_reader_of_progress_that_goes_away(here, monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
-    os.dup2(writer, 2)
-    with open(2, "w") as sys.stderr, open("told", "w") as sys.stdout:
-        code = main(arguments)
-    sys.exit(code)
-
-
-def test_a_reader_of_progress_that_goes_away(here):
-    arguments = ["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]
-    process = forks().Process(target=unheard, args=(arguments, here))
-    process.start()
-    process.join()
-    assert (here / "told").read_text() == "" and process.exitcode == cli.UNREAD
+    with open(writer, "w") as errors, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", errors)
+        assert main(["table", "--paper", "toy.yaml", "--wandb", "off", "--jobs", "1"]) == cli.UNREAD
+    assert capsys.readouterr().out == ""
 
 
 def started(arguments):

@@ -30,6 +30,7 @@ ENTER = ["enter", "--paper", "board.yaml", "--method", "mine_of_a_stranger.Mine"
 
 @pytest.fixture
 def board(tmp_path, monkeypatch):
+    """A working folder with the board and the method, both new."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     board = BOARD
@@ -40,10 +41,29 @@ def board(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_method_gets_its_row(board, capsys):
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where ``entered`` keeps what it has made, and what the command printed."""
+    return tmp_path_factory.mktemp("entered") / "board", []
+
+
+@pytest.fixture
+def entered(board, kept, capsys):
+    """The same after the method was entered, which is done once and copied; what was printed is printed again."""
+    folder, printed = kept
+    if printed:
+        shutil.copytree(folder, board, dirs_exist_ok=True)
+    else:
+        assert main([*ENTER, "--table", "one"]) == 0
+        shutil.copytree(board, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        printed.append(capsys.readouterr().out)
+    print(printed[0])
+    return board
+
+
+def test_a_method_gets_its_row(entered, capsys):
     """It is tuned, runs the setting's seeds beside the others, and is told its place; it is FedAvg, so it ties."""
-    assert main([*ENTER, "--table", "one"]) == 0
-    out = capsys.readouterr().out
+    board, out = entered, capsys.readouterr().out
     assert "of 3 by the mean" in out and "not resolved" in out and "| mid" in out and "(3 seeds)" in out
     suite = load("board-Mine-one.yaml")
     (chosen,) = suite.tuned.own("quick").values()
@@ -54,11 +74,11 @@ def test_a_method_gets_its_row(board, capsys):
     assert {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")} == before
 
 
-def test_a_method_that_was_edited_does_not_keep_its_row(board, capsys, monkeypatch):
+def test_a_method_that_was_edited_does_not_keep_its_row(entered, capsys, monkeypatch):
     """Neither trials nor seeds of the earlier code count, whichever of them are left."""
-    assert main([*ENTER, "--table", "one"]) == 0
+    board = entered
     (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
-    monkeypatch.delitem(sys.modules, "mine_of_a_stranger")
+    monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
     capsys.readouterr()
     for place in ("results/tuning/runs", "results/runs"):
         assert main([*ENTER, "--table", "one"]) == 2
@@ -68,26 +88,26 @@ def test_a_method_that_was_edited_does_not_keep_its_row(board, capsys, monkeypat
     assert main([*ENTER, "--table", "one"]) == 0
 
 
-def test_overwrite_tunes_and_runs_the_row_again(board, monkeypatch):
+def test_overwrite_tunes_and_runs_the_row_again(entered, monkeypatch):
     """All trials and seeds of the method are made by its code of today; other rows keep theirs."""
 
     def made(pattern):
         return {path: path.stat().st_mtime_ns for path in (board / "results").glob(f"{pattern}/record.json")}
 
-    assert main([*ENTER, "--table", "one"]) == 0
+    board = entered
     trials, seeds, others = "tuning/runs/mine_of*", "runs/mine_of*", "runs/fed*"
     before = {pattern: made(pattern) for pattern in (trials, seeds, others)}
     (board / "mine_of_a_stranger.py").write_text(f"{MINE}    more = 0.5\n")
-    monkeypatch.delitem(sys.modules, "mine_of_a_stranger")
+    monkeypatch.delitem(sys.modules, "mine_of_a_stranger", raising=False)
     assert main([*ENTER, "--table", "one", "--overwrite"]) == 0
     for pattern in (trials, seeds):
         assert len(made(pattern)) == len(before[pattern]) and not {*made(pattern).items()} & {*before[pattern].items()}
     assert made(others) == before[others]
 
 
-def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(board, capsys):
+def test_overwrite_deletes_nothing_while_somebody_works_on_a_seed(entered, capsys):
     """Seeds are looked at before anything is tuned again."""
-    assert main([*ENTER, "--table", "one"]) == 0
+    board = entered
     seeds = sorted((board / "results/runs").glob("mine_of*"))
     before = {path: path.stat().st_mtime_ns for path in (board / "results").rglob("record.json")}
     with run_lock(seeds[-1]):

@@ -20,7 +20,7 @@ from benchmark.runs.states import saved_rounds, state
 from runs import MIXED, ROUNDS, assert_same_run, configuration
 from two_processes import forks
 
-LONG = {**MIXED, "data": "digits", "method__batch_size": 64}
+LONG = {**MIXED, "method": "slow_consist.SlowConsist"}
 """Rounds that last long enough to be met by a signal."""
 
 

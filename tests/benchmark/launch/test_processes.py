@@ -1,9 +1,8 @@
 """Runs of several processes, whoever starts them: they are the run of one."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -103,24 +102,32 @@ def test_torchrun_on_two_nodes_gives_the_same_record(tmp_path, reference):
     assert_same_run(path, reference)
 
 
+def as_fabric(words, place):
+    """The whole of a process that is Lightning's launcher; what it and its processes print goes to a file."""
+    os.chdir(place)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    for stream in (1, 2):
+        os.dup2(os.open(f"told.{stream}", os.O_WRONLY | os.O_CREAT), stream)
+    sys.argv = words
+    (command,) = entry_points(group="console_scripts", name="fabric")
+    command.load()()
+
+
 @pytest.mark.timeout(300)
 def test_fabric_run_gives_the_same_record(tmp_path, reference):
     """``fabric run --devices 2 benchmark/run.py ...`` as a user types it."""
-    launcher = [Path(sys.executable).with_name("fabric"), "run", "--accelerator", "cpu", "--devices", "2"]
     options = {**OPTIONS, **MIXED, "results_dir": tmp_path}
     for name in ("devices", "accelerator"):
         del options[f"runtime.{name}"]
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
-    done = subprocess.run(
-        [*launcher, "--main-port", str(free_port()), ROOT / "benchmark" / "run.py", *words],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    launcher = ["fabric", "run", "--accelerator", "cpu", "--devices", "2", "--main-port", str(free_port())]
+    process = forks().Process(target=as_fabric, args=([*launcher, str(ROOT / "benchmark" / "run.py"), *words], tmp_path))
+    process.start()
+    process.join()
+    told, errors = ((tmp_path / f"told.{stream}").read_text() for stream in (1, 2))
+    assert process.exitcode == 0, told + errors
     path = configuration(tmp_path, **MIXED).folder
-    assert done.stdout.count(str(path)) == 1, "one of the processes speaks for all"
+    assert told.count(str(path)) == 1, "one of the processes speaks for all"
     assert read_record(path)["environment"]["devices"] == 2
     assert_same_run(path, reference)
 
