@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmark.contract.federations import (
     SCENARIOS,
     SIDE,
+    FewestDigits,
     contract_federation,
     make_data,
     make_federation,
@@ -30,6 +31,7 @@ __all__ = [
     "different",
     "few_data",
     "few_federation",
+    "fewest_data",
     "make_data",
     "make_federation",
     "make_method",
@@ -49,6 +51,15 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
     """Set up ``FewDigits`` with clients of which ``labelled`` (default: all) hold labels."""
     data = FewDigits(
         **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": SIDE, **args}
+    )
+    data.setup()
+    return data
+
+
+def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> FewestDigits:
+    """Set up the contract's fewest digits, in images of 16 pixels, where clients hold labels as in ``few_data``."""
+    data = FewestDigits(
+        **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": 16, **args}
     )
     data.setup()
     return data

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmark.contract.federations import FewestDigits, tiny_federation
+from benchmark.contract.federations import tiny_federation
 from benchmark.federation.loop import Federation
 from benchmark.federation.scaling import FIRST_SCALE, LossScaler, fabric_precision
 from datamodules.common.errors import ConfigError, RunError
-from federations import Supervised, contract_federation, different, make_federation, plain_fabric, run_rows
+from federations import Supervised, contract_federation, different, fewest_data, make_federation, plain_fabric, run_rows
 from methods.ablations.feddure import Released
 from methods.base import Batch
 
@@ -76,15 +76,9 @@ class OmitsInAdam(InAdam, Omits):
     pass
 
 
-def fewest(clients: int) -> FewestDigits:
-    data = FewestDigits(num_clients=clients, labelled_clients=clients, partition="iid", side=16)
-    data.setup()
-    return data
-
-
 def two_clients(cls: type, precision: str = "32-scaled", **engine: Any) -> Federation:
     """Before two rounds; a visit has two epochs of batches of 16, 16 and 12 images."""
-    return make_federation(cls, fewest(2), rounds=2, batch_size=16, local_epochs=2, precision=precision, **engine)
+    return make_federation(cls, fewest_data(2), rounds=2, batch_size=16, local_epochs=2, precision=precision, **engine)
 
 
 @cache
@@ -108,7 +102,7 @@ def test_a_step_that_overflows_is_not_taken_and_counted(cls: type, other: type, 
 def test_a_visit_is_the_loop_of_torchs_documentation() -> None:
     """Scale, backward, unscale, clip, step, update, to the bit; the second visit begins with the first scale again."""
     federation = make_federation(
-        Plain, fewest(1), rounds=2, batch_size=32, precision="16-mixed", clip_norm=0.5, reset_momentum=True
+        Plain, fewest_data(1), rounds=2, batch_size=32, precision="16-mixed", clip_norm=0.5, reset_momentum=True
     )
     federation.server_phase(0, first=True)
     for number in range(2):
