@@ -10,10 +10,12 @@ from benchmark.contract.federations import (
     SCENARIOS,
     SIDE,
     FewestDigits,
+    brief,
     contract_federation,
     make_data,
     make_federation,
     make_method,
+    options_for,
     plain_fabric,
 )
 from benchmark.contract.reference import different, rounds_until
@@ -41,6 +43,7 @@ __all__ = [
     "same_server",
     "same_tensors",
     "site_of",
+    "small_contract",
     "sums_of",
     "trained",
     "visited",
@@ -63,6 +66,16 @@ def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> Fewes
     )
     data.setup()
     return data
+
+
+def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
+    """The contract's half-trained federation on its fewest digits, in batches of 4 and, where images come apart, 8."""
+    made = make_method(method, **brief(method))
+    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}.get(made.scenario, {})
+    data = FewestDigits(**{"scenario": made.scenario, "partition": "iid", **options_for(made), **labels})
+    data.setup()
+    sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
+    return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})
 
 
 class Supervised(FedMethod):
