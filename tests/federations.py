@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.contract.federations import (
+    NUM_CLIENTS,
     SCENARIOS,
     SIDE,
     FewestDigits,
@@ -21,10 +22,12 @@ from benchmark.contract.federations import (
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
+from datamodules.base import Scenario
 from few_digits import FewDigits
 from methods.base import FedMethod, Tally, Visit
 
 __all__ = [
+    "NUM_CLIENTS",
     "SCENARIOS",
     "FewDigits",
     "Supervised",
@@ -33,6 +36,7 @@ __all__ = [
     "different",
     "few_data",
     "few_federation",
+    "few_in",
     "fewest_data",
     "make_data",
     "make_federation",
@@ -57,6 +61,11 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
     )
     data.setup()
     return data
+
+
+def few_in(scenario: Scenario, **args: Any) -> FewDigits:
+    """Set up ``FewDigits`` in a scenario, with the contract's options of it."""
+    return few_data(NUM_CLIENTS, **{"scenario": scenario, **SCENARIOS[scenario], **args})
 
 
 def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> FewestDigits:
