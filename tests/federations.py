@@ -7,21 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.contract.federations import (
+    NUM_CLIENTS,
     SCENARIOS,
     SIDE,
+    FewestDigits,
+    brief,
     contract_federation,
     make_data,
     make_federation,
     make_method,
+    options_for,
     plain_fabric,
 )
 from benchmark.contract.reference import different, rounds_until
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import ClientState, LocalSite, VisitResult
+from datamodules.base import Scenario
 from few_digits import FewDigits
 from methods.base import FedMethod, Tally, Visit
 
 __all__ = [
+    "NUM_CLIENTS",
     "SCENARIOS",
     "FewDigits",
     "Supervised",
@@ -30,6 +36,8 @@ __all__ = [
     "different",
     "few_data",
     "few_federation",
+    "few_in",
+    "fewest_data",
     "make_data",
     "make_federation",
     "make_method",
@@ -39,6 +47,7 @@ __all__ = [
     "same_server",
     "same_tensors",
     "site_of",
+    "small_contract",
     "sums_of",
     "trained",
     "visited",
@@ -52,6 +61,30 @@ def few_data(clients: int, labelled: int | None = None, **args: Any) -> FewDigit
     )
     data.setup()
     return data
+
+
+def few_in(scenario: Scenario, **args: Any) -> FewDigits:
+    """Set up ``FewDigits`` in a scenario, with the contract's options of it."""
+    return few_data(NUM_CLIENTS, **{"scenario": scenario, **SCENARIOS[scenario], **args})
+
+
+def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> FewestDigits:
+    """Set up the contract's fewest digits, in images of 16 pixels, where clients hold labels as in ``few_data``."""
+    data = FewestDigits(
+        **{"num_clients": clients, "labelled_clients": labelled or clients, "partition": "iid", "side": 16, **args}
+    )
+    data.setup()
+    return data
+
+
+def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
+    """The contract's half-trained federation on its fewest digits, in batches of 4 and, where images come apart, 8."""
+    made = make_method(method, **brief(method))
+    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}.get(made.scenario, {})
+    data = FewestDigits(**{"scenario": made.scenario, "partition": "iid", **options_for(made), **labels})
+    data.setup()
+    sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
+    return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})
 
 
 class Supervised(FedMethod):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from benchmark.federation.loop import Federation
+from datamodules.base import Scenario
 from datamodules.digits import Digits
-from federations import SCENARIOS, FewDigits, plain_fabric
+from federations import NUM_CLIENTS, FewDigits, few_in, plain_fabric
 from methods import models
 from methods.fedmatch import FedMatch
 
@@ -31,17 +32,18 @@ AT_CLIENTS: dict[str, Any] = {"batches": "in_order", "batch_size": 10, "l1_thres
 """The released recipe with labels at the clients, but for thresholds that some entries of every message reach."""
 
 
-def few(scenario: str = "server", dtype: torch.dtype = torch.float64) -> FewDigits:
-    """A few digits over six clients, set up."""
-    data = FewDigits(scenario=scenario, partition="iid", **SCENARIOS[scenario])
-    data.setup()
+def few(
+    scenario: Scenario = "server", dtype: torch.dtype = torch.float64, clients: int = 6, side: int = 16
+) -> FewDigits:
+    """A few digits over these clients, set up."""
+    data = few_in(scenario, num_clients=clients, side=side)
     data.place(torch.device("cpu"), dtype)
     return data
 
 
 def single() -> FewDigits:
-    """In single precision, with labels at the server."""
-    return few(dtype=torch.float32)
+    """In single precision, with labels at the server, for as many clients as a method of the contract has."""
+    return few(dtype=torch.float32, clients=NUM_CLIENTS)
 
 
 def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, seed: int = 0, **args: Any) -> FedMatch:
@@ -49,7 +51,7 @@ def method(network: str = "resnet9_plain", cls: type[FedMatch] = FedMatch, seed:
     options = dict(NETWORKS[network])
     torch.manual_seed(seed)
     model = models.build(options.pop("name", network), 10, **options)
-    known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 32, 32)}
+    known = {"num_classes": 10, "num_clients": 6, "image_shape": (3, 16, 16)}
     return cls(model, **known, **{"local_epochs": 1, "server_epochs": 1, **args}).double()
 
 

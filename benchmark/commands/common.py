@@ -145,9 +145,9 @@ def made_by_other_code(complete: Iterable[tuple[Run, Record]]) -> list[str]:
         earlier = sorted({source for _, record in runs for source in method_sources(record)})
         now = sorted({str(method_source(run)) for run, _ in runs})
         notes.append(
-            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name}, or "
-            f"of your modules behind it, than is there now (source {' and '.join(earlier)}, now {' and '.join(now)}); "
-            "`table --overwrite` with --methods or --only runs them again"
+            f"note: {len(runs)} complete {'run was' if len(runs) == 1 else 'runs were'} made by other code of {name}, "
+            f"or of your modules behind it, than is there now (source {' and '.join(earlier)}, "
+            f"now {' and '.join(now)}); `table --overwrite` with --methods or --only runs them again"
         )
     return notes
 

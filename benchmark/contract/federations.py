@@ -59,7 +59,7 @@ class FewerDigits(Digits):
 
 
 class FewestDigits(FewerDigits):
-    """The first 120 training and 30 test images: a handful of steps for each client."""
+    """The first 96 training and 30 test images: a handful of steps for each client."""
 
     kept = (96, 30)
 

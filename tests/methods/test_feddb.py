@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmark.federation.loop import Federation
 from benchmark.federation.reference import LocalSite
 from datamodules.digits import Digits
-from federations import SIDE, FewDigits, make_method, plain_fabric, run_rows, site_of, visited
+from federations import FewDigits, make_method, plain_fabric, run_rows, site_of, visited
 from golden_files import load
 from methods import models
 from methods.ablations.feddb import AllImages, CountedSteps
@@ -22,6 +22,7 @@ from methods.fixmatch import FixMatch
 from methods.parts.dpl import app_u, debias
 
 DMA = load("feddb/dma")
+SIDE = 16
 FEW = {"scenario": "all_clients", "partition": "iid", "num_labels": 50, "pipeline": "randaugment_maximal", "side": SIDE}
 
 
@@ -35,7 +36,7 @@ def small_data(clients: int = 3, **args: Any) -> Digits:
 @cache
 def warm_start() -> dict[str, Tensor]:
     """Weights of the small network after a little training on the labelled digits: some predictions are certain."""
-    model, data = make_method("fedavg").model, small_data()
+    model, data = make_method("fedavg", side=SIDE).model, small_data()
     clients = [data.client(k) for k in range(3)]
     x, y = data.take("test", torch.cat([c.labelled for c in clients])), torch.cat([c.labels for c in clients])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -50,7 +51,7 @@ def federation(
     rounds: int = 2, data: Digits | None = None, name: str | type = "feddb", double: bool = False, **args: Any
 ) -> Federation:
     """A method around the warm network, with a threshold that part of the images pass."""
-    method = make_method(name, **{"threshold": 0.7, "lr": 0.01, **args})
+    method = make_method(name, side=SIDE, **{"threshold": 0.7, "lr": 0.01, **args})
     method.model.load_state_dict(warm_start())
     data = data or small_data()
     if double:
@@ -255,7 +256,7 @@ def test_the_loss_over_all_images_is_the_mean_over_confident_ones_times_their_sh
     probabilities[::share, 3] = 0.9
     stream = method.pseudo_labelled(site, probabilities)["unlabelled"]
     assert stream.fields["share"].tolist() == [pytest.approx(1 / share, abs=0.02)] * len(stream)
-    samples = {"strong": torch.randn(4, 3, 24, 24), "y": torch.arange(4), "share": stream.fields["share"][:4]}
+    samples = {"strong": torch.randn(4, 3, SIDE, SIDE), "y": torch.arange(4), "share": stream.fields["share"][:4]}
     plain = F.cross_entropy(method(samples["strong"]), samples["y"])
     torch.testing.assert_close(method.unlabelled_loss(samples), plain * float(samples["share"][0]))
 
@@ -372,8 +373,8 @@ def test_counted_steps_are_feddbs_own_where_the_numbers_agree(threshold: float) 
     """All images are confident, or none is: a pass over the images, or the labels, is the number of steps."""
     data = small_data(1)
     images = len(data.client(0).unlabelled if threshold == 0 else data.client(0).labelled)
-    args = {"threshold": threshold, "full_batch": False, "batch_size": 16, "local_epochs": 2}
-    counted = federation(data=data, name=CountedSteps, steps_per_epoch=-(-images // 16), **args)
+    args = {"threshold": threshold, "full_batch": False, "batch_size": 32, "local_epochs": 2}
+    counted = federation(data=data, name=CountedSteps, steps_per_epoch=-(-images // 32), **args)
     plain = federation(data=data, **args)
     assert run_rows(counted) == run_rows(plain)
     assert all(torch.equal(value, plain.server[name]) for name, value in counted.server.items())
@@ -408,7 +409,7 @@ def test_client_momentum_persists_and_the_rate_follows_the_rounds() -> None:
 
 def test_without_dma_it_is_debiased_fixmatch_bit_for_bit() -> None:
     """FixMatch-FedDPL is FedDB with uniform weights."""
-    same = {"dpl": True, "full_batch": True}
+    same = {"dpl": True, "full_batch": True, "local_epochs": 2}
     feddb, fixmatch = federation(aggregation="uniform", **same), federation(name="fixmatch", eval_batch=250, **same)
     assert isinstance(fixmatch.method, FixMatch) and not isinstance(fixmatch.method, FedDB)
     rows, other = run_rows(feddb), run_rows(fixmatch)
@@ -429,7 +430,7 @@ def test_one_client_makes_dma_void() -> None:
     """With one participant every variant of DMA is the same run."""
     states = []
     for rule in ("dma", "dma_written", "uniform"):
-        run = federation(rounds=2, data=small_data(1), aggregation=rule)
+        run = federation(rounds=2, data=small_data(1), aggregation=rule, local_epochs=2)
         run_rows(run)
         states.append(run.method.tensors("shared"))
     assert all(torch.equal(v, other[k]) for other in states[1:] for k, v in states[0].items())

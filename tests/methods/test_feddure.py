@@ -147,7 +147,7 @@ def test_aggregation_counts_all_images_and_all_tensors() -> None:
     """Weights n_s + n_u; running statistics are averaged with the parameters."""
     run = federation()
     uploads, _, _ = run.run_visits(run.visits(0))
-    sizes = [run.data.client(k).size for k in range(run.data.num_clients)]
+    sizes = [client.size for client in run.data.clients]
     assert [u.weight for u in uploads] == sizes
     run.method.aggregate(uploads)
     name = "model.body.1.running_mean"

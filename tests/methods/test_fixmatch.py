@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmark.registry import KINDS, find_class
 from datamodules.base import SiteData
-from federations import FewDigits, different, make_data, make_federation, make_method, rounds_until, run_rows, site_of
+from federations import FewDigits, different, few_in, make_federation, make_method, rounds_until, run_rows, site_of
 from methods.ablations.fixmatch import EveryStep
 from methods.fixmatch import FixMatch
 
@@ -56,7 +56,7 @@ def test_joint_batches_add_up() -> None:
 
 def test_labels_of_every_step_are_reported() -> None:
     """Rows say how many of all labels given were used, and how many of these were right."""
-    federation = make_federation(EveryStep, threshold=0.0, local_epochs=1, rounds=1)
+    federation = make_federation(EveryStep, few_in("server"), threshold=0.0, local_epochs=1, rounds=1)
     row = run_rows(federation)[0]
     assert row["pseudo/selected"] == 1.0
     assert 0 < row["pseudo/correct"] == row["pseudo/right"] < 1
@@ -66,7 +66,7 @@ def test_labels_of_every_step_are_reported() -> None:
 @pytest.mark.parametrize("cls", [FixMatch, EveryStep])
 def test_clients_with_labels(cls: type[FixMatch]) -> None:
     """Own labels cycle beside the pseudo-labelled images, or are walked through once where there are none of these."""
-    data = make_data("all_clients")
+    data = few_in("all_clients")
     for threshold, labelled_only in ((0.0, False), (1.1, cls is FixMatch)):
         federation = make_federation(cls, data, threshold=threshold, batch_size=4, local_epochs=1)
         site = data.client(0)
@@ -84,7 +84,7 @@ def test_clients_with_labels(cls: type[FixMatch]) -> None:
 @pytest.mark.parametrize("threshold", [0.0, 1.1])
 def test_full_batches(threshold: float) -> None:
     """One step per epoch on everything; a client that keeps nothing walks through its labels, at most 64 at once."""
-    federation = make_federation("fixmatch", make_data("all_clients"), threshold=threshold, full_batch=True)
+    federation = make_federation("fixmatch", few_in("all_clients"), threshold=threshold, full_batch=True)
     site = federation.data.client(0)
     (first, *others) = federation.method.local_work(site_of(federation))
     sizes = {name: (len(stream), stream.batch_size) for name, stream in first.streams.items() if stream.usable}
@@ -98,7 +98,7 @@ def test_full_batches(threshold: float) -> None:
 
 def test_labels_are_fixed_for_the_visit() -> None:
     """round_start: an image keeps its label over the epochs while its strong view is drawn anew."""
-    federation = make_federation("fixmatch", threshold=0.0, local_epochs=3)
+    federation = make_federation("fixmatch", few_in("server"), threshold=0.0, local_epochs=3)
     federation.method.hparams["lr"] = 0.5
     seen: list[dict[str, Tensor]] = []
     federation.method.on_train_batch_end = lambda *a: seen.append(a[1]["unlabelled"])
@@ -122,7 +122,7 @@ def test_one_confident_image_where_batches_need_two(name: str) -> None:
             labels, keep = super().select(probabilities)
             return labels, torch.arange(len(keep)) == 3
 
-    run = make_federation(One, make_data("all_clients"), min_batch=2, batch_size=64, local_epochs=1)
+    run = make_federation(One, few_in("all_clients"), min_batch=2, batch_size=64, local_epochs=1)
     seen: list[dict[str, Any]] = []
     run.method.on_train_batch_end = lambda *a: seen.append(a[1])
     run.run_visits(run.visits(0)[:1])
@@ -145,7 +145,7 @@ def test_without_weight_of_pseudo_labels_it_is_fedavg_on_the_labels() -> None:
     """lambda_u = 0 while pseudo-labels are selected: the bits of ``FedAvg``; with lambda_u = 1 another model."""
 
     def trained(name: str | type, **args: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        data = HalfLabelled(num_clients=3, labelled_clients=3, partition="iid", pipeline="randaugment_uniform")
+        data = HalfLabelled(num_clients=3, labelled_clients=3, partition="iid", pipeline="randaugment_uniform", side=16)
         data.setup()
         same = {"batch_size": 32, "local_epochs": 2, "lr_schedule": "constant", "server_momentum": 0.0}
         run = make_federation(name, data, clip_norm=1.0, nesterov=True, aggregation="uniform", **same, **args)

@@ -1,7 +1,6 @@
 """(FL)2: thresholds and perturbation against the released code, the step against its naive form, and its ablations."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -9,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.contract.federations import half_trained
 from benchmark.federation.fit import Fit
+from benchmark.federation.loop import Federation
 from datamodules.base import SiteData
 from datamodules.common.errors import ConfigError, RunError
 from federations import (
-    SIDE,
-    contract_federation,
-    make_data,
+    few_data,
     make_federation,
     make_method,
     rounds_until,
@@ -203,7 +202,7 @@ def test_a_run_without_perturbation_is_one_without_the_term() -> None:
     """rho = 0 ends where w_cs = 0 does, with confident images; rho = 0.1 does not."""
     ends = []
     for args in ({"w_cs": 0.0}, {"rho": 0.0}, {"rho": 0.1}):
-        run = contract_federation("fl2", precision="64-true", aggregation="uniform", **args)
+        run = from_half_trained(precision="64-true", aggregation="uniform", **args)
         assert rounds_until(run, 1)[0]["pseudo/selected"] > 0
         ends.append(run.server)
     for name in run.method.names("shared"):
@@ -345,18 +344,16 @@ def test_values_out_of_range(bad: dict[str, Any]) -> None:
         make_method("fl2", **bad)
 
 
-@cache
-def warmed_up() -> dict[str, Tensor]:
-    """The server's tensors after the pre-training of the released code: 50 epochs on 40 labels."""
-    federation = make_federation("fl2")
-    federation.server_phase(0, first=True)
-    return federation.server
+def from_half_trained(method: str | type = "fl2", **args: Any) -> Federation:
+    """A round of one epoch each on a few digits, from a network that is sure of some of them."""
+    given = {"rounds": 1, "threshold": 0.7, "local_epochs": 1, "server_epochs": 1, "server_pretrain": 1, **args}
+    data = few_data(4, scenario="server", num_labels=50, pipeline="randaugment_uniform")
+    return make_federation(method, data, weights=half_trained(), **given)
 
 
 def prepared(method: str | type = "fl2") -> tuple[Any, dict[str, Any], Any]:
-    """What client 0 would train on, the data, and what was measured, after pre-training at the server."""
-    federation = make_federation(method, threshold=0.4)
-    federation.method.load_tensors(warmed_up())
+    """What client 0 would train on, the data, and what was measured."""
+    federation = from_half_trained(method)
     site = site_of(federation)
     return federation.method.visit_streams(site)["unlabelled"], federation.data, site._hidden
 
@@ -398,18 +395,21 @@ def test_masks_of_the_consistency_term() -> None:
 
 
 def test_masked_batches_equal_filtered_ones_where_everything_is_selected() -> None:
-    """Threshold 0: both ways of batching train on the same samples in the same batches."""
-    args = {"selection": "fixed", "threshold": 0.0, "w_cs": 0.0, "local_epochs": 1, "server_pretrain": 1, "rounds": 1}
-    first, second = (make_federation(cls, make_data("server"), **args) for cls in (FL2, AsWritten))
+    """Threshold 0: both ways of batching train on the same samples in the same batches.
+
+    They are of 16 or 2 images, whose mean both round alike.
+    """
+    args = {"selection": "fixed", "threshold": 0.0, "w_cs": 0.0, "batch_size": 16}
+    first, second = (from_half_trained(cls, **args) for cls in (FL2, AsWritten))
+    assert [len(client.unlabelled) for client in first.data.clients] == [50] * 4
     assert run_rows(first) == run_rows(second)
     assert all(torch.equal(v, second.server[k]) for k, v in first.server.items())
 
 
 def test_with_everything_switched_off_it_is_fixmatch() -> None:
     """Fixed threshold, no consistency, uniform weights (first row of Table 2): the same bits as FixMatch."""
-    common = {"threshold": 0.4, "local_epochs": 1, "server_pretrain": 10, "rounds": 1}
-    bare = make_federation("fl2", selection="fixed", w_cs=0.0, aggregation="uniform", **common)
-    fixmatch = make_federation("fixmatch", **common)
+    bare = from_half_trained(selection="fixed", w_cs=0.0, aggregation="uniform")
+    fixmatch = from_half_trained("fixmatch")
     rows, expected = run_rows(bare), run_rows(fixmatch)
     assert [r["acc"] for r in rows] == [r["acc"] for r in expected]
     assert rows[0]["pseudo/selected"] > 0
@@ -418,12 +418,9 @@ def test_with_everything_switched_off_it_is_fixmatch() -> None:
 
 def test_each_switch_changes_the_run() -> None:
     """No ablation of Table 2 or Fig. 4, and no alternative of the sheet, is without effect."""
-    common = {"threshold": 0.4, "local_epochs": 1, "server_epochs": 1, "rounds": 1}
-    data = make_data("server", side=SIDE)
 
     def weights(cls: type[FL2] = FL2, **args: Any) -> Tensor:
-        federation = make_federation(cls, data, **(common | args))
-        federation.server = {name: value.clone() for name, value in warmed_up().items()}
+        federation = from_half_trained(cls, **args)
         federation.roster.participants = 2
         federation.run_round(0)
         return torch.cat([v.flatten().double() for k, v in federation.server.items() if k.startswith("model")])
@@ -452,7 +449,7 @@ def test_each_switch_changes_the_run() -> None:
 
 def test_a_client_that_labels_nothing_counts_as_sure() -> None:
     """Whoever was visited before: tau is neither sent nor kept."""
-    federation = make_federation("fl2", server_pretrain=0, local_epochs=1)
+    federation = from_half_trained(server_pretrain=0)
     data, (first, second, *_) = federation.data, federation.visits(0)
     index = data.client(second.client).unlabelled[:9]
     data.clients[second.client] = SiteData(index, data.train_labels[index], index[:0])
@@ -465,7 +462,7 @@ def test_a_client_that_labels_nothing_counts_as_sure() -> None:
 def test_clients_send_their_mean_confidence() -> None:
     """LSAA needs one number per client; without it nothing but the model is sent."""
     for rule, names in (("lsaa", {"tau"}), ("uniform", set())):
-        federation = make_federation("fl2", aggregation=rule, server_pretrain=0, local_epochs=1)
+        federation = from_half_trained(aggregation=rule)
         uploads, *_ = federation.run_visits(federation.visits(0)[:2])
         assert [set(u.stats) for u in uploads] == [names] * 2
         if names:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from allclients_visits import Toy, precise
-from federations import contract_federation, few_data, make_method, rounds_until, run_rows
+from federations import few_data, make_method, rounds_until, run_rows, small_contract
 from golden_files import load
 from methods import flexmatch
 from methods.ablations.flexmatch import Forgetful
@@ -115,18 +115,18 @@ def test_a_client_with_one_image_is_never_held_to_a_threshold() -> None:
 
 def test_the_status_stays_with_its_client_alone() -> None:
     """A client knows of its own images only, and in the next round still does; the ablation forgets."""
-    run = contract_federation("flexmatch", threshold=0.5)
-    rounds_until(run, 1)
+    run = small_contract("flexmatch", threshold=0.6)
+    usual = rounds_until(run, 1)
     before = {client: state.tensors["status"].clone() for client, state in run.clients.items()}
     for client_id, status in before.items():
         own = run.data.client(client_id).unlabelled
         assert set(torch.nonzero(status >= 0).flatten().tolist()) <= set(own.tolist())
         assert bool((status >= 0).any())
         assert float(run.clients[client_id].tensors["beta"].max()) > 0
-    rounds_until(run, 2)
+    usual += rounds_until(run, 2)
     assert all(bool((run.clients[k].tensors["status"][old >= 0] >= 0).all()) for k, old in before.items())
-    forgetful, keeps = contract_federation(Forgetful, threshold=0.5), contract_federation("flexmatch", threshold=0.5)
-    rows, usual = run_rows(forgetful), run_rows(keeps)
+    forgetful = small_contract(Forgetful, threshold=0.6)
+    rows = run_rows(forgetful)
     assert all(not state.tensors for state in forgetful.clients.values())
     assert rows[0] == usual[0] and rows[-1] != usual[-1]
 
@@ -134,8 +134,8 @@ def test_the_status_stays_with_its_client_alone() -> None:
 def test_without_learning_status_it_is_fixmatch_with_local_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """All classes count as learnt: bit for bit LPL."""
     monkeypatch.setattr(flexmatch, "flexible", lambda threshold, beta: torch.full_like(beta, threshold))
-    given = FlexMatch.contract_args
-    runs = [contract_federation("flexmatch"), contract_federation(ClientFixMatch, pseudo_labels="local", **given)]
+    lr = FlexMatch.contract_args["lr"]
+    runs = [small_contract("flexmatch"), small_contract(ClientFixMatch, pseudo_labels="local", lr=lr)]
     for run in runs:
         run_rows(run)
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())

@@ -1,5 +1,6 @@
 """ProxyFL: its parts and visits against the released code, closed forms, and what is left without its terms."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -8,16 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
-from benchmark.contract.federations import NUM_CLIENTS
 from datamodules.common.errors import ConfigError
 from federations import (
-    contract_federation,
-    few_data,
+    fewest_data,
     make_federation,
     make_method,
     rounds_until,
     run_rows,
     site_of,
+    small_contract,
     visited,
 )
 from golden_files import load
@@ -31,6 +31,7 @@ from methods.sage import SAGE
 ICPL, SERVER = load("allclients/proxyfl_icpl"), load("allclients/proxyfl_server")
 PRIOR, UPDATE = load("allclients/proxyfl_prior"), load("allclients/proxyfl_update")
 ALONE = {"icpl_weight": 0.0, "gpt_epochs": 0}
+SURE = {"threshold": 0.7}
 
 
 def toy(**args: Any) -> ProxyFL:
@@ -209,9 +210,10 @@ def test_tuning_separates_the_classes_and_moves_no_symmetric_centre() -> None:
 # --- the federation
 
 
+@cache
 def rows_and_server(method: type | str, **args: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """A contract federation's rows and last model."""
-    run = contract_federation(method, **args)
+    run = small_contract(method, **args)
     return run_rows(run), run.server
 
 
@@ -225,9 +227,9 @@ class Narrow(ProxyFL):
 
 def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global_labels() -> None:
     """Both modules off leave GPL, but for images that only the local model is sure of."""
-    _, wide = rows_and_server("proxyfl", **ALONE)
-    rows, server = rows_and_server(Narrow, **ALONE)
-    gpl_rows, gpl = rows_and_server(ClientFixMatch)
+    _, wide = rows_and_server("proxyfl", **ALONE, **SURE)
+    rows, server = rows_and_server(Narrow, **ALONE, **SURE)
+    gpl_rows, gpl = rows_and_server(ClientFixMatch, **SURE)
     assert all(torch.equal(server[name], value) for name, value in gpl.items())
     assert [row["acc"] for row in rows] == [row["acc"] for row in gpl_rows]
     assert any(not torch.equal(wide[name], value) for name, value in gpl.items())
@@ -235,16 +237,16 @@ def test_without_its_terms_and_with_the_narrower_mask_it_is_fixmatch_with_global
 
 def test_without_its_terms_it_is_sage_with_global_labels_only() -> None:
     """SAGE's local weight at its floor of 1e-6."""
-    _, server = rows_and_server("proxyfl", **ALONE)
-    _, sage = rows_and_server(SAGE, kappa=1e9)
+    _, server = rows_and_server("proxyfl", **ALONE, **SURE)
+    _, sage = rows_and_server(SAGE, kappa=1e9, **SURE)
     for name, value in sage.items():
         torch.testing.assert_close(server[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_heads_are_trained_sent_and_averaged() -> None:
     """Two more linear layers, 131,072 numbers and 256 at 256 features; without ICPL there are none."""
-    run = contract_federation("proxyfl", rounds=1)
-    plain = contract_federation("proxyfl", rounds=1, icpl_weight=0.0)
+    run = small_contract("proxyfl", rounds=1)
+    plain = small_contract("proxyfl", rounds=1, icpl_weight=0.0)
     heads = set(run.server) - set(plain.server)
     assert heads == {"feat_proj.weight", "feat_proj.bias", "proxy_proj.weight"}
     assert sum(run.server[name].numel() for name in heads) == 131_328
@@ -252,12 +254,12 @@ def test_heads_are_trained_sent_and_averaged() -> None:
     row, less = run_rows(run)[0], run_rows(plain)[0]
     assert all(not torch.equal(run.server[name], value) for name, value in before.items())
     assert row["loss_icpl"] > 0 and "loss_icpl" not in less
-    assert row["bytes_up"] - less["bytes_up"] == NUM_CLIENTS * 4 * 131_328
+    assert row["bytes_up"] - less["bytes_up"] == row["visits"] * 4 * 131_328
 
 
 def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
     """One number per class on the way down; a hundredth of the way towards the round's counts."""
-    run, again = contract_federation("proxyfl"), contract_federation("proxyfl")
+    run, again = small_contract("proxyfl"), small_contract("proxyfl")
     uploads = again.run_visits(again.visits(0))[0]
     assert "prior" not in uploads[0].tensors
     counts = torch.stack([upload.stats["counts"] for upload in uploads]).sum(dim=0)
@@ -270,7 +272,7 @@ def test_the_prior_comes_with_the_model_and_follows_the_counts() -> None:
 
 def test_classes_are_counted_in_the_last_epoch_alone() -> None:
     """As many labels as one epoch's steps draw, and as many images as it selects."""
-    run = contract_federation("proxyfl", rounds=1, local_epochs=3)
+    run = small_contract("proxyfl", rounds=1, local_epochs=3)
     chosen: list[Tensor] = []
     report = run.method.report
     run.method.report = lambda samples, labels, mask: (chosen.append(mask), report(samples, labels, mask))
@@ -309,7 +311,7 @@ def test_a_network_that_ends_in_no_linear_layer_is_refused() -> None:
 
 def test_features_are_what_the_classifier_gets() -> None:
     """Also where the head has layers before its last one."""
-    method, site = make_method("proxyfl"), site_of(contract_federation("proxyfl"))
+    method, site = make_method("proxyfl"), site_of(small_contract("proxyfl"))
     batch = next(iter(site.batches(method.local_work(site), 0)))
     out = method.outputs(batch)
     rows = torch.cat([out["x"], out["weak"], out["strong"]])
@@ -357,7 +359,7 @@ def test_as_printed_is_another_method() -> None:
 def test_released_weights_count_a_labelled_image_2000_times() -> None:
     """2000 n_l + n, where clients differ; the steps are the same."""
     skewed = {"partition": "dirichlet", "beta": 0.5, "min_size": 1, "num_labels": 40, "union_mode": "labelled"}
-    data = few_data(3, scenario="all_clients", pipeline="randaugment_levels", **skewed)
+    data = fewest_data(3, scenario="all_clients", pipeline="randaugment_levels", **skewed)
     sizes = {"batch_size": 10, "unlabelled_bs": 20, "local_epochs": 1}
     plain, released = (make_federation(method, data, **sizes) for method in (ProxyFL, ReleasedWeights))
     ours, theirs = (run.run_visits(run.visits(0))[0] for run in (plain, released))

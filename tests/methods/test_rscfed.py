@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark.contract.federations import NUM_CLIENTS
 from datamodules.common.errors import ConfigError
 from datamodules.partition.roster import Roster
-from federations import contract_federation, few_data, make_federation, make_method, rounds_until
+from federations import few_data, few_in, make_federation, make_method, rounds_until, small_contract
 from golden_files import load
 from host_reads import count_host_reads
 from methods.ablations.rscfed import LabelledInEverySubset
@@ -67,9 +66,9 @@ def test_without_distance_and_multiplier_it_is_fedavg() -> None:
 
 def test_one_subset_of_everybody_without_distance_is_fed_consist() -> None:
     """M = 1, K = N, beta = 0, multiplier 1: Fed-Consist weighted by sizes, teachers and all; M = 2 is another model."""
-    sole = {"subset_size": NUM_CLIENTS, "dma": False, "labelled_multiplier": 1.0}
-    baseline = contract_federation("fed_consist", precision="64-true", labelled_weight_mode="plain")
-    one, two = (contract_federation("rscfed", precision="64-true", subsets=m, **sole) for m in (1, 2))
+    sole = {"subset_size": 4, "dma": False, "labelled_multiplier": 1.0}
+    baseline = small_contract("fed_consist", rounds=3, precision="64-true", labelled_weight_mode="plain")
+    one, two = (small_contract("rscfed", rounds=3, precision="64-true", subsets=m, **sole) for m in (1, 2))
     for run in (baseline, one, two):
         rounds_until(run, 3)
     unlabelled = baseline.roster.unlabelled[0]
@@ -244,7 +243,7 @@ def test_every_switch_of_the_aggregation_changes_the_model(switch: dict[str, Any
 
 def test_a_client_drawn_twice_keeps_its_momentum_and_teacher() -> None:
     """The second visit of a round starts from the same global model but from the first visit's own state."""
-    federation = make_federation("rscfed", rounds=3, warmup_rounds=0, subset_size=NUM_CLIENTS)
+    federation = make_federation("rscfed", few_in("partial_clients"), rounds=3, warmup_rounds=0, subset_size=4)
     federation.run_round(0)
     unlabelled = federation.roster.unlabelled[0]
     steps = -(-federation.data.client(unlabelled).size // 64)

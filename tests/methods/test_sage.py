@@ -9,7 +9,7 @@ from torch import Tensor
 
 from allclients_visits import Toy, arguments, own_name, precise, visits
 from datamodules.common.errors import ConfigError
-from federations import contract_federation, make_method, run_rows
+from federations import make_method, run_rows, small_contract
 from golden_files import load
 from methods.client_fixmatch import ClientFixMatch
 from methods.parts.losses import smoothed_divergence
@@ -110,7 +110,7 @@ def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
     """No image counts: SAGE and FixMatch train on labels alone, in the statistics of the same batches."""
     servers = []
     for method, args in ((SAGE, {}), (ClientFixMatch, {}), (ClientFixMatch, {"pseudo_labels": "local"})):
-        run = contract_federation(method, threshold=1.5, **args)
+        run = small_contract(method, rounds=1, threshold=1.5, **args)
         run_rows(run)
         servers.append(run.server)
     assert all(torch.equal(value, other[name]) for other in servers[1:] for name, value in servers[0].items())
@@ -118,6 +118,6 @@ def test_where_nothing_is_confident_all_of_them_are_fedavg() -> None:
 
 def test_the_local_weight_is_logged() -> None:
     """A share, as all that is counted of pseudo-labels."""
-    row = run_rows(contract_federation("sage", rounds=1))[0]
+    row = run_rows(small_contract("sage", rounds=1, threshold=0.7))[0]
     assert 0 < row["sage/weight"] < 1 and row["loss_labelled"] > 0 and row["loss_unlabelled"] > 0
     assert 0 < row["pseudo/correct"] <= row["pseudo/selected"] <= 1

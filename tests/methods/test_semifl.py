@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.contract.federations import NUM_CLIENTS
 from benchmark.federation.reference import LocalSite
-from federations import make_federation, make_method, site_of
+from federations import few_in, make_federation, make_method, site_of
 from methods.ablations.semifl import AsInFL2
 from methods.base import Pass
 from methods.semifl import ALPHA, SemiFL
@@ -19,7 +18,7 @@ from methods.semifl import ALPHA, SemiFL
 
 def site_and_method(cls: type[SemiFL] = SemiFL, **args: Any) -> tuple[SemiFL, LocalSite, Tensor]:
     """A method, client 0, and made-up predictions on its images, of which the first 60 % are confident."""
-    federation = make_federation(cls, **args)
+    federation = make_federation(cls, few_in("server"), **args)
     method, site = federation.method, site_of(federation)
     assert isinstance(method, SemiFL)
     count, g = len(site.data.unlabelled), torch.Generator().manual_seed(0)
@@ -32,6 +31,7 @@ def epochs_of(method: SemiFL, site: LocalSite, probabilities: Tensor, count: int
     """The first local epochs of a visit: image, label, partner and the partner's label of every pair."""
     streams = method.pseudo_labelled(site, probabilities)
     for stream in streams.values():
+        stream.views = {}
         stream.fields = {**stream.fields, "index": stream.index}
     found = []
     for number in range(count):
@@ -181,7 +181,7 @@ def test_lambdas_belong_to_the_visit() -> None:
 
 def test_one_lambda_per_step_of_a_visit() -> None:
     """Every step of every local epoch has its own, in the order of the visit's stream; without a mix set none."""
-    federation = make_federation("semifl", threshold=0.0, local_epochs=2)
+    federation = make_federation("semifl", few_in("server"), threshold=0.0, local_epochs=2)
     method, seen = federation.method, []
     assert isinstance(method, SemiFL)
     assert "lam_now" not in method.tensors("shared", "personal", "local", "server")
@@ -198,9 +198,9 @@ def test_one_lambda_per_step_of_a_visit() -> None:
 def test_without_mix_it_is_fixmatch() -> None:
     """The fix term alone, with SemiFL's batch size: the same bits."""
     common: dict[str, Any] = {"threshold": 0.0, "local_epochs": 1, "rounds": 1}
-    semifl = make_federation("semifl", mix_weight=0.0, **common)
-    fixmatch = make_federation("fixmatch", batch_size=10, **common)
-    mixed = make_federation("semifl", **common)
+    semifl = make_federation("semifl", few_in("server"), mix_weight=0.0, **common)
+    fixmatch = make_federation("fixmatch", few_in("server"), batch_size=10, **common)
+    mixed = make_federation("semifl", few_in("server"), **common)
     for federation in (semifl, fixmatch, mixed):
         federation.roster.participants = 2
         federation.run()
@@ -208,10 +208,10 @@ def test_without_mix_it_is_fixmatch() -> None:
     assert any(not torch.equal(v, mixed.server[k]) for k, v in semifl.server.items())
 
 
-@pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, NUM_CLIENTS)])
+@pytest.mark.parametrize(("cls", "present"), [(SemiFL, 0), (AsInFL2, 4)])
 def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> None:
     """They leave the round (and if all do, nothing is averaged and no momentum moves), or return what they received."""
-    federation = make_federation(cls, threshold=1.1, server_epochs=0, rounds=1)
+    federation = make_federation(cls, few_in("server"), threshold=1.1, server_epochs=0, rounds=1)
     before = {k: v.clone() for k, v in federation.server.items()}
     uploads, *_ = federation.run_visits(federation.visits(0))
     assert len(uploads) == present
@@ -225,7 +225,7 @@ def test_clients_without_a_confident_image(cls: type[SemiFL], present: int) -> N
 @pytest.mark.parametrize("full", [False, True])
 def test_step_counts(full: bool) -> None:
     """Epochs times the confident images in batches of 10, the last short one kept, or in one batch."""
-    federation = make_federation("semifl", threshold=0.0, local_epochs=2, full_batch=full)
+    federation = make_federation("semifl", few_in("server"), threshold=0.0, local_epochs=2, full_batch=full)
     seen: list[tuple[int, int]] = []
     federation.method.on_train_batch_end = lambda *a: seen.append((len(a[1]["unlabelled"]["y"]), len(a[1]["mix"]["y"])))
     federation.run_visits(federation.visits(0)[:1])

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from benchmark.federation import slots
 from benchmark.federation.loop import Federation
-from federations import Supervised, contract_federation, few_data, make_federation, run_rows
+from federations import Supervised, fewest_data, make_federation, run_rows
 from methods.base import Visit
 
 
@@ -94,7 +94,7 @@ class Between(Plain):
 
 
 def run(cls: type, slots: int | None = None) -> Federation:
-    federation = make_federation(cls, few_data(2), rounds=3, batch_size=32, local_epochs=3, slots=slots)
+    federation = make_federation(cls, fewest_data(2), rounds=3, batch_size=16, local_epochs=2, slots=slots)
     run_rows(federation)
     return federation
 
@@ -131,10 +131,10 @@ def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_steps_are_counted_by_how_they_were_taken() -> None:
-    """Batches of 32 and a last one of 29: the first of each is eager, the second captured, in every slot."""
-    federation = make_federation(Plain, few_data(2), rounds=2, batch_size=32, local_epochs=3, slots=2)
+    """Batches of 16 and a last one of 12: the first of each is eager, the second captured, in every slot."""
+    federation = make_federation(Plain, fewest_data(2), rounds=2, batch_size=16, local_epochs=2, slots=2)
     rows = run_rows(federation)
-    of_client = 4 * 3 * 2
+    of_client = 3 * 2 * 2
     assert rows[-1]["steps"] == 2 * of_client
     assert federation.engine.counts() == {
         "slots": 2,
@@ -149,7 +149,7 @@ def test_steps_are_counted_by_how_they_were_taken() -> None:
 
 def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
     """Others go to the slot that has met the fewest sizes."""
-    engine = make_federation(Plain, few_data(4), slots=2).engine
+    engine = make_federation(Plain, fewest_data(4), slots=2).engine
     assert isinstance(engine, slots.SlotsEngine)
     one, other = engine.slots
 
@@ -165,9 +165,15 @@ def test_a_client_goes_to_a_slot_that_has_recorded_steps_of_its_size() -> None:
 
 def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:
     """Slots then take turns in whole visits: with replay, too, they come to the reference's bits."""
-    args = {"share_momentum": True, "local_epochs": 2}
-    runs = [contract_federation("client_fixmatch", **args, **engine) for engine in ({}, {"slots": 3})]
+
+    def begun(**args: Any) -> Federation:
+        data = fewest_data(4, scenario="all_clients", num_labels=40, pipeline="randaugment_levels_cutout")
+        sizes = {"batch_size": 8, "local_epochs": 1}
+        return make_federation("client_fixmatch", data, 2, **sizes, **args)
+
+    runs = [begun(share_momentum=True, slots=slots) for slots in (None, 3)]
     rows = [run_rows(run) for run in runs]
+    assert runs[1].engine.counts()["replayed"] > 0
     assert rows[0] == rows[1]
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
-    assert rows[0] != run_rows(contract_federation("client_fixmatch", local_epochs=2))
+    assert rows[0] != run_rows(begun())
