@@ -76,6 +76,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_use_type_comments = False  # there are none, and looking for them takes long
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 

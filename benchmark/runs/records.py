@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ BY_CLASS = "acc_by_class"  # the only list among a row's metrics
 READING = {"best": "best", "last": "final", "last_k_mean": "last_k_mean", "averaged": AVERAGED}  # values of ``report``
 FACTS = ("partition_hash", "data_sha256", "labelled_histogram")
 RESTORE = "restore the file as the run wrote it, or delete the folder to start over"
+SINGLE = (str, float, int, type(None))  # values of JSON without parts, ``bool`` among them
 TAIL = 1 << 16  # bytes at the end of `metrics.jsonl` sure to contain its last row
 
 Row = dict[str, Any]
@@ -260,9 +261,13 @@ def validate(record: Mapping[str, Any], where: str) -> None:
 
 def without_clock(value: Any) -> Any:
     """Return a record or row without ``timing`` and ``environment``, which must be equal byte for byte."""
+    if isinstance(value, SINGLE):
+        return value
     if isinstance(value, Mapping):
         return {k: without_clock(v) for k, v in value.items() if k not in ("timing", "environment")}
-    return [without_clock(v) for v in value] if isinstance(value, list) else value
+    if isinstance(value, list):  # most are long, and of numbers
+        return [v if isinstance(v, SINGLE) else without_clock(v) for v in value]
+    return value
 
 
 def _metrics(row: Row) -> dict[str, Any]:
@@ -281,10 +286,16 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 def _row(line: str | bytes) -> Row:
-    row = json.loads(line, parse_constant=_no_number)
+    row = _decoder().decode(line if isinstance(line, str) else line.decode())
     if not isinstance(row, dict) or not isinstance(row.get("round"), int):
         raise ValueError("not a row")
     return row
+
+
+@cache
+def _decoder() -> json.JSONDecoder:
+    """One for all rows: ``json.loads`` would make one for each."""
+    return json.JSONDecoder(parse_constant=_no_number)
 
 
 def _mistyped(values: Mapping[str, Any], schema: Mapping[str, type | tuple[type, ...]], before: str = "") -> list[str]:
