@@ -31,6 +31,7 @@ def test_a_journal_outlives_a_kill(tmp_path, runtime, monkeypatch):
         return JournalFileBackend(path)
 
     monkeypatch.setattr(tuning, "JournalFileBackend", spied)
+    made_up(monkeypatch, lambda run: 50.0)
     made = tune(suite, "quick", suite.rows[:1], runtime, jobs=1)
     journal = Path("results/tuning/toy-quick.journal")
     assert opened == [journal.absolute()]

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lightning.fabric.strategies import DDPStrategy
 
+from benchmark import run
 from benchmark.cli import main
 from benchmark.federation import checkpoint
 from benchmark.launch.recorder import CHECKPOINT
@@ -104,9 +106,15 @@ def test_a_method_that_leaves_without_a_word_has_failed(tmp_path, engine):
     assert state(path) == "failed"
 
 
-def started(config, rows):
+def with_forks(config):
+    """A run whose processes are forks: fresh ones import for longer than they run."""
+    run.DDPStrategy = lambda **options: DDPStrategy(**{**options, "start_method": "fork"})
+    fit(config)
+
+
+def started(config, rows, work=fit):
     """A process that works on a run, which has so many rows by now."""
-    process, path = forks().Process(target=fit, args=(config,)), config.folder
+    process, path = forks().Process(target=work, args=(config,)), config.folder
     process.start()
     while process.is_alive() and len(read_rows(path)) < rows:
         time.sleep(0.005)
@@ -130,8 +138,9 @@ def alive(pid):
 
 
 def ranks(process):
-    """Processes of a run, by rank: the youngest that the process has started."""
-    return sorted(pid for pid in descendants(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """Processes of a run, by rank: the youngest that the process has started, be they fresh or forks."""
+    found = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
+    return sorted(pid for pid, words in found.items() if b"spawn_main" in words or b"forkserver" in words)
 
 
 def assert_no_orphans(pids):
@@ -165,8 +174,9 @@ def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference)
     """One of two is killed, then the one that started them is interrupted alone: no orphan, and the same bits."""
     config = configuration(tmp_path, runtime__devices=2, runtime__checkpoint_every_s=0, **LONG)
     path = config.folder
-    process = started(config, 2)
+    process = started(config, 2, with_forks)
     pids = ranks(process)
+    assert len(pids) == 2
     os.kill(pids[-1], signal.SIGKILL)
     began = time.monotonic()
     process.join()
@@ -179,6 +189,7 @@ def test_the_processes_of_a_run_end_together_and_it_goes_on(tmp_path, reference)
 
     process = started(config, len(read_rows(path)) + 2)  # the signal may come before the last of them is saved
     pids = ranks(process)
+    assert len(pids) == 2
     os.kill(process.pid, signal.SIGINT)
     process.join()
     assert_no_orphans(pids)

@@ -121,8 +121,9 @@ def test_fabric_run_gives_the_same_record(tmp_path, reference):
         del options[f"runtime.{name}"]
     words = [w for k, v in options.items() for w in (f"--{k.removeprefix('runtime.')}", str(v))]
     launcher = ["fabric", "run", "--accelerator", "cpu", "--devices", "2", "--main-port", str(free_port())]
-    command = [*launcher, str(ROOT / "benchmark" / "run.py"), *words]
-    process = forks().Process(target=as_fabric, args=(command, tmp_path))
+    process = forks().Process(
+        target=as_fabric, args=([*launcher, str(ROOT / "benchmark" / "run.py"), *words], tmp_path)
+    )
     process.start()
     process.join()
     told, errors = ((tmp_path / f"told.{stream}").read_text() for stream in (1, 2))

@@ -51,7 +51,7 @@ def test_weights_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert torch.load(fit(config) / "weights.pt")
 
 
-@pytest.mark.parametrize("name", ["clients-3-", "checkpoint.pt"])
+@pytest.mark.parametrize("name", ["clients-4-", "checkpoint.pt"])
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path, reference, monkeypatch, name):
     """The error names the file, the checkpoint before stays, and the run goes on from it once there is room."""
     config = configuration(tmp_path, runtime__checkpoint_every_s=0, **MIXED)

@@ -1,6 +1,7 @@
 """Where a run continues: what checkpoints, rows and records must show before it does."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -15,18 +16,41 @@ from datamodules.common.errors import RunError
 from runs import MIXED, SHORT, assert_same_run, configuration, interrupted
 
 
-def test_a_checkpoint_without_its_sums_is_refused(tmp_path):
-    config = configuration(tmp_path, **MIXED)
-    path = interrupted(config, 4) / CHECKPOINT
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Folders of interrupted runs by round, each of which is made once."""
+    made = {}
+
+    def folder(at):
+        if at not in made:
+            made[at] = interrupted(configuration(tmp_path_factory.mktemp(f"at_{at}"), **MIXED), at)
+        return made[at]
+
+    return folder
+
+
+@pytest.fixture
+def interrupted_at(tmp_path, kept):
+    """Returns a run that failed at the start of a round, with its folder."""
+
+    def copied(at):
+        config = configuration(tmp_path, **MIXED)
+        return config, shutil.copytree(kept(at), config.folder)
+
+    return copied
+
+
+def test_a_checkpoint_without_its_sums_is_refused(interrupted_at):
+    config, path = interrupted_at(5)
+    path /= CHECKPOINT
     checkpoint.save(path, {**checkpoint.load(path), "summed": {}})
     with pytest.raises(RunError, match=r"summed\..*of another shape"):
         fit(config)
 
 
-def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
+def test_a_run_without_its_rows_does_not_go_on(interrupted_at, reference):
     """Its record would be complete without them; once they are back, so is the run."""
-    config = configuration(tmp_path, **MIXED)
-    path = interrupted(config, 3)
+    config, path = interrupted_at(3)
     rows = (path / "metrics.jsonl").read_bytes()
     (path / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match=r"round 3, .*metrics\.jsonl .*round 0"):
@@ -44,10 +68,9 @@ def test_a_run_without_its_rows_does_not_go_on(tmp_path, reference):
         ("swapped", r"metrics\.jsonl: line 3 .*round 1 after round 2"),
     ],
 )
-def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(tmp_path, reference, change, says):
+def test_the_rows_of_an_interrupted_run_are_not_taken_on_trust(interrupted_at, reference, change, says):
     """Its digest would seal them. However often one tries; once they are back, the run goes on to the same bits."""
-    config = configuration(tmp_path, **MIXED)
-    path = interrupted(config, 3)
+    config, path = interrupted_at(3)
     file = path / "metrics.jsonl"
     whole = file.read_text()
     zero, one, two = whole.splitlines(keepends=True)
@@ -111,9 +134,8 @@ def test_a_checkpoint_says_where_it_comes_from(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage", ["head", "client"])
-def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(tmp_path, reference, damage):
-    config = configuration(tmp_path, **MIXED)
-    path = interrupted(config, 5)
+def test_a_damaged_checkpoint_is_replaced_by_its_predecessor(interrupted_at, reference, damage):
+    config, path = interrupted_at(5)
     newest = max(path.rglob("clients-*"), key=lambda file: file.stat().st_mtime_ns)
     file = newest if damage == "client" else path / CHECKPOINT
     raw = bytearray(file.read_bytes())
