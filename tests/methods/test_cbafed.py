@@ -17,6 +17,7 @@ from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.roster import Roster
 from datamodules.views.batches import epoch
 from federations import (
+    NUM_CLIENTS,
     SIDE,
     contract_federation,
     different,
@@ -230,7 +231,7 @@ def test_a_client_that_selects_nothing_returns_what_it_received_with_weight_zero
     made.run_round(0)
     received = {k: v.clone() for k, v in made.server.items()}
     uploads, *_ = made.run_visits(made.visits(1))
-    assert [u.weight for u in uploads] == [40.0] + [0.0] * 5
+    assert [u.weight for u in uploads] == [40.0] + [0.0] * (NUM_CLIENTS - 1)
     for upload in uploads[1:]:
         assert all(torch.equal(v, received[k]) for k, v in upload.tensors.items())
     made.method.load_tensors(made.server)

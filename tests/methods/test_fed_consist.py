@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmark.federation.fit import Fit
 from benchmark.federation.optimizers import OptimizerStates, kept_states
-from federations import few_data, make_federation, run_rows, sums_of
+from federations import NUM_CLIENTS, few_data, make_federation, run_rows, sums_of
 from golden_files import load
 from host_reads import count_host_reads
 from methods.base import Upload, Visit
@@ -162,4 +162,4 @@ def test_the_start_of_the_teacher_reads_nothing_back() -> None:
 def test_warmup_trains_labelled_clients_only() -> None:
     """Before warmup_rounds only client 0 is visited, afterwards everybody."""
     rows = run_rows(make_federation("fed_consist", rounds=3, warmup_rounds=2))
-    assert [row["participants"] for row in rows] == [1, 1, 6]
+    assert [row["participants"] for row in rows] == [1, 1, NUM_CLIENTS]

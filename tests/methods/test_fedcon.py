@@ -21,7 +21,7 @@ from methods.fedcon import FedCon, dissimilarity, divergence, predictor
 
 def few() -> FewDigits:
     """A few digits over six clients, labels at the server, in double precision."""
-    data = FewDigits(scenario="server", partition="iid", side=16, **SCENARIOS["server"])
+    data = FewDigits(scenario="server", partition="iid", side=16, **SCENARIOS["server"] | {"num_clients": 6})
     data.setup()
     data.place(torch.device("cpu"), torch.float64)
     return data
