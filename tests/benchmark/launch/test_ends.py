@@ -33,15 +33,17 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("memory", ["auto", 0.0])
-def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
+@pytest.mark.parametrize(("memory", "sums"), [("auto", "ordered"), (0.0, "exact")])
+def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory, sums):
     """SIGKILL while starting, training, writing rows or checkpoints: the resumed run is the uninterrupted one.
 
-    With the clients' states in memory, and in files.
+    With the clients' states in memory and ordered sums, and with states in files and exact sums.
     """
+    options = {**LONG, "sums": sums}
+    whole = reference if sums == "ordered" else fit(configuration(tmp_path / "whole", **options))
     context = forks()
     rng = random.Random(0)
-    config = configuration(tmp_path, **LONG)
+    config = configuration(tmp_path, **options)
     config = config.replace(runtime=replace(config.config.runtime, client_memory=memory))
     path, filed = config.folder, set()
     pace = max(0.02, read_record(reference)["timing"]["seconds"] / ROUNDS)
@@ -65,7 +67,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path, reference, memory):
         assert starting or (path / CHECKPOINT).exists()
     (path / ".record.json.4711.tmp").write_text("half")  # as a kill inside a write leaves
     assert len(kills) >= 3 and kills[1] >= 1, "the runs ended before they were killed"
-    assert_same_run(fit(config), reference)
+    assert_same_run(fit(config), whole)
     assert bool(filed) == (memory == 0) and not list(path.glob("states.*"))
 
 
