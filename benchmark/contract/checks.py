@@ -33,8 +33,8 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-SECONDS = 2.0
-"""Rough time of a check on one core: most take a second or two, the first, which trains the network, ten."""
+SECONDS = 1.0
+"""Rough time of a check on one core: most take less than a second, the first, which trains the network, a few."""
 
 
 def announced(methods: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from benchmark.contract.test_contract import pytest_generate_tests as generate
 
 def test_it_says_what_it_will_take() -> None:
     assert announced(["mine"]) == f"contract of mine: {len(CHECKS)} checks each, about a minute on one core"
-    assert "2 methods" in announced(["mine", "yours"]) and "2 minutes" in announced(["mine", "yours"])
+    assert "4 methods" in announced(["mine"] * 4) and "2 minutes" in announced(["mine"] * 4)
     nobody, somebody = (SimpleNamespace(getoption=lambda name, given=given: given) for given in ([], ["mine"]))
     assert plugin.pytest_report_collectionfinish(nobody) == []
     assert plugin.pytest_report_collectionfinish(somebody) == [announced(["mine"])]
