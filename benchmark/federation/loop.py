@@ -20,6 +20,7 @@ from benchmark.federation.collectives import all_gather, from_first, gather_resu
 from benchmark.federation.declarations import check_declarations, uploads_needed
 from benchmark.federation.exact import JointMean, without_tensors
 from benchmark.federation.finite import find_nonfinite
+from benchmark.federation.idleness import Idleness
 from benchmark.federation.logged import recorded_means, sum_logged
 from benchmark.federation.optimizers import OptimizerStates
 from benchmark.federation.reference import ClientState, ReferenceEngine, RunContext, Sums, VisitResult, location
@@ -118,9 +119,7 @@ class Federation:
         self.averaged: dict[str, Any] | None = None
         self.confusion: Tensor | None = None
         self.bytes_up = self.bytes_down = self.steps = self.skipped = 0
-        self.optimizer_steps = 0  # those that this process knows of, as for ``learnt``
-        self.learnt = False  # whether a step had a loss
-        self.warned = False
+        self.idleness = Idleness(method, fabric.is_global_zero)
 
     @property
     def client_state_bytes(self) -> int:
@@ -142,14 +141,10 @@ class Federation:
             self.server_phase(0, first=True)
         while self.round < self.rounds:
             started = time.perf_counter()
-            before = {} if self.optimizer_steps else self.server
+            before = {} if self.idleness.optimizer_steps else self.server
             row = self.run_round(self.round)
-            if whole and self.steps and not self.optimizer_steps and self.is_still(before):
-                self.warn_once(
-                    f"{type(self.method).__name__}.training_step took no optimiser step in all {self.steps} steps of "
-                    f"round {self.round}, and the model is as it was: with automatic_optimization = False it calls "
-                    "self.optimizers().step() itself"
-                )
+            if whole:
+                self.idleness.check_round(self.round, before, self.server)
             self.round += 1
             if row is not None:
                 taken = self.engine.counts()
@@ -159,34 +154,13 @@ class Federation:
                 self.log(row)
             for callback in self.callbacks:
                 callback.on_round_end(self, row)
-        if whole and self.steps and not self.learnt and self.method.automatic_optimization:
-            self.warn_once(
-                f"{type(self.method).__name__}.training_step returned None in all {self.steps} steps of the run, so "
-                "nothing was trained: return the loss (or set self.automatic_optimization = False)"
-            )
+        if whole:
+            self.idleness.check_run()
         if self.confusion is None:  # the run had been stopped after its last round
             self.evaluate(self.rounds - 1)
         if self.average_last:
             last, self.averaged = self.confusion, self.evaluate_averaged()
             self.confusion = last
-
-    def count_steps(self, results: Iterable[VisitResult]) -> None:
-        """Count the steps of visits, and note whether any had a loss."""
-        for result in results:
-            self.steps += result.steps
-            self.optimizer_steps += result.optimizer_steps
-            self.learnt |= "loss" in result.sums
-
-    def is_still(self, before: Mapping[str, Tensor]) -> bool:
-        """Whether the server's parameters are as they were, whoever may have trained them and however."""
-        names = [name for name, _ in self.method.named_parameters() if name in before]
-        return all(torch.equal(before[name], self.server[name]) for name in names)
-
-    def warn_once(self, text: str) -> None:
-        """Warn of training that comes to nothing, in the first process and only of the first such thing."""
-        if not self.warned and self.fabric.is_global_zero:
-            warnings.warn(text, stacklevel=3)
-        self.warned = True
 
     def log(self, row: Mapping[str, Any], loggers: Iterable[Logger] | None = None) -> None:
         """Pass an evaluated round to Fabric's loggers, or to ``loggers``.
@@ -208,15 +182,12 @@ class Federation:
         """Run one round; returns its row of metrics if it was evaluated."""
         visits = self.visits(number)
         uploads, by_client, results = self.run_visits(visits)
-        self.count_steps(results)
+        self.steps += sum(result.steps for result in results)
+        self.idleness.count(results)
         self.bytes_down += sum(result.bytes_down for result in results)
         self.bytes_up += sum(upload.num_bytes for upload in uploads)
-        if not self.bytes_up and all(result.upload is None for result in results) and any(r.steps for r in results):
-            self.warn_once(
-                f"{type(self.method).__name__}.make_upload returned None in all {len(visits)} visits of round "
-                f"{number}, in which clients took steps: the server learns nothing from them; return an Upload, as "
-                "super().make_upload(client) does"
-            )
+        if not self.bytes_up:
+            self.idleness.check_uploads(number, results)
         self.become_server()
         logged: Sums = {}
         if uploads:
@@ -382,7 +353,8 @@ class Federation:
         if first:
             self.become_server()
         result, state = self.engine.run_server(number, self.server_state, first)
-        self.count_steps([result])
+        self.steps += result.steps
+        self.idleness.count([result])
         for visit, found in find_nonfinite({Visit(number, SERVER): result}).items():
             raise RunError(f"{location(self.method, visit)}: {found}")
         registered = self.method.registered()
