@@ -94,7 +94,7 @@ class Between(Plain):
 
 
 def run(cls: type, slots: int | None = None) -> Federation:
-    federation = make_federation(cls, fewest_data(2), rounds=3, batch_size=16, local_epochs=2, slots=slots)
+    federation = make_federation(cls, fewest_data(2), rounds=3, batch_size=18, local_epochs=2, slots=slots)
     run_rows(federation)
     return federation
 
@@ -131,8 +131,8 @@ def test_the_rarest_recording_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_steps_are_counted_by_how_they_were_taken() -> None:
-    """Batches of 16 and a last one of 12: the first of each is eager, the second captured, in every slot."""
-    federation = make_federation(Plain, fewest_data(2), rounds=2, batch_size=16, local_epochs=2, slots=2)
+    """Batches of 18 and a last one of 12: the first of each is eager, the second captured, in every slot."""
+    federation = make_federation(Plain, fewest_data(2), rounds=2, batch_size=18, local_epochs=2, slots=2)
     rows = run_rows(federation)
     of_client = 3 * 2 * 2
     assert rows[-1]["steps"] == 2 * of_client

@@ -29,7 +29,7 @@ def test_batches_of_the_norm_statistics() -> None:
     """Tens of labelled images first, then the stored pool; scopes and one common stream."""
     assert sizes() == [10] * 4 + [1397]
     assert sizes(sbn_batch=1000) == [10] * 4 + [1000, 397]
-    assert sizes(sbn_scope="active") == [232, 232]
+    assert sizes(sbn_scope="active") == [349, 349]
     assert sizes(sbn_order="dataset", sbn_batch=250) == [250] * 5 + [187]
 
 
