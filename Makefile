@@ -30,8 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-test: $(STAMP) ## run all tests, one single-threaded process per core (ARGS="-k static" passes options to pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+test: $(STAMP) ## run all tests, one single-threaded process per core, or the contract of METHODS=a,b (ARGS="-k static" passes options to pytest)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal \
+		$(if $(METHODS),tests/contract $(addprefix --method ,$(subst $(COMMA), ,$(METHODS)))) $(ARGS)
 
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check $(CODE)

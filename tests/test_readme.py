@@ -300,6 +300,7 @@ def test_make_targets_exist() -> None:
         ("bench-table1 METHODS=a,b SEEDS=1,2 ARGS=--dry-run", ["--methods a,b", "--seeds 1,2", "--dry-run"]),
         ("perf-gpu METHODS=a,b ARGS=--trial", ["gpu:a:b", "--trial"]),
         ("perf-gpu", ["gpu:fedavg"]),
+        ("test METHODS=a,b", ["tests/contract --method a --method b"]),
         *((f"{target} ARGS=--asked", ["--asked"]) for target in ("test", "types", "site", "docs", "perf")),
     ],
 )
