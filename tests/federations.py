@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.contract.federations import (
+    FEWEST_LABELS,
     NUM_CLIENTS,
     SCENARIOS,
     SIDE,
@@ -80,8 +81,8 @@ def fewest_data(clients: int, labelled: int | None = None, **args: Any) -> Fewes
 def small_contract(method: str | type, rounds: int = 2, **args: Any) -> Federation:
     """The contract's half-trained federation on its fewest digits, in batches of 4 and, where images come apart, 8."""
     made = make_method(method, **brief(method))
-    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}.get(made.scenario, {})
-    data = FewestDigits(**{"scenario": made.scenario, "partition": "iid", **options_for(made), **labels})
+    options = {**options_for(made), **FEWEST_LABELS.get(made.scenario, {})}
+    data = FewestDigits(**{"scenario": made.scenario, "partition": "iid", **options})
     data.setup()
     sizes = {name: size for name, size in (("batch_size", 4), ("unlabelled_bs", 8)) if name in made.hparams}
     return contract_federation(method, data, **{"rounds": rounds, "average_last": 0, **sizes, **args})

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,11 +102,6 @@ def own_modules(cls: type) -> list[ModuleType]:
 
 def caches_of(cls: type) -> dict[str, Any]:
     """What ``functools.cache`` and ``lru_cache`` have made of functions of a method's classes and modules, by label."""
-    return _caches_of(cast(Any, cls))
-
-
-@cache
-def _caches_of(cls: type) -> dict[str, Any]:
     sources, found = own_modules(cls), {}
     owners: list[Any] = [*own_classes(cls), *sources]
     for owner in owners:

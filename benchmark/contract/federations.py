@@ -45,7 +45,11 @@ MOST = {
     "lr": 0.01,
     "subset_size": 3,
 }
-"""Upper limits for arguments in the contract: short schedules, and a rate that suits a network without norms."""
+"""Upper limits for arguments in the contract: short schedules, small subsets of clients, and a rate that suits a network
+without norms.
+"""
+FEWEST_LABELS: Mapping[Scenario, Mapping[str, int]] = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}
+"""Numbers of labels among ``FewestDigits``."""
 
 
 class FewerDigits(Digits):
@@ -242,8 +246,7 @@ def tiny_federation(method: str | type, fabric: Fabric | None = None, **engine: 
     smaller = {"batch_size": 8} if "batch_size" in parameters(class_of(method)) else {}
     made = make_method(method, weights=half_trained(), **(brief(method) | smaller))
     scenario = made.scenario
-    labels = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}.get(scenario, {})
-    options = options_for(made) | labels | dict(made.contract_data)
+    options = options_for(made) | dict(FEWEST_LABELS.get(scenario, {})) | dict(made.contract_data)
     data = FewestDigits(**{"scenario": scenario, "partition": "iid", **options})
     data.setup()
     data.place(fabric.device, torch.float32)

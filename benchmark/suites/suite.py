@@ -161,7 +161,7 @@ class Suite:
         """The run of a row with the scale's first seed, resolved once.
 
         Raises:
-            ConfigError: the row's configuration cannot be run, or its network has not an option; names suite and row.
+            ConfigError: the row's configuration cannot be run, or its network lacks an option; names suite and row.
         """
         key = (scale, row.full_name, repr(row.options))
         if key not in self._runs:
