@@ -45,9 +45,7 @@ MOST = {
     "lr": 0.01,
     "subset_size": 3,
 }
-"""Upper limits for arguments in the contract: short schedules, small subsets of clients, and a rate that suits a network
-without norms.
-"""
+"""Upper limits for arguments in the contract: short schedules, small subsets, a rate for networks without norms."""
 FEWEST_LABELS: Mapping[Scenario, Mapping[str, int]] = {"server": {"num_labels": 20}, "all_clients": {"num_labels": 40}}
 """Numbers of labels among ``FewestDigits``."""
 
