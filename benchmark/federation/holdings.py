@@ -30,16 +30,21 @@ class Holdings:
         self.held = torch.zeros(images, dtype=torch.bool, device=device)
         self.own = torch.ones((), dtype=torch.bool, device=device)
         self.marked = torch.empty(0, dtype=torch.int64, device=device)
+        self.given: list[Tensor] = []
 
     def hold(self, data: SiteData) -> None:
         """The next visit is to a site with these images. The time does not depend on what other sites hold."""
         self.held.index_fill_(0, self.marked, False)
         self.own.fill_(True)
-        self.marked = torch.cat([i for i in (data.labelled, data.unlabelled, data.validation) if i is not None])
+        self.given = [index for index in (data.labelled, data.unlabelled, data.validation) if index is not None]
+        self.marked = torch.cat(self.given)
         self.held.index_fill_(0, self.marked, True)
 
     def require(self, index: Any, what: str) -> None:
-        """Refuse positions of images that are not the site's; reads one number back to the host.
+        """Refuse positions of images that are not the site's.
+
+        For positions other than the tensors in ``SiteData``, it reads one number back to the host, which waits for the
+        device.
 
         Args:
             index: positions in the training set, int64 ``[n]``.
@@ -48,6 +53,8 @@ class Holdings:
         Raises:
             RunError: an image is another site's, or the positions are not integers.
         """
+        if any(index is own for own in self.given):
+            return
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = f"a tensor of {index.dtype}" if isinstance(index, Tensor) else describe(index)
             raise RunError(f"{what} has {kind} for its positions; give int64 positions in the training set")

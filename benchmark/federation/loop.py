@@ -382,7 +382,7 @@ class Federation:
             blocks = (block for _, block in self.data.test_blocks(self.method.eval_batch))
             probabilities = self.spread(lambda block: self.predicted(block()), blocks)
         self.engine.train_mode()
-        metrics, self.confusion = scores(torch.cat(probabilities).cpu(), self.data.test_labels)
+        metrics, self.confusion = scores(torch.cat(probabilities), self.data.test_labels)
         by_class = class_accuracies(self.confusion)
         metrics |= client_accuracies(by_class, self.class_counts)
         rounded = [None if isnan(share) else round(share, 2) for share in by_class.tolist()]

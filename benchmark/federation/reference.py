@@ -424,11 +424,14 @@ class ReferenceEngine:
         return random_streams.derive_seed(self.context.seed, "torch", *place)
 
     def seed_torch(self, seed: int) -> None:
-        """Seed torch's global generators. ``torch.manual_seed`` is slow on the CPU: it records the stack."""
-        if self.context.data.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
+        """Seed torch's generators of the CPU and of the device.
+
+        ``torch.manual_seed`` is slow: for kinds of devices that are not there it records the stack.
+        """
+        device = self.context.data.device
+        torch.default_generator.manual_seed(seed)
+        if device.type != "cpu":
+            torch.get_device_module(device).manual_seed(seed)
 
     @property
     def _forked(self) -> list[torch.device]:

@@ -85,7 +85,7 @@ def trial(plan: Plan) -> Plan:
         slots=(1, 2),
         goal_slots=(2,),
         profile_slots=2,
-        sizes=agreement.Sizes(images=96, clients=2, batch=8),
+        sizes=agreement.Sizes(images=150, clients=6, batch=8),
         replays=1,
         averaged=1,
     )
@@ -160,7 +160,7 @@ def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> l
 
 
 def time_graphs(part: Part) -> Iterator[Section]:
-    """Time one step per recording against many, by network and precision."""
+    """Time one step per recording against many, and against several streams, by network and precision."""
     plan = part.plan
     table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
     for precision, (network, batch) in product(plan.precisions, plan.cases):

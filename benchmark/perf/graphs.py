@@ -1,4 +1,4 @@
-"""Speed of one CUDA graph of many steps against one replay per step."""
+"""Speed of replayed steps: one CUDA graph of many steps, and several streams at once, against one replay per step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from benchmark.perf.federations import arithmetic, synchronize
 from benchmark.perf.measure import interleaved
 from methods import models
 
-MANY, REPEATS, REPLAYS = 16, 5, 5
+MANY, REPEATS, REPLAYS, STREAMS = 16, 5, 5, 8
 WORTH = 1.5
 HEADERS = [
     "network",
@@ -23,12 +23,15 @@ HEADERS = [
     f"{MANY} steps, ms",
     "one / many",
     "in a graph",
+    f"{STREAMS} streams, ms",
+    "one / streams",
 ]
 NOTE = (
     f"Milliseconds per step, until the device has done it: {REPLAYS * MANY} steps without a recording, by replays of "
-    f"one recorded step, and by {REPLAYS} replays of a recording of {MANY}; the median of {REPEATS}. A step: forward "
-    "pass, cross-entropy, backward pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing "
-    f"is copied. Recording many steps is worth its code from {WORTH} on (docs/decisions.md)."
+    f"one recorded step, and by {REPLAYS} replays of a recording of {MANY}; then by replays of {STREAMS} models' steps "
+    f"in turn, each in a stream of its own; the median of {REPEATS}. A step: forward pass, cross-entropy, backward "
+    "pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing is copied. Recording many "
+    f"steps is worth its code from {WORTH} on (docs/decisions.md); one / streams is what slots can gain at most."
 )
 
 
@@ -64,23 +67,48 @@ def repeated(work: Callable[[], object], times: int, device: str) -> Callable[[]
 
 
 def row(network: str, batch: int, precision: str, device: str = "cuda", replays: int = REPLAYS) -> list[Any]:
-    """Measure a line of the table: eager steps, one step per recording, and ``replays`` recordings of ``MANY``."""
+    """Measure a line of the table.
+
+    Args:
+        network: name of the network.
+        batch: images per step.
+        precision: see ``arithmetic``.
+        device: ``cuda``; ``cpu`` to try this code.
+        replays: replays of the recording of ``MANY`` steps.
+    """
     place = torch.device(device)
-    stream: Any = torch.get_device_module(place).Stream() if device == "cuda" else None  # recording needs its own
-    with arithmetic(precision) as known, torch.cuda.stream(stream):
-        step = step_of(network, batch, known, place)
 
-        def many() -> None:
-            for _ in range(MANY):
+    def new_stream() -> Any:
+        return torch.get_device_module(place).Stream() if device == "cuda" else None  # recording needs its own
+
+    with arithmetic(precision) as known:
+        stream, steps = new_stream(), replays * MANY
+        with torch.cuda.stream(stream):
+            step = step_of(network, batch, known, place)
+
+            def many() -> None:
+                for _ in range(MANY):
+                    step()
+
+            many()  # an optimiser's first step creates its state
+            units = {
+                "eager": repeated(step, steps, device),
+                "one": repeated(record(step, place, stream=stream).replay, steps, device),
+                "many": repeated(record(many, place, stream=stream).replay, replays, device),
+            }
+            eager, single, chunk = (1000 * taken / steps for taken in interleaved(units, REPEATS).values())
+        turns = []
+        for other in [new_stream() for _ in range(STREAMS)]:
+            with torch.cuda.stream(other):
+                step = step_of(network, batch, known, place)
                 step()
+                turns.append((other, step, record(step, place, stream=other)))  # the step's tensors must outlive it
 
-        many()  # an optimiser's first step creates its state
-        steps = replays * MANY
-        units = {
-            "eager": repeated(step, steps, device),
-            "one": repeated(record(step, place, stream=stream).replay, steps, device),
-            "many": repeated(record(many, place, stream=stream).replay, replays, device),
-        }
-        eager, single, chunk = (1000 * taken / steps for taken in interleaved(units, REPEATS).values())
+        def turn() -> None:
+            for other, _, recording in turns:
+                with torch.cuda.stream(other):
+                    recording.replay()
+
+        at_once = 1000 * interleaved({"it": repeated(turn, replays, device)}, REPEATS)["it"] / (replays * STREAMS)
     verdict = "worth it" if single / chunk >= WORTH else "not worth it"
-    return [network, batch, precision, eager, single, chunk, single / chunk, verdict]
+    return [network, batch, precision, eager, single, chunk, single / chunk, verdict, at_once, single / at_once]

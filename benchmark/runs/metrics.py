@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import (
-    multiclass_auroc,
     multiclass_confusion_matrix,
     multiclass_precision,
     multiclass_recall,
@@ -77,7 +76,7 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
     Args:
         probs: class probabilities [N, C].
-        labels: true classes [N], int64, on the same device.
+        labels: true classes [N], int64.
 
     Raises:
         DataError: shapes do not match, there is no sample, or labels are outside 0..C-1.
@@ -87,14 +86,18 @@ def classification_metrics(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def scores(probs: Tensor, labels: Tensor) -> Scores:
-    """Compute ``classification_metrics`` and the confusion matrix (same arguments)."""
+    """Compute ``classification_metrics`` and the confusion matrix (same arguments).
+
+    The AUC, which sorts each class's probabilities, is computed on their device, all else on the CPU.
+    """
+    on_device, probs, labels = probs, probs.cpu(), labels.cpu()
     _check(probs, labels)
     classes = probs.shape[1]
     predicted = probs.argmax(dim=1)
     confusion = multiclass_confusion_matrix(predicted, labels, classes, validate_args=False)
     metrics = {
         "acc": confusion.diagonal().sum() / len(labels),
-        "auc": _auc(probs, labels),
+        "auc": _auc(on_device, labels.to(on_device.device)),
         "precision": multiclass_precision(predicted, labels, classes, validate_args=False),
         "recall": multiclass_recall(predicted, labels, classes, validate_args=False),
     }
@@ -155,8 +158,17 @@ def _check(probs: Tensor, labels: Tensor) -> None:
 
 
 def _auc(probs: Tensor, labels: Tensor) -> Tensor:
-    # A curve uses only its own class's column, so dropping absent classes does not change the others.
-    present, renumbered = torch.unique(labels, return_inverse=True)
-    if len(present) < 2:
-        return torch.tensor(torch.nan)
-    return multiclass_auroc(probs[:, present], renumbered, len(present), validate_args=False)
+    """Mean over the classes in ``labels`` of the area under the one-vs-rest ROC curve, 0-dim.
+
+    The area is the share of pairs of a positive and a negative sample in which the positive one is more probable, where
+    ties count half (Mann and Whitney, 1947). Pairs are counted in whole numbers.
+    """
+    areas = []
+    for label in torch.unique(labels):
+        column, positive = probs[:, label], labels == label
+        above, below = column[positive], column[~positive].sort().values
+        if not len(below):
+            return torch.tensor(torch.nan)
+        won = torch.searchsorted(below, above).sum() + torch.searchsorted(below, above, right=True).sum()
+        areas.append(won.double() / (2 * len(above) * len(below)))
+    return torch.stack(areas).mean()

@@ -27,6 +27,7 @@ from benchmark.perf import (
 from benchmark.perf.federations import Noise, arithmetic, federation, federation_of, tensor_cores
 from benchmark.perf.measure import Section, interleaved, merged
 from benchmark.perf.worker import TaskFailed, Worker, here, process, together
+from benchmark.registry import KINDS, known_names
 from datamodules.common.errors import ConfigError
 from federations import sums_of
 from methods.fedavg import FedAvg
@@ -210,6 +211,7 @@ def test_what_many_steps_in_one_recording_gain_is_a_ratio():
     row = graphs.row("small_cnn", 4, "32-true", "cpu", replays=1)
     assert row[:3] == ["small_cnn", 4, "32-true"] and all(value > 0 for value in row[3:6])
     assert row[6] == row[4] / row[5] and row[7] == ("worth it" if row[6] >= graphs.WORTH else "not worth it")
+    assert row[8] > 0 and row[9] == row[4] / row[8]
 
 
 def test_tf32_is_on_where_it_is_asked_for():
@@ -353,6 +355,17 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
             assert not any(failures)
         else:
             assert failures[-1] and not failures[0], section.title
+
+
+def test_the_trial_has_images_and_clients_enough_for_every_method():
+    """At trial size all methods run, whoever holds labels; so what fails in a trial fails on the GPU."""
+    sizes = gpu.trial(gpu.Plan([], [])).sizes
+    for method in known_names(KINDS["method"]):
+        data = agreement.configured(method, sizes=sizes).config.data.init_args
+        made = agreement.Noise(**data)
+        made.place(torch.device("cpu"), torch.float32)
+        made.setup()
+        assert made.num_clients == agreement.FULL.clients, method
 
 
 def test_time_is_up_says_so(small_plan):
