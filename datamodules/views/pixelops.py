@@ -6,6 +6,7 @@ without a loop over images. Lengths are fractions of the side.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -86,23 +87,57 @@ def equalize(images: Tensor, v: Tensor) -> Tensor:
     return _look_up(torch.where(step > 0, table, level), cells).view_as(images)
 
 
-def rotate(images: Tensor, v: Tensor, fill: int = 0) -> Tensor:
-    """Rotate by `v` degrees counter-clockwise about the centre: nearest pixel, `fill` outside."""
-    x, y = images.shape[2] / 2, images.shape[1] / 2
+def rotation(v: Tensor, height: int, width: int) -> Tensor:
+    """Map of a rotation by `v` degrees counter-clockwise about the centre."""
+    x, y = width / 2, height / 2
     cos, sin = torch.cos(v * (math.pi / 180)), torch.sin(v * (math.pi / 180))
-    to_x, to_y = (cos, -sin, -cos * x + sin * y + x), (sin, cos, -sin * x - cos * y + y)
-    return _affine(images, to_x, to_y, fill)
+    return torch.stack((cos, -sin, -cos * x + sin * y + x, sin, cos, -sin * x - cos * y + y), 1)
 
 
-def shear(images: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Read `v` pixels further along `axis` (1: down, 2: right) per pixel across: nearest, black outside."""
-    one, zero = torch.ones_like(v), torch.zeros_like(v)
-    x, y = (zero, v) if axis == 2 else (v, zero)
-    return _affine(images, (one, y, zero), (x, one, zero))
+def shear(v: Tensor, height: int, width: int, axis: int) -> Tensor:
+    """Map that reads `v` pixels further along `axis` (1: down, 2: right) per pixel across."""
+    return _with_coefficient(v, 1 if axis == 2 else 3)
+
+
+def translation(v: Tensor, height: int, width: int, axis: int) -> Tensor:
+    """Map that reads `v` sides further along `axis` (1: down, 2: right), rounded to whole pixels."""
+    return _with_coefficient((v * (width if axis == 2 else height) + 0.5).floor(), 2 if axis == 2 else 5)
+
+
+@dataclass(frozen=True)
+class Warp:
+    """An `Op` that reads the nearest pixel under an affine map, and `fill` outside the image.
+
+    `maps` turns magnitudes [b] and the height and width of the images into maps, float64 [b, 6], for `affine`; images
+    of different warps can share a call of it.
+    """
+
+    maps: Callable[[Tensor, int, int], Tensor]
+    fill: int = 0
+
+    def __call__(self, images: Tensor, v: Tensor) -> Tensor:
+        """Warp uint8 images [b, h, w, 3]."""
+        return affine(images, self.maps(v, *images.shape[1:3]), self.fill)
+
+
+def affine(images: Tensor, maps: Tensor, fill: int) -> Tensor:
+    """Read the nearest pixel to (a x + b y + c, d x + e y + f), in 16-bit fixed point from pixel centres.
+
+    Args:
+        images: uint8 [b, h, w, 3].
+        maps: a to f of each image, float64 [b, 6].
+        fill: value outside the image.
+    """
+    y, x = _grid(images)
+    half, centred = maps * 0.5, maps.clone()
+    centred[:, 2::3] += half[:, 0::3]
+    centred[:, 2::3] += half[:, 1::3]
+    a, b, c, d, e, f = (centred * 65536 + 0.5).floor().to(torch.int64)[:, :, None, None].unbind(1)
+    return _pick(images, (d * x + (e * y + f)) >> 16, (a * x + c + b * y) >> 16, fill)
 
 
 def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
-    """Shear as `shear` does, interpolating between 2 (linear) or 4 (cubic) pixels."""
+    """Shear as `shear` describes, interpolating between 2 (linear) or 4 (cubic) pixels."""
     side = images.shape[axis]
     y, x = _grid(images)
     along, across = (x, y) if axis == 2 else (y, x)
@@ -118,13 +153,6 @@ def smooth_shear(images: Tensor, v: Tensor, axis: int, taps: int) -> Tensor:
         pixels.append(planes.gather(1 + axis, source.expand_as(planes)))
     value = _interpolate(pixels, fraction).masked_fill_(outside, 0)
     return value.clamp_(0, 255).to(torch.uint8).permute(1, 2, 3, 0).contiguous()
-
-
-def translate(images: Tensor, v: Tensor, axis: int) -> Tensor:
-    """Read `v` sides further along `axis` (1: down, 2: right), rounded to whole pixels, black outside."""
-    shift = (v * images.shape[axis] + 0.5).floor().to(torch.int64)[:, None, None]
-    y, x = _grid(images)
-    return _pick(images, y + shift, x) if axis == 1 else _pick(images, y, x + shift)
 
 
 def box(images: Tensor, v: Tensor, paint: tuple[int, int, int]) -> Tensor:
@@ -209,15 +237,11 @@ def _pick(images: Tensor, y: Tensor, x: Tensor, fill: int = 0) -> Tensor:
     return pixels.index_select(0, position.flatten()).view_as(images)
 
 
-def _affine(images: Tensor, to_x: tuple[Tensor, ...], to_y: tuple[Tensor, ...], fill: int = 0) -> Tensor:
-    """Nearest pixel to (a x + b y + c, d x + e y + f), in 16-bit fixed point from pixel centres."""
-    y, x = _grid(images)
-
-    def source(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        a, b, c = ((f * 65536 + 0.5).floor().to(torch.int64)[:, None, None] for f in (a, b, c + a * 0.5 + b * 0.5))
-        return (a * x + b * y + c) >> 16
-
-    return _pick(images, source(*to_y), source(*to_x), fill)
+def _with_coefficient(v: Tensor, place: int) -> Tensor:
+    """Identity maps, but for `v` at a place of each: float64 [b, 6]."""
+    maps = constant((1.0, 0.0, 0.0, 0.0, 1.0, 0.0), v.device).repeat(len(v), 1)
+    maps[:, place] = v
+    return maps
 
 
 def _interpolate(pixels: list[Tensor], t: Tensor) -> Tensor:
@@ -242,15 +266,15 @@ OPS: dict[str, Op] = {
     "colour": colour,
     "contrast": contrast,
     "sharpness": sharpness,
-    "rotate": rotate,
-    "rotate_on_grey": partial(rotate, fill=128),
-    "shear_x": partial(shear, axis=2),
-    "shear_y": partial(shear, axis=1),
+    "rotate": Warp(rotation),
+    "rotate_on_grey": Warp(rotation, fill=128),
+    "shear_x": Warp(partial(shear, axis=2)),
+    "shear_y": Warp(partial(shear, axis=1)),
     "linear_shear_x": partial(smooth_shear, axis=2, taps=2),
     "linear_shear_y": partial(smooth_shear, axis=1, taps=2),
     "cubic_shear_x": partial(smooth_shear, axis=2, taps=4),
     "cubic_shear_y": partial(smooth_shear, axis=1, taps=4),
-    "translate_x": partial(translate, axis=2),
-    "translate_y": partial(translate, axis=1),
+    "translate_x": Warp(partial(translation, axis=2)),
+    "translate_y": Warp(partial(translation, axis=1)),
     "grey_box": partial(box, paint=GREY),
 }

@@ -1,4 +1,4 @@
-"""RandAugment for whole batches: every image draws its own operations, and each operation runs once per batch.
+"""RandAugment for whole batches: every image draws its own operations, and each kind of operation runs once per batch.
 
 A `Pool` lists operations (`pixelops.OPS`) and how their magnitudes are drawn; the pools below are those of the papers'
 released codes. Lengths are fractions of the side, so a pool means the same at every resolution; pixel numbers in the
@@ -7,12 +7,14 @@ papers refer to 32 x 32.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from datamodules.common.errors import DataError
-from datamodules.views.pixelops import GREY, OPS, box, constant
+from datamodules.views.pixelops import GREY, OPS, affine, box, constant
 
 Law = Callable[[Tensor, Tensor], Tensor]
 """Maps two independent uniform draws from [0, 1), float64 [b] each, to the magnitudes of an `Op`."""
@@ -118,14 +120,44 @@ class RandAugment:
         choice = torch.where(chance < self.pool.execution, choice, len(entries))
         order = choice.argsort(1)
         sizes = (choice[:, :, None] == torch.arange(len(entries) + 1, device=device)).sum(1).tolist()
-        images = images.clone()
+        place = torch.arange(count, device=device)  # of each image in `images`
         for slot in range(self.n):
-            groups = torch.split(order[slot], sizes[slot])[:-1]
-            for (name, law), rows in zip(entries, groups, strict=True):
-                if len(rows):
-                    v = law(u[slot, rows], coin[slot, rows])
-                    images.index_copy_(0, rows, OPS[name](images.index_select(0, rows), v))
+            rows = order[slot]
+            images = self.operate(images.index_select(0, place[rows]), u[slot, rows], coin[slot, rows], sizes[slot])
+            place = rows.argsort()
+        images = images.index_select(0, place)
         return images if self.pool.last is None else self.pool.last(images, generator)
+
+    def operate(self, images: Tensor, u: Tensor, coin: Tensor, sizes: list[int]) -> Tensor:
+        """Apply an operation to every image.
+
+        Args:
+            images: uint8 [B, h, w, 3], sorted by operation; those without one are last.
+            u: draws for their magnitudes, [B].
+            coin: likewise.
+            sizes: number of images of each operation, and of those without one.
+        """
+        names, magnitudes = list[str](), list[Tensor]()
+        for law, own in self.pool.laws:
+            counts = sizes[len(names) : len(names) + len(own)]
+            first = sum(sizes[: len(names)])
+            drawn = slice(first, first + sum(counts))
+            names += own
+            magnitudes += torch.split(law(u[drawn], coin[drawn]), counts)
+        *parts, unchanged = torch.split(images, sizes)
+        groups: list[tuple[Any, Tensor, Tensor]] = [
+            (OPS[name], part, v) for name, part, v in zip(names, parts, magnitudes, strict=True) if len(part)
+        ]
+        done = []
+        for fill, alike in groupby(groups, lambda group: getattr(group[0], "fill", None)):
+            if fill is None:
+                done += [op(part, v) for op, part, v in alike]
+            else:  # warps run together
+                warps, own_parts, own_magnitudes = zip(*alike, strict=True)
+                size = images.shape[1:3]
+                maps = [warp.maps(v, *size) for warp, v in zip(warps, own_magnitudes, strict=True)]
+                done.append(affine(torch.cat(own_parts), torch.cat(maps), fill))
+        return torch.cat([*done, unchanged])
 
 
 _NONE = Levels((0.0,))

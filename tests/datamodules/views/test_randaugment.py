@@ -152,6 +152,14 @@ def test_operation_treats_images_one_by_one(name):
     assert torch.equal(OPS[name](images, v), alone)
 
 
+def test_warps_run_together_as_they_do_alone():
+    images, names = pictures(36, 21), ("rotate", "shear_y", "translate_x")
+    parts, draws = images.split(12), [magnitudes(name, 12) for name in names]
+    alone = [OPS[name](part, v) for name, part, v in zip(names, parts, draws, strict=True)]
+    maps = torch.cat([OPS[name].maps(v, 21, 21) for name, v in zip(names, draws, strict=True)])
+    assert torch.equal(pixelops.affine(images, maps, fill=0), torch.cat(alone))
+
+
 def sheet_fixmatch_uniform(name, u, coin, cap):
     low, high = {
         "posterize": (4, 8),
