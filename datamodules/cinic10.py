@@ -7,7 +7,7 @@ import numpy as np
 from datamodules.base import FSSLDataModule
 from datamodules.common.errors import DataError
 from datamodules.io import sources
-from datamodules.io.sources import Arrays, Content, Layout
+from datamodules.io.sources import Arrays, Content, FileLayout
 
 FOLDERS = ("cinic10", "CINIC-10")
 
@@ -29,7 +29,7 @@ class CINIC10(FSSLDataModule):
         return sources.load(
             "cinic10",
             self.hparams.data_dir,
-            [Layout((f"{folder}/train", f"{folder}/test"), read_folders, slow=True) for folder in FOLDERS],
+            [FileLayout((f"{folder}/train", f"{folder}/test"), read_folders, slow=True) for folder in FOLDERS],
             None,
             "Get CINIC-10.tar.gz (doi:10.7488/ds/2448), unpack it into a folder cinic10, and move it",
         )

@@ -24,7 +24,7 @@ CACHED = type(cache(lambda: None))
 
 
 @dataclass(frozen=True)
-class Place:
+class Attribute:
     """Where a value is kept.
 
     Args:
@@ -46,7 +46,7 @@ class Place:
             return self.owner._buffers[self.name]
         return vars(self.owner).get(self.name, MISSING)
 
-    def within(self, method: FedMethod) -> "Place":
+    def within(self, method: FedMethod) -> "Attribute":
         """The same place in another instance."""
         return self if self.path is None else replace(self, owner=method.get_submodule(self.path))
 
@@ -60,11 +60,11 @@ class Place:
             delattr(self.owner, self.name)
 
 
-Values = dict[str, tuple[Place, Any]]
+Values = dict[str, tuple[Attribute, Any]]
 """Copies of values, by label."""
 
 
-def places_of(method: FedMethod) -> list[Place]:
+def places_of(method: FedMethod) -> list[Attribute]:
     """Attributes that hold unregistered data: of the method and its submodules, of its classes and their modules.
 
     Buffers with ``persistent=False`` count, because no state dict has them.
@@ -74,15 +74,15 @@ def places_of(method: FedMethod) -> list[Place]:
     for path, module in method.named_modules():
         prefix = f"{path}." if path else ""
         known = _framework() if module is method else set(vars(nn.Module()))
-        places += [Place(module, name, f"self.{prefix}{name}", path) for name in vars(module) if name not in known]
+        places += [Attribute(module, name, f"self.{prefix}{name}", path) for name in vars(module) if name not in known]
         loose = [name for name in module._buffers if f"{prefix}{name}" not in registered]
-        places += [Place(module, name, f"self.{prefix}{name} (persistent=False)", path) for name in loose]
+        places += [Attribute(module, name, f"self.{prefix}{name} (persistent=False)", path) for name in loose]
     for cls in own_classes(type(method)):
         names = [name for name in vars(cls) if not name.startswith("__")]
-        places += [Place(cls, name, f"{cls.__name__}.{name}") for name in names]
+        places += [Attribute(cls, name, f"{cls.__name__}.{name}") for name in names]
     for source in own_modules(type(method)):
         names = [name for name in vars(source) if not name.startswith("__")]
-        places += [Place(source, name, f"{source.__name__}.{name}") for name in names]
+        places += [Attribute(source, name, f"{source.__name__}.{name}") for name in names]
     unique = {(id(place.owner), place.name): place for place in places}
     return [place for place in unique.values() if is_data(place.value)]
 
@@ -121,7 +121,7 @@ def _framework() -> set[str]:
     return set(vars(FedMethod(nn.Identity()))) | {"generator", "memory"}
 
 
-def values_of(places: list[Place]) -> Values:
+def values_of(places: list[Attribute]) -> Values:
     """Copies of the current values of these places."""
     return {place.label: (place, copied(place.value)) for place in places}
 

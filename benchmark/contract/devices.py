@@ -59,9 +59,9 @@ def check_all_tensors_lie_on_the_device(method: Method) -> None:
 
 
 @contextmanager
-def waits_in_steps(emulation: emulated.Emulation) -> Iterator[Counter[tuple[str, emulated.Place]]]:
+def waits_in_steps(emulation: emulated.Emulation) -> Iterator[Counter[tuple[str, emulated.CodeLine]]]:
     """Count what makes the host wait for the device in training steps, by operation and place."""
-    waits = Counter[tuple[str, emulated.Place]]()
+    waits = Counter[tuple[str, emulated.CodeLine]]()
     compute = Fit.compute
 
     def watched(fit: Fit, batch: Any, number: int) -> Any:

@@ -46,7 +46,7 @@ class DeviceError(RuntimeError):
     """What a GPU would refuse."""
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of code: file, number, and the function that it is in."""
 
     file: str
@@ -237,7 +237,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.reads, self.uploads = Counter[tuple[str, Place]](), Counter[tuple[str, Place]]()
+        self.reads, self.uploads = Counter[tuple[str, CodeLine]](), Counter[tuple[str, CodeLine]]()
         self.generators: dict[int, DeviceGenerator] = {}
         self.observers: list[Observer] = []
 
@@ -379,15 +379,15 @@ def inside(value: Any) -> Any:
     return type(value)(map(inside, value)) if type(value) in (list, tuple) else value
 
 
-def here() -> Place:
+def here() -> CodeLine:
     """The innermost line of code that is not torch's, Lightning's or an observer's."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not (file == __file__ or file.startswith((*_elsewhere, "<")) or frame.f_globals.get("_watches_operations")):
-            return Place(file, frame.f_lineno, frame.f_code.co_qualname)
+            return CodeLine(file, frame.f_lineno, frame.f_code.co_qualname)
         frame = cast(Any, frame.f_back)
-    return Place("", 0, "")
+    return CodeLine("", 0, "")
 
 
 _watches_operations = True
@@ -475,4 +475,14 @@ def fabric(**precision: Any) -> Fabric:
     return made
 
 
-__all__ = ["DeviceError", "DeviceTensor", "Emulation", "Observer", "Operation", "Place", "device", "emulated", "fabric"]
+__all__ = [
+    "CodeLine",
+    "DeviceError",
+    "DeviceTensor",
+    "Emulation",
+    "Observer",
+    "Operation",
+    "device",
+    "emulated",
+    "fabric",
+]

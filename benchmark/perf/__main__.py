@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for word in arguments.sections:
         name, *methods = word.split(":")
         if name == GPU:
-            plan = gpu.Plan(methods, chosen, seconds=60 * arguments.minutes)
+            plan = gpu.GPUPlan(methods, chosen, seconds=60 * arguments.minutes)
             if not arguments.trial and not torch.cuda.is_available():
                 print(f"{word}: this machine has no GPU that torch can use; --trial runs the same code on the CPU")
                 return NO_GPU
@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def with_gpu(plan: gpu.Plan, parts: Sequence[str], file: Path | None) -> None:
+def with_gpu(plan: gpu.GPUPlan, parts: Sequence[str], file: Path | None) -> None:
     """Measure parts of the plan; every line is written as soon as it is measured."""
     worker = Worker()
 

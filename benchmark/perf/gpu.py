@@ -26,7 +26,7 @@ GRACE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class GPUPlan:
     """Measurements and their sizes.
 
     Args:
@@ -72,7 +72,7 @@ class Plan:
     speed: Callable[[], float] = probe
 
 
-def trial(plan: Plan) -> Plan:
+def trial(plan: GPUPlan) -> GPUPlan:
     """Shrink a plan to tiny sizes on the CPU, to try the code; its numbers are meaningless."""
     return replace(
         plan,
@@ -91,7 +91,7 @@ def trial(plan: Plan) -> Plan:
     )
 
 
-class Part:
+class PartTasks:
     """The tasks of a part of the plan, and their tables.
 
     Args:
@@ -99,7 +99,7 @@ class Part:
         do: runs a task.
     """
 
-    def __init__(self, plan: Plan, do: Do) -> None:
+    def __init__(self, plan: GPUPlan, do: Do) -> None:
         self.plan, self.do, self.deadline = plan, do, time.monotonic() + plan.seconds
 
     @property
@@ -123,14 +123,14 @@ class Part:
         return found if isinstance(found[0], list) else [found]
 
 
-def check_agreement(part: Part) -> Iterator[Section]:
+def check_agreement(part: PartTasks) -> Iterator[Section]:
     """Check engines and devices, method by method."""
     table = part.table("Agreement of engines and devices", agreement.HEADERS, agreement.NOTE)
     for method in part.plan.checked:
         yield table.add(part.rows([method], agreement.row, method, part.plan.device, part.plan.sizes))
 
 
-def time_engines(part: Part) -> Iterator[Section]:
+def time_engines(part: PartTasks) -> Iterator[Section]:
     """Time the reference and slots, by network, precision and number of slots."""
     plan = part.plan
     note = (
@@ -147,7 +147,7 @@ def time_engines(part: Part) -> Iterator[Section]:
             yield table.add(part.rows(label, engine_row, plan, method, label, replay))
 
 
-def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
+def engine_row(plan: GPUPlan, method: str, label: Sequence[Any], replay: bool) -> list[Any]:
     """Measure a line; if one engine fails, the others keep their numbers."""
     network, batch, precision, _ = label
     sizes = {"device": plan.device, "clients": plan.clients, "batches": plan.batches}
@@ -159,7 +159,7 @@ def engine_row(plan: Plan, method: str, label: Sequence[Any], replay: bool) -> l
     return [*label, *shown, taken[0] / min(fine)]
 
 
-def time_graphs(part: Part) -> Iterator[Section]:
+def time_graphs(part: PartTasks) -> Iterator[Section]:
     """Time one step per recording against many, and against several streams, by network and precision."""
     plan = part.plan
     table = part.table("Steps in one recording", graphs.HEADERS, graphs.NOTE)
@@ -168,7 +168,7 @@ def time_graphs(part: Part) -> Iterator[Section]:
         yield table.add(part.rows(label, graphs.row, *label, plan.device, plan.replays))
 
 
-def time_goals(part: Part) -> Iterator[Section]:
+def time_goals(part: PartTasks) -> Iterator[Section]:
     """Measure the papers' rows against their limits."""
     plan = part.plan
     if not plan.goals:
@@ -182,7 +182,7 @@ def time_goals(part: Part) -> Iterator[Section]:
         yield table.add(part.rows(label, goals.measured, *given))
 
 
-def profile(part: Part) -> Iterator[Section]:
+def profile(part: PartTasks) -> Iterator[Section]:
     """Profile the kernels of replayed visits, and the GPU's idle time."""
     plan = part.plan
     precision = plan.precisions[min(1, len(plan.precisions) - 1)]
@@ -209,7 +209,7 @@ def profile_rows(goal: Goal, precision: str, slots: int, device: str) -> list[li
         return [[goal.name, *row] for row in profiles.kernels(made, chosen, device)]
 
 
-PARTS: dict[str, Callable[[Part], Iterator[Section]]] = {
+PARTS: dict[str, Callable[[PartTasks], Iterator[Section]]] = {
     "agreement": check_agreement,
     "engines": time_engines,
     "graphs": time_graphs,
@@ -218,7 +218,7 @@ PARTS: dict[str, Callable[[Part], Iterator[Section]]] = {
 }
 
 
-def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section], None]) -> list[Section]:
+def measure(plan: GPUPlan, parts: Sequence[str], do: Do, publish: Callable[[Section], None]) -> list[Section]:
     """Measure parts of the plan, in order.
 
     Args:
@@ -232,7 +232,7 @@ def measure(plan: Plan, parts: Sequence[str], do: Do, publish: Callable[[Section
     """
     found = dict[str, Section]()
     for name in parts:
-        for section in PARTS[name](Part(plan, do)):
+        for section in PARTS[name](PartTasks(plan, do)):
             found[section.title] = section
             publish(section)
     return list(found.values())

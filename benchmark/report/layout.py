@@ -120,7 +120,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Section:
+class ExtraTable:
     """An additional table below a table.
 
     Args:
@@ -225,7 +225,7 @@ class Rendered:
     facts: Mapping[str, str]
     legend: str
     unpublished: str
-    sections: tuple[Section, ...]
+    sections: tuple[ExtraTable, ...]
 
     @property
     def layout(self) -> Layout:

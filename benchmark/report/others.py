@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.report.layout import Rendered, Section, same_name
+from benchmark.report.layout import ExtraTable, Rendered, same_name
 from benchmark.suites.plan import Row
 from benchmark.suites.published import read_others
 from benchmark.suites.suite import OTHERS, Suite, available, load
@@ -20,7 +20,7 @@ WHO = {"partial_clients": "some clients", "all_clients": "all clients", "server"
 Line = dict[str, Any]
 
 
-def sections(suite: Suite, tables: Sequence[Rendered]) -> list[Section]:
+def sections(suite: Suite, tables: Sequence[Rendered]) -> list[ExtraTable]:
     """Build a table for each method that the suite lists under ``reported``.
 
     Args:
@@ -32,11 +32,11 @@ def sections(suite: Suite, tables: Sequence[Rendered]) -> list[Section]:
     return [_section(suite, others, label, tables) for label in suite.reported]
 
 
-def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence[Rendered]) -> Section:
+def _section(suite: Suite, others: Sequence[Suite], label: str, tables: Sequence[Rendered]) -> ExtraTable:
     elsewhere = [line for other in others for line in _printed(other, label)] + _in_papers_without_suite(label)
     nothing = "" if elsewhere else " No value from another paper is known to us."
     frame = pd.DataFrame([*_here(suite, label, tables), *elsewhere], columns=COLUMNS)
-    return Section(f"What other groups report for {label}", NOTE + nothing, frame)
+    return ExtraTable(f"What other groups report for {label}", NOTE + nothing, frame)
 
 
 def ranges(paper: str) -> pd.DataFrame:

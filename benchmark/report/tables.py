@@ -13,7 +13,7 @@ from benchmark.files import write_changed
 from benchmark.report import others
 from benchmark.report.cells import BROKEN, Cell
 from benchmark.report.formats import csv_text
-from benchmark.report.layout import OURS, Line, Rendered, Section, varying
+from benchmark.report.layout import OURS, ExtraTable, Line, Rendered, varying
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import READING, code_versions
 from benchmark.suites.plan import Plan, Table
@@ -176,7 +176,7 @@ def _verdict_numbers(line: Line) -> tuple[float | None, ...]:
     return (half, of.ours, of.half, of.n, of.printed) if of else (half, None, None, None, None)
 
 
-def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[Section]:
+def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[ExtraTable]:
     """Build the sections below a table."""
     own = [key for line in lines for key in line.runs]
     last = " or ".join(dict.fromkeys(last_rounds(plan.runs[key].config) for key in own))
@@ -194,7 +194,7 @@ def _sections(lines: Sequence[Line], heads: Sequence[str], plan: Plan) -> list[S
         if line.metric == "acc" and line.n
     ]
     count = "four" if any("averaged" in line.readings for line in lines) else "three"
-    return [Section(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
+    return [ExtraTable(f"Accuracy, all {count} readings", "", pd.DataFrame(rows))] if rows else []
 
 
 def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], columns: Sequence[str]) -> dict[str, str]:

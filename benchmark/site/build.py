@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from benchmark.files import write_atomic
 from benchmark.registry import unknown
 from benchmark.report import leaderboard, tables
-from benchmark.site.gather import Found, View, find_runs, find_views, waiting
+from benchmark.site.gather import Found, ScaledSuite, find_runs, find_views, waiting
 from benchmark.site.pages import home_page, paper_page, run_page, runs_page, value_text
 from benchmark.suites.schema import METRICS
 from benchmark.suites.suite import available
@@ -54,7 +54,7 @@ def build(
 
 
 def render(
-    views: Sequence[View],
+    views: Sequence[ScaledSuite],
     found: Mapping[str, Found],
     runs: bool = False,
     idle: Sequence[str] = (),
@@ -74,7 +74,7 @@ def render(
     def page(template: str, values: Mapping[str, Any]) -> str:
         return templates.get_template(template).render(values)
 
-    of_page: dict[str, list[View]] = {}
+    of_page: dict[str, list[ScaledSuite]] = {}
     for view in views:
         of_page.setdefault(view.page, []).append(view)
     static = resources.files("benchmark.site") / "static"

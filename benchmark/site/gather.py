@@ -40,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class View:
+class ScaledSuite:
     """A suite at a scale."""
 
     suite: Suite
@@ -85,7 +85,7 @@ def find_runs(results: Path) -> dict[str, Found]:
     return {run.record["run_id"]: run for run in found}
 
 
-def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found]) -> list[View]:
+def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found]) -> list[ScaledSuite]:
     """Find suites at every scale that was run, and requested suites also at the paper's scale.
 
     Args:
@@ -104,7 +104,7 @@ def find_views(papers: Iterable[str], results: Path, found: Mapping[str, Found])
                 continue
             plan = suite.plan(scale, runtime=Runtime(results_dir=str(results)))
             if wanted or any(run.state != "missing" for run in plan.found.values()):
-                views.append(View(suite, scale, plan, tables.render(suite, plan, suite.published())))
+                views.append(ScaledSuite(suite, scale, plan, tables.render(suite, plan, suite.published())))
     return views
 
 

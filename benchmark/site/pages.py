@@ -19,7 +19,7 @@ from benchmark.report.settings import Setting, not_compared, told_apart
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import AVERAGED, READINGS, Record
 from benchmark.site.charts import Chart, Charts, partition, swatch
-from benchmark.site.gather import Found, View
+from benchmark.site.gather import Found, ScaledSuite
 
 METRICS = {
     "acc": "Accuracy (%)",
@@ -69,18 +69,18 @@ VERDICTS = ("reproduced", "level only", "effect only", "not reproduced")
 Page = dict[str, Any]
 
 
-def home_page(views: Sequence[View], found: Mapping[str, Found], idle: Sequence[str] = ()) -> Page:
+def home_page(views: Sequence[ScaledSuite], found: Mapping[str, Found], idle: Sequence[str] = ()) -> Page:
     """Leaderboards of all ranked suites, and the papers; ``idle`` are suites without any run."""
     charts = Charts()
     boards = [_board(view, charts) for view in views if view.suite.ranked]
-    papers: dict[str, list[View]] = {}
+    papers: dict[str, list[ScaledSuite]] = {}
     for view in views:
         papers.setdefault(view.suite.paper, []).append(view)
     page: Page = {"root": "", "boards": boards, "papers": papers, "verdicts": VERDICTS, "count": _verdicts}
     return {**page, "runs": found, "idle": idle}
 
 
-def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
+def paper_page(views: Sequence[ScaledSuite], found: Mapping[str, Found]) -> Page:
     """A suite's tables at all its scales, each with its learning curves."""
     charts = Charts()
     parts = [{"view": view, "tables": [_table(view, one, charts) for one in view.tables]} for view in views]
@@ -88,7 +88,7 @@ def paper_page(views: Sequence[View], found: Mapping[str, Found]) -> Page:
     return {"root": "../", "suite": suite, "parts": parts, "found": found, "others": others.sections(suite, tables)}
 
 
-def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
+def runs_page(found: Mapping[str, Found], views: Sequence[ScaledSuite]) -> Page:
     """All runs, one line each, with their labels in tables."""
     labels: dict[str, dict[str, None]] = {key: {} for key in found}
     for line in (line for view in views for table in view.tables for line in table.lines):
@@ -105,7 +105,7 @@ def runs_page(found: Mapping[str, Found], views: Sequence[View]) -> Page:
     return {"root": "", "runs": runs, "labels": labels, "scales": scales, "protocol": protocol}
 
 
-def run_page(run: Found, views: Sequence[View]) -> Page:
+def run_page(run: Found, views: Sequence[ScaledSuite]) -> Page:
     """One run: its place in tables, readings, curves, partition, cost, environment and configuration."""
     charts, record, curve = Charts(), run.record, run.curve
     places = _places(record["run_id"], views)
@@ -174,7 +174,7 @@ def _none(counts: str) -> str:
     return " ".join("0" for _ in counts.split())
 
 
-def _board(view: View, charts: Charts) -> Page:
+def _board(view: ScaledSuite, charts: Charts) -> Page:
     """Leaderboard of a ranked suite at a scale."""
     parts = []
     for one in view.settings:
@@ -257,14 +257,14 @@ def _given(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
-def _verdicts(view: View) -> Counter[str]:
+def _verdicts(view: ScaledSuite) -> Counter[str]:
     """Count cells by verdict; a cell in several tables counts once."""
     cells = {(line.runs, line.metric): line for table in view.tables for line in table.lines if line.delta is not None}
     lines = cells.values()
     return Counter(verdict for line in lines for verdict in VERDICTS if line.verdict.partition(",")[0] == verdict)
 
 
-def _table(view: View, table: Rendered, charts: Charts) -> Page:
+def _table(view: ScaledSuite, table: Rendered, charts: Charts) -> Page:
     layout = table.layout
     kept = layout.touched_data()
     columns = [(dataset, metric, dataset not in kept) for dataset, metric in layout.columns]
@@ -285,7 +285,7 @@ def _keys_text(layout: Layout, keys: Sequence[str]) -> str:
     return ", ".join(f"{head} {key}" for head, key in zip(layout.heads[1:], keys[1:], strict=True) if key)
 
 
-def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
+def _figure(view: ScaledSuite, table: Rendered, dataset: str, charts: Charts) -> Page:
     """Draw the accuracy of a data set's rows over rounds, bytes and seconds."""
     layout, curves = table.layout, {}
     for label, (_, cells) in zip(layout.labels(), layout.rows, strict=True):
@@ -298,7 +298,7 @@ def _figure(view: View, table: Rendered, dataset: str, charts: Charts) -> Page:
     return {"dataset": dataset, "charts": [chart for chart in drawn if chart], "legend": legend}
 
 
-def _places(run: str, views: Sequence[View]) -> list[tuple[View, Rendered, Line]]:
+def _places(run: str, views: Sequence[ScaledSuite]) -> list[tuple[ScaledSuite, Rendered, Line]]:
     """Return the cells that use a run, one per row."""
     return [
         (view, table, line)

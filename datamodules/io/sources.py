@@ -105,7 +105,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """One layout of a data set's files on disk.
 
     Args:
@@ -122,7 +122,7 @@ class Layout:
 def load(
     name: str,
     data_dir: Folder,
-    layouts: Sequence[Layout],
+    layouts: Sequence[FileLayout],
     fetch: Callable[[Path], object] | None,
     remedy: str,
 ) -> Arrays:
@@ -203,7 +203,7 @@ def channel_moments(images: Images) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(means.round(6).tolist()), tuple(np.where(rounded > 0, rounded, 1.0).tolist())
 
 
-def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], object]) -> None:
+def _download(name: str, cache: Path, layout: FileLayout, fetch: Callable[[Path], object]) -> None:
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # otherwise a firewall that drops packets blocks forever
     try:
@@ -219,7 +219,7 @@ def _download(name: str, cache: Path, layout: Layout, fetch: Callable[[Path], ob
         socket.setdefaulttimeout(timeout)
 
 
-def _open(name: str, layout: Layout, root: Path, files: list[Path]) -> Arrays:
+def _open(name: str, layout: FileLayout, root: Path, files: list[Path]) -> Arrays:
     try:
         train_images, train_labels, test_images, test_labels, names = layout.read(root, files)
         digests = {file.name: sha256_of(file) for file in files}
@@ -247,7 +247,7 @@ def _read_cache(root: Path, files: list[Path]) -> Content:
         return *train, *test, data["class_names"].tolist()
 
 
-_CACHE = Layout(("{name}.npz",), _read_cache)
+_CACHE = FileLayout(("{name}.npz",), _read_cache)
 
 
 def sha256_of(file: Path) -> str:
@@ -314,7 +314,7 @@ def _cifar(kind: str, folder: str, files: tuple[str, ...], data_dir: Folder, dow
     return load(
         kind.lower(),
         data_dir,
-        [Layout(tuple(f"{folder}/{file}" for file in files), read)],
+        [FileLayout(tuple(f"{folder}/{file}" for file in files), read)],
         (lambda root: make(root, download=True)) if download else None,
         f"Run torchvision.datasets.{kind}('.', download=True) where there is a network and copy {folder}",
     )
@@ -332,7 +332,7 @@ def svhn(data_dir: Folder, download: bool = True) -> Arrays:
     return load(
         "svhn",
         data_dir,
-        [Layout(("train_32x32.mat", "test_32x32.mat"), read)],
+        [FileLayout(("train_32x32.mat", "test_32x32.mat"), read)],
         (lambda root: [datasets.SVHN(root, split, download=True) for split in ("train", "test")]) if download else None,
         "Run torchvision.datasets.SVHN('.', split, download=True) for the splits 'train' and 'test' where "
         "there is a network and copy the two .mat files",
@@ -357,7 +357,7 @@ def fashion_mnist(data_dir: Folder, download: bool = True) -> Arrays:
     return load(
         "fashion_mnist",
         data_dir,
-        [Layout(tuple(place.format(part) for part in parts), read) for place in places],
+        [FileLayout(tuple(place.format(part) for part in parts), read) for place in places],
         (lambda root: datasets.FashionMNIST(root, download=True)) if download else None,
         "Install Debian's package dataset-fashion-mnist, or run torchvision.datasets.FashionMNIST('.', "
         "download=True) where there is a network and copy FashionMNIST",
@@ -398,7 +398,7 @@ def isic2018(data_dir: Folder, resize: int = 250, test_resize: int = 224) -> Arr
     return load(
         f"isic2018-{resize}-{test_resize}",
         data_dir,
-        [Layout((f"isic2018/HAM10000_metadata{suffix}",), read, slow=True) for suffix in (".csv", "")],
+        [FileLayout((f"isic2018/HAM10000_metadata{suffix}",), read, slow=True) for suffix in (".csv", "")],
         None,
         "Get HAM10000 (doi:10.7910/DVN/DBW86T, CC BY-NC 4.0), unpack HAM10000_metadata and both folders of "
         "images into a folder isic2018, and move it",

@@ -330,7 +330,7 @@ def small_plan():
     """The plan of a GPU at trial size, with something that fails in every part."""
     bad = goals.Goal("rscfed", "nowhere", 1, 1.0, {})
     fewer = replace(FEW, images=40)
-    plan = gpu.trial(gpu.Plan(["fedavg", "nobody"], [goals.parsed(GOAL), bad], seconds=1000))
+    plan = gpu.trial(gpu.GPUPlan(["fedavg", "nobody"], [goals.parsed(GOAL), bad], seconds=1000))
     return replace(plan, checked=["fedavg", "nobody"], precisions=["32-true"], sizes=fewer, speed=lambda: 1.0)
 
 
@@ -359,7 +359,7 @@ def test_the_plan_for_a_gpu_runs_on_the_cpu(small_plan, tmp_path):
 
 def test_the_trial_has_images_and_clients_enough_for_every_method():
     """At trial size all methods run, whoever holds labels; so what fails in a trial fails on the GPU."""
-    sizes = gpu.trial(gpu.Plan([], [])).sizes
+    sizes = gpu.trial(gpu.GPUPlan([], [])).sizes
     for method in known_names(KINDS["method"]):
         data = agreement.configured(method, sizes=sizes).config.data.init_args
         made = agreement.Noise(**data)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from benchmark.report.formats import texts
-from benchmark.report.layout import Layout, Rendered, Section
+from benchmark.report.layout import ExtraTable, Layout, Rendered
 from benchmark.report.tables import render
 from benchmark.runs.states import RunState
 from benchmark.suites.suite import Suite
@@ -173,6 +173,6 @@ def test_sections_stand_below_with_two_decimals() -> None:
         {"method": "mine", "net_size": "s", "data set": "A"}
         | dict.fromkeys(("best round", "last round", "mean of the last 5 rounds or 6 rounds"), 51.0)
     ]
-    more = replace(table, sections=(Section("Ranks", "Small is good.", frame),))
+    more = replace(table, sections=(ExtraTable("Ranks", "Small is good.", frame),))
     assert "<summary>Ranks</summary>\n\nSmall is good.\n\n" in more.markdown and "| x\\|y " in more.markdown
     assert r"\begin{tabular}{rlr}" in more.latex

@@ -21,7 +21,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import digest, read_rows
 from benchmark.site.build import MARK, render, write
 from benchmark.site.charts import Charts
-from benchmark.site.gather import View, find_runs
+from benchmark.site.gather import ScaledSuite, find_runs
 from benchmark.site.pages import value_text
 from benchmark.suites.suite import Suite, load
 
@@ -72,7 +72,7 @@ def suite(**more: Any) -> Suite:
     )
 
 
-def run(view_of: Suite, scale: str, results: Path, accuracies: dict[str, list[float]]) -> View:
+def run(view_of: Suite, scale: str, results: Path, accuracies: dict[str, list[float]]) -> ScaledSuite:
     """Runs on data set A that end at these accuracies, by label and seed."""
     plan = view_of.plan(scale, runtime=Runtime(results_dir=str(results)))
     for row in view_of.rows:
@@ -86,7 +86,7 @@ def run(view_of: Suite, scale: str, results: Path, accuracies: dict[str, list[fl
                 made.append({"round": number, "acc": acc - 2 + number, "auc": 90.0, "loss": 1.0, **share, **costs})
             made.finish()
     published = {row.key("acc"): "50.0" for row in view_of.rows} if view_of.compares(scale) else {}
-    return View(view_of, scale, plan, tables.render(view_of, plan, published))
+    return ScaledSuite(view_of, scale, plan, tables.render(view_of, plan, published))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def render_again(view: View) -> View:
+def render_again(view: ScaledSuite) -> ScaledSuite:
     """The tables of runs whose records have changed."""
     published = {row.key("acc"): "50.0" for row in view.suite.rows} if view.compare else {}
     plan = replace(view.plan)
