@@ -25,7 +25,7 @@ CACHED = type(cache(lambda: None))
 
 @dataclass(frozen=True)
 class Attribute:
-    """Where a value is kept.
+    """An attribute, which keeps a value.
 
     Args:
         owner: a module of the method, a class, or a Python module.
@@ -47,7 +47,7 @@ class Attribute:
         return vars(self.owner).get(self.name, MISSING)
 
     def within(self, method: FedMethod) -> "Attribute":
-        """The same place in another instance."""
+        """The same attribute of another instance."""
         return self if self.path is None else replace(self, owner=method.get_submodule(self.path))
 
     def set(self, value: Any) -> None:

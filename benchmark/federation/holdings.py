@@ -30,20 +30,21 @@ class Holdings:
         self.held = torch.zeros(images, dtype=torch.bool, device=device)
         self.own = torch.ones((), dtype=torch.bool, device=device)
         self.marked = torch.empty(0, dtype=torch.int64, device=device)
-        self.given: list[Tensor] = []
+        self.given: list[tuple[Tensor, int]] = []  # the site's positions as it got them, with their versions
 
     def hold(self, data: SiteData) -> None:
         """The next visit is to a site with these images. The time does not depend on what other sites hold."""
         self.held.index_fill_(0, self.marked, False)
         self.own.fill_(True)
-        self.given = [index for index in (data.labelled, data.unlabelled, data.validation) if index is not None]
-        self.marked = torch.cat(self.given)
+        given = [index for index in (data.labelled, data.unlabelled, data.validation) if index is not None]
+        self.given = [(index, index._version) for index in given]
+        self.marked = torch.cat(given)
         self.held.index_fill_(0, self.marked, True)
 
     def require(self, index: Any, what: str) -> None:
         """Refuse positions of images that are not the site's.
 
-        For positions other than the tensors in ``SiteData``, it reads one number back to the host, which waits for the
+        For others than the unchanged tensors of ``SiteData``, it reads one number back to the host, which waits for the
         device.
 
         Args:
@@ -53,7 +54,7 @@ class Holdings:
         Raises:
             RunError: an image is another site's, or the positions are not integers.
         """
-        if any(index is own for own in self.given):
+        if any(index is own and index._version == version for own, version in self.given):
             return
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = f"a tensor of {index.dtype}" if isinstance(index, Tensor) else describe(index)

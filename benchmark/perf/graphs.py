@@ -31,7 +31,7 @@ NOTE = (
     f"one recorded step, and by {REPLAYS} replays of a recording of {MANY}; then by replays of {STREAMS} models' steps "
     f"in turn, each in a stream of its own; the median of {REPEATS}. A step: forward pass, cross-entropy, backward "
     "pass, clipped gradients, SGD with momentum; the batch stays where it is, so nothing is copied. Recording many "
-    f"steps is worth its code from {WORTH} on (docs/decisions.md); one / streams is what slots can gain at most."
+    f"steps is worth its code from {WORTH} on (docs/decisions.md); one / streams is what more slots can gain at most."
 )
 
 

@@ -164,7 +164,7 @@ def _auc(probs: Tensor, labels: Tensor) -> Tensor:
     ties count half (Mann and Whitney, 1947). Pairs are counted in whole numbers.
     """
     areas = []
-    for label in torch.unique(labels):
+    for label in torch.unique(labels).tolist():
         column, positive = probs[:, label], labels == label
         above, below = column[positive], column[~positive].sort().values
         if not len(below):

@@ -43,6 +43,9 @@ def test_positions_as_given_are_not_read_back():
         assert not reads
         holdings.require(own.labelled[:1], "the stream 'it'")
     assert reads
+    own.unlabelled.fill_(3)
+    with pytest.raises(RunError, match="has the training image 3, which the site does not hold"):
+        holdings.require(own.unlabelled, "the stream 'it'")
     holdings.hold(site([3], []))
     with pytest.raises(RunError, match="which the site does not hold"):
         holdings.require(own.labelled, "the stream 'it'")
