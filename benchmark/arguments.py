@@ -35,6 +35,10 @@ def build(spec: ClassSpec, slot: str, **supplied: Any) -> Any:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error} ({place(error)})"
+        model = supplied.get("model")
+        if model is not None and getattr(error, "obj", None) is model:
+            name = type(model).__name__
+            why += f"; the method asks its network for this, so derive {name} from methods.models.backbone.Backbone"
         raise ConfigError(f"the {KINDS[slot].what} {cls.__name__} cannot be made: {why}") from error
 
 

@@ -343,6 +343,10 @@ SUITES: dict[str, dict[str, object]] = {
     "unknown method label 'lo'; did you mean 'low'?": {
         "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low", "lo"]}}
     },
+    "toy.yaml, 1/A/gain: the table has no row high with the columns {}": {
+        "labels": {"low": {"method": "fedavg"}, "high": {"method": "fedavg"}, "gain": {"minus": ["low", "high"]}},
+        "tables": {"1": {**ROW, "rows": [{"method": "low"}, {"method": "gain"}]}},
+    },
     "labels.gain.minus: list should have at least 2 items, not 1": {
         "labels": {"low": {"method": "fedavg"}, "gain": {"minus": ["low"]}}
     },

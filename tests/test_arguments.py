@@ -5,10 +5,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
-from benchmark.arguments import parameters
-from benchmark.registry import KINDS, find_class, own_names
+from benchmark.arguments import build, parameters
+from benchmark.registry import KINDS, ClassSpec, find_class, own_names
 from benchmark.suites import suite
+from datamodules.common.errors import ConfigError
 from papers import load
 
 TUNED = {
@@ -111,3 +113,13 @@ def test_what_is_tuned_is_of_a_kind_that_people_tune() -> None:
     classes = [find_class(name, KINDS["method"]) for name in own_names(KINDS["method"])]
     defaults = [default(cls, name) for cls in classes for name in TUNED if name in parameters(cls)]
     assert not [value for value in defaults if isinstance(value, bool)]
+
+
+def test_a_network_without_features_is_told_what_to_be() -> None:
+    """FedCon asks its network for the number of its features, which a network of torch alone does not know."""
+
+    class Bare(torch.nn.Sequential):
+        pass
+
+    with pytest.raises(ConfigError, match=r"feature_dim.*derive Bare from methods.models.backbone.Backbone"):
+        build(ClassSpec("fedcon", {}), "method", model=Bare(torch.nn.Flatten(), torch.nn.Linear(3, 10)))

@@ -135,14 +135,14 @@ def grid(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> list[dict[str,
     for option, text in dotted.items():
         parts = _parts(text) if isinstance(text, str) else []
         if len(parts) > 1 and not _takes(values, option, text) and any(_takes(values, option, part) for part in parts):
-            several[option] = parts
+            several[option] = list(dict.fromkeys(parts))
     return [dict(zip(several, point, strict=True)) for point in product(*several.values())]
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the commas of a text, each once; nothing if there is a gap."""
+    """What stands between the commas of a text; nothing if there is a gap."""
     parts = [part.strip() for part in text.split(",")]
-    return list(dict.fromkeys(parts)) if all(parts) else []
+    return parts if all(parts) else []
 
 
 def _takes(values: Mapping[str, Any], option: str, text: str) -> bool:

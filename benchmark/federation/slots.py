@@ -74,7 +74,7 @@ class SlotsEngine(ReferenceEngine):
         super().__init__(method, context)
         self.replay = replay and not context.callbacks
         self.slots = [Slot(self, self.replay)]
-        self.add_slots(copies)
+        self.add_slots([] if self.sequential else copies)  # an optimiser's state that all clients share is in one slot
 
     def add_slots(self, copies: Sequence[FedMethod]) -> None:
         """Make a slot of each of these copies of the method."""
@@ -92,7 +92,7 @@ class SlotsEngine(ReferenceEngine):
     ) -> Iterator[tuple[Visit, VisitResult]]:
         """As in the reference engine, but in groups; a client's second visit begins after its first has ended.
 
-        If clients share an optimiser's state, there is one visit at a time.
+        If clients share an optimiser's state, there is one visit at a time, and one slot.
         """
         for together in [[visit] for visit in sent] if self.sequential else self.groups(list(sent)):
             taken = self.assign_slots(together)

@@ -277,7 +277,16 @@ class Suite:
             seeds: instead of those of the scale.
             runtime: where and how to run.
             precision: instead of that of the suite.
+
+        Raises:
+            ConfigError: a row shows a difference of rows that its table does not have.
         """
+        for row in self.rows:
+            if row.minus is not None:
+                try:
+                    operands(row, self.rows)
+                except ConfigError as error:
+                    raise ConfigError(f"{self.where}, {error}") from None
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
         changes = {"runtime": runtime, "precision": precision}
         given = {name: value for name, value in changes.items() if value is not None}

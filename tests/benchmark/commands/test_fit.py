@@ -190,6 +190,12 @@ def test_several_values_make_a_grid(here, fitted, capsys):
     assert all("50.50 ± 6.35" in line and line.split()[-1] == "2" for line in lines)
 
 
+def test_a_value_that_is_given_twice_counts_once(here, fitted):
+    fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
+    assert main([*fit, "--method.lr", "0.01,0.01"]) == 0
+    assert [run.config.method.init_args["lr"] for run in fitted] == [0.01]
+
+
 def test_a_value_with_commas_of_an_option_that_takes_it_is_one(here, fitted):
     fit = ["fit", "--method", "fedavg", "--data", "digits", "--rounds", "4", "--seed", "1"]
     assert main([*fit, "--data.labelled_histogram", "[1,1,1,1,1,1,1,1,1,1]"]) == 0

@@ -177,3 +177,23 @@ def test_a_shared_optimiser_is_handed_on_in_the_order_drawn() -> None:
     assert rows[0] == rows[1]
     assert all(torch.equal(value, runs[1].server[name]) for name, value in runs[0].server.items())
     assert rows[0] != run_rows(begun())
+
+
+class LogsItsRate(Plain):
+    """Logs the learning rate that its optimiser has, which a schedule moves at every step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.7), "interval": "step"}]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        self.log("lr", optimizer.param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_rate_that_a_step_logs_is_the_same_in_slots() -> None:
+    """It is a number in an eager step, and a tensor in a recorded one."""
+    runs = [make_federation(LogsItsRate, fewest_data(2), 2, slots=slots, batch_size=8) for slots in (None, 2)]
+    reference, replayed = map(run_rows, runs)
+    assert runs[1].engine.counts()["replayed"] and reference == replayed
