@@ -66,12 +66,10 @@ class Tally:
     """Weighted sums of values logged in a visit, kept on the device and updated in place.
 
     A value may have different shapes in different visits, such as one number per upload. Each shape has separate sums,
-    so that those of a recorded step stay in place. Sums are float32 or wider, and keep the type of the first value: a
-    learning rate, for instance, is a number in an eager step and a tensor of another type in a recorded one.
+    so that those of a recorded step stay in place. Sums are float32 or wider.
     """
 
     def __init__(self) -> None:
-        self.dtypes: dict[tuple[str, torch.Size], torch.dtype] = {}
         self.sums: dict[Logged, tuple[Tensor, Tensor]] = {}
         self.touched: dict[str, Logged] = {}
 
@@ -81,8 +79,7 @@ class Tally:
         Raises:
             RunError: the visit has logged ``name`` in a different shape.
         """
-        part = wide(value.detach())
-        part = part.to(self.dtypes.setdefault((name, part.shape), part.dtype)) * weight
+        part = wide(value.detach()) * weight
         key = self.touched.setdefault(name, (name, part.shape, part.dtype))
         if part.shape != key[1]:
             raise RunError(different_shapes(name, key[1], "first", part.shape, "then"))
