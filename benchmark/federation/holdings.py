@@ -44,8 +44,8 @@ class Holdings:
     def require(self, index: Any, what: str) -> None:
         """Refuse positions of images that are not the site's.
 
-        For others than the unchanged tensors of ``SiteData``, it reads one number back to the host, which waits for the
-        device.
+        The unchanged tensors of ``SiteData`` need no look-up. For other positions, one number is read back to the host,
+        which waits for the device.
 
         Args:
             index: positions in the training set, int64 ``[n]``.

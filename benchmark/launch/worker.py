@@ -124,7 +124,7 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     run never leaves its warm-up.
     """
     rt, clients, kept = config.runtime, federation.data.num_clients, size(federation.client_state_bytes)
-    idle = "; on a GPU --engine slots is faster in all but short runs" if rt.accelerator == "cuda" else ""
+    idle = "; on a GPU --engine slots is usually faster, except in short runs" if rt.accelerator == "cuda" else ""
     engine = f", {rt.slots} slots" if rt.engine == "slots" else idle
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""

@@ -1,6 +1,6 @@
 """Tables of a suite, their rows, and the runs behind these."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -125,6 +125,13 @@ def operands(row: Row, rows: Iterable[Row]) -> tuple[Row, Row]:
         raise ConfigError(f"{row.name}: the table has no row {missing[0]} with the columns {row.columns}")
     first, second = row.minus
     return same[first], same[second]
+
+
+def check_differences(rows: Sequence[Row]) -> None:
+    """Refuse a row that shows a difference of rows that its table does not have."""
+    for row in rows:
+        if row.minus is not None:
+            operands(row, rows)
 
 
 def control_of(row: Row, rows: Iterable[Row], label: str) -> Row | None:

@@ -15,7 +15,7 @@ from benchmark.config import Run, Runtime, apply, from_dict
 from benchmark.files import read_yaml
 from benchmark.registry import unknown
 from benchmark.suites import side_files
-from benchmark.suites.plan import Plan, Row, Table, operands
+from benchmark.suites.plan import Plan, Row, Table, check_differences, operands
 from benchmark.suites.published import read_published
 from benchmark.suites.schema import check, with_its_method
 from benchmark.suites.side_files import SideFile
@@ -281,12 +281,10 @@ class Suite:
         Raises:
             ConfigError: a row shows a difference of rows that its table does not have.
         """
-        for row in self.rows:
-            if row.minus is not None:
-                try:
-                    operands(row, self.rows)
-                except ConfigError as error:
-                    raise ConfigError(f"{self.where}, {error}") from None
+        try:
+            check_differences(self.rows)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}, {error}") from None
         seeds = tuple(dict.fromkeys(seeds or self.scale(scale)["seeds"]))
         changes = {"runtime": runtime, "precision": precision}
         given = {name: value for name, value in changes.items() if value is not None}

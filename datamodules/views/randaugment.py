@@ -153,10 +153,10 @@ class RandAugment:
             if fill is None:
                 done += [op(part, v) for op, part, v in alike]
             else:  # warps run together
-                warps, own_parts, own_magnitudes = zip(*alike, strict=True)
-                size = images.shape[1:3]
-                maps = [warp.maps(v, *size) for warp, v in zip(warps, own_magnitudes, strict=True)]
-                done.append(affine(torch.cat(own_parts), torch.cat(maps), fill))
+                warps = list(alike)
+                height, width = images.shape[1:3]
+                maps = torch.cat([warp.maps(v, height, width) for warp, _, v in warps])
+                done.append(affine(torch.cat([part for _, part, _ in warps]), maps, fill))
         return torch.cat([*done, unchanged])
 
 
