@@ -66,15 +66,19 @@ class SlotsEngine(ReferenceEngine):
         grows, number = slots == "auto" and self.device.type != "cpu", 1 if slots == "auto" else slots
         if number < 1:
             raise ConfigError(f"slots={slots}: give a number from 1, or auto")
-        # The copies inherit nothing of an earlier run.
+        # A copy inherits nothing of an earlier run.
         method.generator, method.spread, method._engine = None, serially, EngineState()
         draw_from(method, None)
-        copies = [copy.deepcopy(method) for _ in range(number - 1)]
-        self.spare = copy.deepcopy(method) if grows else None  # further slots are copies of it
+        spare = copy.deepcopy(method) if grows or number > 1 else None
         super().__init__(method, context)
         self.replay = replay and not context.callbacks
         self.slots = [Slot(self, self.replay)]
-        self.add_slots([] if self.sequential else copies)  # an optimiser's state that all clients share is in one slot
+        self.spare: FedMethod | None = None  # what ``groups`` makes further slots of
+        if spare is not None and not self.sequential:  # an optimiser's state that all clients share is in one slot
+            if grows:
+                self.spare = spare
+            else:
+                self.add_slots(copies_of(spare, number - 1))
 
     def add_slots(self, copies: Sequence[FedMethod]) -> None:
         """Make a slot of each of these copies of the method."""
@@ -120,7 +124,7 @@ class SlotsEngine(ReferenceEngine):
             own = num_bytes(spare.registered())
             more = 0 if before is None or after is None else more_slots(after, max(before - after, 0) + own)
             more = min(more, self.context.data.num_clients - 1)
-            self.add_slots([spare, *(copy.deepcopy(spare) for _ in range(more - 1))][:more])
+            self.add_slots(copies_of(spare, more))
         yield from grouped(rest, len(self.slots))
 
     def assign_slots(self, together: Sequence[Visit]) -> dict["Slot", Visit]:
@@ -366,6 +370,11 @@ class RecordedStep:
         fit.trainer.global_step += self.optimizer_steps
         for optimizer in fit.optimizers:
             setattr(optimizer, "_opt_called", True)  # noqa: B010  # else a scheduler warns that no step was taken
+
+
+def copies_of(spare: FedMethod, number: int) -> list[FedMethod]:
+    """So many methods: the spare one itself, and copies of it."""
+    return [spare, *(copy.deepcopy(spare) for _ in range(number - 1))][:number]
 
 
 def more_slots(free: int, each: int) -> int:

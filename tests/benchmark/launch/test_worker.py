@@ -41,6 +41,15 @@ def test_a_run_says_what_its_clients_keep_in_a_unit_that_fits(tmp_path, capsys):
     assert re.search(r"clients keep between visits takes up to [\d.]+ [kM]B\n", capsys.readouterr().err)
 
 
+def test_a_run_says_that_clients_with_one_optimiser_state_have_one_slot(tmp_path, capsys):
+    data = {"data.scenario": "all_clients", "data.num_labels": 40, "data.pipeline": "randaugment_levels_cutout"}
+    method = {"method": "client_fixmatch", "method.local_epochs": 1, "method.batch_size": 8, "rounds": 1}
+    slots = {"runtime.engine": "slots", "runtime.slots": 4}
+    for share, said in ((True, "1 slot for --slots 4, since clients share an optimiser's state;"), (False, "4 slots;")):
+        fit(configuration(tmp_path, **data, **method, **slots, **{"method.share_momentum": share}))
+        assert f", {said}" in capsys.readouterr().err
+
+
 def test_an_averaged_model_changes_no_row_and_outlives_a_kill_at_the_end(tmp_path, reference, monkeypatch):
     """``reference`` averages six of its eight rounds. A kill between the last round and the record loses nothing."""
     config = configuration(tmp_path, **MIXED)
