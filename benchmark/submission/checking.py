@@ -63,7 +63,7 @@ def check(place: Path, results: Path, tell: Callable[[str], None] | None = None)
 
 
 def _row_alone(one: Submission) -> Point:
-    """Check that the suite adds a row which only sets options of its method."""
+    """Check that the suite adds a row which only sets options of its method, and sees no labels that others do not."""
     spec, extended, problems = read_yaml(one.folder / SUITE), one.suite.extended, []
     assert extended is not None  # checked by `own_row`
     if extended.folder.resolve().is_relative_to(one.folder.resolve()):
@@ -86,6 +86,12 @@ def _row_alone(one: Submission) -> Point:
     problems += [
         f"it sets {name}, which belongs to the setting; remove it from {SUITE}" for name in dict.fromkeys(given)
     ]
+    kept = one.first.config.data.init_args.get("validation")
+    if kept and getattr(one.first.class_of("method"), "uses_validation", False):
+        problems.append(
+            f"the method has `uses_validation`, so that the server sees the labels of {kept} images that the setting "
+            "keeps from everybody; leave it out, and run again"
+        )
     told = ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
     return Point("row", f"{one.row.name} of {extended.paper} at scale {one.scale}, {told}", tuple(problems))
 

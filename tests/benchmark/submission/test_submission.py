@@ -177,6 +177,13 @@ def copied(seed):
     shutil.copytree(path := run_of(seed), path.with_name("more"))
 
 
+def labels_for_the_server():
+    """The board keeps images from everybody, and the method asks for their labels."""
+    edited("board.yaml", lambda board: board["base"]["set"].update({"data.validation": 50}))
+    file = Path("mine/mine_to_submit.py")
+    file.write_text(file.read_text() + "\n    uses_validation = True\n")
+
+
 FAULTS = {
     "a seed is missing": ("complete", "seed 1", lambda: shutil.rmtree(run_of(1))),
     "rows were changed": ("complete", "metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
@@ -233,6 +240,7 @@ FAULTS = {
             edited(SUITE, lambda suite: suite["tables"]["one"]["rows"].append({"method": "other"})),
         ],
     ),
+    "labels that are kept from everybody": ("row", "the labels of 50 images", labels_for_the_server),
     "data of its own": ("row", "data.beta", lambda: row_sets(data__beta=5.0)),
     "a scale of its own": (
         "row",
