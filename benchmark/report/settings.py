@@ -147,7 +147,7 @@ def _setting(
             "tuned": _tuned(suite, plan, row),
             "verified": _verified(suite, plan, row),
         }
-    admission = suite.admitted.entries(plan.scale).get(f"{table.number}/{dataset}", {})
+    admission = _admission(suite, plan.scale, table.number, dataset)
     whole = scores.drop(columns=list(bounds)).dropna()
     lines["rank"] = whole.rank(axis=1, ascending=False).mean() if admission.get("admitted", False) else nan
     lines = lines.join(pd.DataFrame.from_dict(more, orient="index"))
@@ -156,6 +156,29 @@ def _setting(
     keys = [key for row in rows for key in plan.of_row[row.full_name].values()]
     averaged = " or ".join(sorted({last_rounds(plan.runs[key].config) for key in keys}))
     return Setting(table, dataset, rows, scores, reference, bounds, lines, averaged, admission)
+
+
+def _admission(suite: Suite, scale: str, table: str, dataset: str) -> Mapping[str, Any]:
+    """What the test of admission has found for a setting; empty if it was not made.
+
+    The verdict on a setting of the suite that this one extends counts if both have it alike (``_tested``).
+    """
+    own, extended = suite.admitted.own(scale), suite.extended
+    if (name := f"{table}/{dataset}") in own:
+        return dict(own[name])
+    if extended is None or _tested(suite, scale, table, dataset) != _tested(extended, scale, table, dataset):
+        return {}
+    return _admission(extended, scale, table, dataset)
+
+
+def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Reference and first bound of a setting, with their configurations apart from seeds and tuned rates."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for one in suite.tables if scale in suite.spec["scales"] else ():
+        rows = {row.method: row for row in one.rows if (row.table, row.dataset) == (table, dataset)}
+        for label in filter(rows.__contains__, (one.reference, *one.bounds[:1])):
+            found.append((label, suite.values(rows[label], scale, tuned=False) | {"seed": None}))
+    return found
 
 
 def _done(plan: Plan, row: Row) -> list[tuple[Record, list[Evaluated]]]:

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from benchmark.config import Runtime
+from benchmark.files import dump_yaml
 from benchmark.report import leaderboard
 from benchmark.runs.states import RunState
-from benchmark.suites.suite import Suite
+from benchmark.suites.suite import Suite, load
 from datamodules.common.errors import ConfigError
 
 SPEC = {
@@ -133,6 +134,32 @@ def test_a_setting_that_is_not_admitted_is_shown_and_not_ranked(made):
     assert "Not ranked: the setting has not passed the test of admission: all labels are worth 7.2" in told
     suite.admitted.path("quick").unlink()
     assert "it was not tested" in leaderboard.resolved(leaderboard.settings(suite, plan)[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "ranked"),
+    [
+        ({"labels": {"mine": {"method": "fixmatch"}}}, [True, True]),
+        ({"scales": {"quick": {"seeds": [5, 6, 7]}}}, [True, True]),
+        ({"labels": {"good": {"method.lr": 0.5}}}, [True, True]),
+        ({"datasets": {"A": {"set": {"data.flip": 0.5}}}}, [False, True]),
+        ({"scales": {"quick": {"set": {"data.num_clients": 4}}}}, [False, False]),
+        ({"tables": {"clients": {"reference": "good"}}}, [False, False]),
+        ({"report": "best"}, [False, False]),
+    ],
+)
+def test_the_verdict_on_a_setting_does_not_hold_for_one_that_a_suite_has_changed(tmp_path, changed, ranked):
+    """A row, seeds, or another row's options change nothing that was tested."""
+    (tmp_path / "toy.yaml").write_text(dump_yaml(SPEC))
+    (tmp_path / "mine.yaml").write_text(dump_yaml({"extends": "toy.yaml", "paper": "mine", **changed}))
+    (tmp_path / "admitted").mkdir()
+    (tmp_path / "admitted" / "toy-quick.yaml").write_text("clients/A: {admitted: true}\nclients/B: {admitted: true}\n")
+    suite = load(str(tmp_path / "mine.yaml"))
+    plan = suite.plan("quick", runtime=Runtime(results_dir=str(tmp_path / "results")))
+    plan.found = {key: RunState("complete", {**record(50.0), "best": {"acc": 50.0}}) for key in plan.runs}
+    assert [one.ranked for one in leaderboard.settings(suite, plan)] == ranked
+    suite.admitted.add("quick", {"clients/A": {"admitted": True}})
+    assert leaderboard.settings(suite, plan)[0].ranked
 
 
 def test_a_board_says_which_seeds_were_added_to_those_that_were_fixed(made):
