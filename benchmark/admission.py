@@ -64,9 +64,13 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
     bounds is the one that uses all labels.
 
     Raises:
-        ConfigError: the scale has no such entry, or a table with a reference has no bound.
+        ConfigError: the scale has no such entry, a table with a reference has no bound, or a seed is also reported.
     """
     spec = suite.entry(scale, FOLDER, "admit")
+    if reported := sorted({*spec["seeds"]} & {*suite.scale(scale)["seeds"]}):
+        raise ConfigError(
+            f"{suite.where}: admission has the seed {reported[0]}, which scale {scale} reports; choose others"
+        )
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):

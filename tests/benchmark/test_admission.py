@@ -88,6 +88,12 @@ def test_a_scale_that_asks_for_none_has_none(suite, runtime):
         candidates(suite, "paper", runtime)
 
 
+def test_a_seed_that_is_reported_takes_no_part(tmp_path, runtime):
+    quick = {**SPEC["scales"]["quick"], "seeds": [0, 1001]}
+    with pytest.raises(ConfigError, match=r"toy\.yaml: admission has the seed 1001, which scale quick reports"):
+        candidates(Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path), "quick", runtime)
+
+
 def test_a_suite_names_what_is_there():
     quick = SPEC["scales"]["quick"]
     twice = {"quick": {**quick, "admission": {**quick["admission"], "seeds": [1, 1]}}}
