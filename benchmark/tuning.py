@@ -325,7 +325,7 @@ def _unknown(trial: Trial, studies: Mapping[str, optuna.Study]) -> list[Run]:
 def _known(planned: Sequence[Trial], row: Row, studies: Mapping[str, optuna.Study]) -> list[Scored]:
     """Return a row's trials whose runs all have scores, with the mean, in the order of their factors."""
     own = [trial for trial in planned if trial.row is row and not _unknown(trial, studies)]
-    known = scores(studies[row.full_name])
+    known = scores(studies[row.full_name], [run for trial in own for run in trial.runs])
     found = [(trial, [known[run.id] for run in trial.runs]) for trial in sorted(own, key=lambda one: one.factor)]
     return [(trial, (fmean(score for score, _ in runs), sum(n for _, n in runs))) for trial, runs in found]
 

@@ -143,6 +143,21 @@ def test_trials_that_somebody_else_has_added_count_as_tried_and_say_nothing(tmp_
     assert len(tuning.left(suite, "quick", [row], runtime)) == 6
 
 
+def test_a_score_of_other_code_does_not_replace_that_of_todays(tmp_path, runtime, monkeypatch):
+    """Although it was added later."""
+    suite = toy(tmp_path)
+    row, journal = suite.rows[0], tuning.journal_of(suite, "quick", Path(runtime.results_dir))
+    made_up(monkeypatch, lambda run: 50.0)
+    made = tune(suite, "quick", [row], runtime, jobs=1)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+    (run,) = trials(suite, "quick", [row], runtime)[0].runs
+    other = {"run_id": run.id, "images": 100, "method_sources": ["0" * 12]}
+    study = optuna.load_study(study_name=row.full_name, storage=storage)
+    study.add_trial(optuna.trial.create_trial(value=99.0, user_attrs=other))
+    assert tune(suite, "quick", [row], runtime, jobs=1) == made
+    assert tuning.retraced(suite, "quick", row, journal) == (made[row.full_name], [], 3)
+
+
 def test_what_was_tried_stays_counted(tmp_path, runtime, monkeypatch):
     suite, narrow = with_tuning(tmp_path, factors=[1, 2, 4]), with_tuning(tmp_path, factors=[1, 2])
     made_up(monkeypatch, lambda run: 50.0)
