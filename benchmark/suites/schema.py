@@ -187,6 +187,7 @@ def _check_names(suite: _Suite, where: str) -> None:
             _known("method label", label.minus, suite.labels, f"{where}, labels.{name}.minus")
         elif not (label and (label.method or label.pending)):
             raise ConfigError(f"{where}: labels.{name} needs a method, or minus, or pending")
+    every = []
     for number, table in suite.tables.items():
         place, labels = f"{where}, table {number}", [row.method for row in table.rows]
         _known("method label", labels, suite.labels, place)
@@ -202,6 +203,8 @@ def _check_names(suite: _Suite, where: str) -> None:
                 raise ConfigError(f"{place}: rows have a column `{name}`, as the table's files have already; rename it")
         rows = [[row.method, *sorted(f"{k}={v}" for k, v in (row.model_extra or {}).items())] for row in table.rows]
         _once("row", labels if table.reference else map("/".join, rows), place)  # a board's rows differ by label alone
+        every += ["/".join([str(number), data, *row]) for data in table.datasets for row in rows]
+    _once("row", every, where)
     _known("report", [suite.report], READINGS, where)
     _known("method label", suite.reported, suite.labels, f"{where}, reported")
 

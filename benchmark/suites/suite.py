@@ -216,7 +216,7 @@ class Suite:
         own = [self.file]
         own += [side.path(scale) for side in (self.tuned, self.admitted, self.verified)]
         own += [self.published_path] if self.published_path else []
-        own += [OTHERS] if self.reported else []
+        own += [*sorted(SUITES.glob(f"*{SUFFIX}")), *sorted(PUBLISHED.glob("*.csv"))] if self.reported else []
         return own + (self.extended.files(scale) if self.extended else [])
 
     def layers(self, row: Row, scale: str, tuned: bool = True, last: Options | None = None) -> dict[str, Options]:

@@ -316,6 +316,20 @@ def test_no_row_hides_another(change, message):
         Suite(spec(tables=tables), "toy.yaml")
 
 
+def test_no_row_hides_one_of_another_data_set():
+    """Names may have slashes, so that two rows can have one name."""
+    labels = {"c": {"method": "fedavg"}, "B/c": {"method": "fedavg"}}
+    table = {"title": "T", "datasets": ["A", "A/B"], "metrics": ["acc"], "rows": [{"method": "c"}, {"method": "B/c"}]}
+    own = spec(labels=labels, datasets={"A": {}, "A/B": {}}, tables={1: table}, scales={"quick": {"seeds": [1]}})
+    with pytest.raises(ConfigError, match=r"toy\.yaml: the row 1/A/B/c stands there twice"):
+        Suite(own, "toy.yaml")
+
+
+def test_what_other_papers_report_is_among_the_files_that_a_page_is_made_of():
+    assert suite.PUBLISHED / "cbafed.csv" in suite.load("rscfed").files("quick")
+    assert suite.SUITES / "fl2.yaml" in suite.load("rscfed").files("quick")
+
+
 @pytest.mark.parametrize("name", sorted({*LEFT, *RIGHT, "value"} - {"method"}))
 def test_no_column_of_a_row_hides_one_of_the_tables_files(name):
     """The long form and the files of published values have columns of these names."""
