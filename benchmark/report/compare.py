@@ -100,10 +100,11 @@ def _readings(first: Record, second: Record, row: list[Record]) -> tuple[list[st
 
 
 def _row_of(path: Path, record: Record) -> list[Record]:
-    """The complete runs beside a run that differ from it by their seed alone, and itself."""
+    """The complete runs beside a run that differ from it by their seed alone, and itself; one of each seed."""
     kind = path.resolve().name.rpartition("-")[0]
     beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
-    return [found for found in map(read_record, beside) if _is_of_row(found, record)]
+    of_row = [found for found in map(read_record, beside) if _is_of_row(found, record)]
+    return list(({found["config"]["seed"]: found for found in of_row} | {record["config"]["seed"]: record}).values())
 
 
 def _is_of_row(one: Record, record: Record) -> bool:

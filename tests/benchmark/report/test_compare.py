@@ -1,5 +1,6 @@
 """Two runs side by side."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,16 @@ def test_a_run_beside_it_that_the_code_no_longer_knows_is_left_out(make):
     change(old, lambda record: record["config"]["method"]["init_args"].update(retired=1))
     found = compare(one, make("b", accuracy=(*ACCURACY[:3], 41.0), seed=0))
     assert found.within and "of 3 seeds" in found.lines[-1]
+
+
+def test_a_copy_of_a_run_is_no_further_seed(make):
+    """Two seeds and a copy are two seeds."""
+    one, _ = make("a", (10.0, 20.0, 30.0, 50.0), seed=1), make("a", seed=2)
+    shutil.copytree(one, one.with_name(f"{one.name}-copy"))
+    again = make("b", seed=1)
+    assert compare(one, again).within is None
+    make("a", seed=3)
+    assert "of 3 seeds" in compare(one, again).lines[-1]
 
 
 def test_another_row_has_no_say(make):
