@@ -133,10 +133,12 @@ def standing(one: Setting, method: str) -> str:
     half = _half(line["simultaneous_ci95"]) or _half(line["difference_ci95"])
     above = "better" if line["difference"] > 0 else "worse"
     verdict = above if told_apart(one, method) else "not resolved"
+    against = f"{_number(line['difference'], '+.2f')}{half} to {one.reference}: {verdict}"
+    if pd.isna(line["difference"]):
+        against = f"No seed of it has a result of {one.reference}"
     return (
         f"{one.table.title}, {one.dataset}: {method} is at {line['mean']:.2f}{_half(line['ci95'])} percent "
-        f"({_seeds(line)} seeds), {place}. {_number(line['difference'], '+.2f')}{half} "
-        f"to {one.reference}: {verdict}{'' if line['converged'] else RISES}. {plain(resolved(one))}"
+        f"({_seeds(line)} seeds), {place}. {against}{'' if line['converged'] else RISES}. {plain(resolved(one))}"
     )
 
 

@@ -376,6 +376,8 @@ def test_without_the_reference_there_is_nothing_to_reach(made):
                 plan.found[key] = RunState("missing", None)
     page = leaderboard.markdown(suite, plan, leaderboard.settings(suite, plan))
     assert "| A, no run of base " in page and "nan" not in page
+    told = leaderboard.standing(leaderboard.settings(suite, plan)[0], "good")
+    assert "1 of 3 by the mean. No seed of it has a result of base. Too few runs" in told
 
 
 def test_the_picture_has_what_the_page_has(made, tmp_path):
