@@ -10,6 +10,7 @@ from benchmark.config import RunConfig, Runtime, identity, spelled
 from benchmark.contract import checks
 from benchmark.files import read_yaml
 from benchmark.report.compare import code
+from benchmark.runs.archive import FILES
 from benchmark.runs.code_identity import method_files, method_source
 from benchmark.runs.environment import hardware
 from benchmark.runs.records import Record, code_versions, method_sources
@@ -106,6 +107,8 @@ def _complete(one: Submission) -> Point:
     if missing := [seed for seed in one.runs if seed not in one.records]:
         problems.append(f"no run with seed {_listed(missing)}; the same `enter` command runs what is missing")
     for seed, record in one.records.items():
+        lacking = [name for name in FILES if not (one.runs[seed].folder / name).exists()]
+        problems += [f"seed {seed} has no {name}; pack the run's folder again" for name in lacking]
         if not (record["status"] == "complete" or NOT_FINITE in (record["error"] or "")):
             problems.append(f"seed {seed} is {record['status']}; the same `enter` command runs it again")
     failed = [seed for seed, record in one.records.items() if record["status"] != "complete"]

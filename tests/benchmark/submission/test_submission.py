@@ -186,6 +186,7 @@ def labels_for_the_server():
 
 FAULTS = {
     "a seed is missing": ("complete", "seed 1", lambda: shutil.rmtree(run_of(1))),
+    "a file is missing": ("complete", "has no config.yaml", lambda: (run_of(1) / "config.yaml").unlink()),
     "rows were changed": ("complete", "metrics.jsonl", lambda: (run_of(1) / "metrics.jsonl").write_text("{}\n")),
     "a run is not over": ("complete", "running", lambda: change(run_of(1), lambda r: r.update(status="running"))),
     "another network": ("configuration", "model", lambda: change(run_of(2), lambda r: r["config"].update(model="mlp"))),
