@@ -20,6 +20,7 @@ from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import READING, Record, code_versions, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row, Table
+from benchmark.suites.schema import check_unreported
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError, RunError
 
@@ -67,10 +68,7 @@ def candidates(suite: Suite, scale: str, runtime: Runtime) -> list[Candidate]:
         ConfigError: the scale has no such entry, a table with a reference has no bound, or a seed is also reported.
     """
     spec = suite.entry(scale, FOLDER, "admit")
-    if reported := sorted({*spec["seeds"]} & {*suite.scale(scale)["seeds"]}):
-        raise ConfigError(
-            f"{suite.where}: admission has the seed {reported[0]}, which scale {scale} reports; choose others"
-        )
+    check_unreported(spec["seeds"], scale, suite.scale(scale)["seeds"], f"{suite.where}: admission")
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     found = []
     for table in filter(lambda table: table.reference, suite.tables):

@@ -25,6 +25,7 @@ from benchmark.runs.code_identity import method_source
 from benchmark.runs.records import READING, method_sources, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
+from benchmark.suites.schema import check_unreported
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
@@ -142,8 +143,7 @@ def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: 
         ConfigError: one would be.
     """
     where = f"{suite.where}, {row.name}: tuning"
-    if reported := sorted({*seeds} & {*suite.scale(scale)["seeds"]}):
-        raise ConfigError(f"{where} has the seed {reported[0]}, which scale {scale} reports; choose others")
+    check_unreported(seeds, scale, suite.scale(scale)["seeds"], where)
     if not any(config.data.init_args.get(name) for name in HOLDOUTS):
         raise ConfigError(f"{where} would be scored on test images: set {' or '.join(f'data.{n}' for n in HOLDOUTS)}")
 

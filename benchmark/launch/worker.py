@@ -124,10 +124,11 @@ def _summary(config: RunConfig, federation: Federation) -> str:
     run never leaves its warm-up.
     """
     rt, clients, kept = config.runtime, federation.data.num_clients, size(federation.client_state_bytes)
-    idle = "; on a GPU --engine slots is usually faster, except in short runs" if rt.accelerator == "cuda" else ""
-    one = f", 1 slot for --slots {rt.slots}, since clients share an optimiser's state"
-    several = one if federation.engine.sequential and rt.slots != 1 else f", {rt.slots} slots"
-    engine = several if rt.engine == "slots" else idle
+    engine = "; on a GPU --engine slots is usually faster, except in short runs" if rt.accelerator == "cuda" else ""
+    if rt.engine == "slots":
+        engine = f", {rt.slots} slots"
+        if federation.engine.sequential and rt.slots != 1:
+            engine = f", 1 slot for --slots {rt.slots}, since clients share an optimiser's state"
     warmup = federation.method.hparams.get("warmup_rounds", 0)
     all_warm = f"; ALL {config.rounds} rounds lie within the warm-up of {warmup}" if config.rounds <= warmup else ""
     return (

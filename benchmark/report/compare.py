@@ -104,7 +104,8 @@ def _row_of(path: Path, record: Record) -> list[Record]:
     kind = path.resolve().name.rpartition("-")[0]
     beside = [one for one in sorted(path.resolve().parent.glob(f"{kind}-*")) if state(one) == "complete"]
     of_row = [found for found in map(read_record, beside) if _is_of_row(found, record)]
-    return list(({found["config"]["seed"]: found for found in of_row} | {record["config"]["seed"]: record}).values())
+    by_seed = {found["config"]["seed"]: found for found in [*of_row, record]}  # a copy of a run is no further seed
+    return list(by_seed.values())
 
 
 def _is_of_row(one: Record, record: Record) -> bool:

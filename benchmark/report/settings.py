@@ -173,11 +173,13 @@ def _admission(suite: Suite, scale: str, table: str, dataset: str) -> Mapping[st
 
 def _tested(suite: Suite, scale: str, table: str, dataset: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Reference and first bound of a setting, with their configurations apart from seeds and tuned rates."""
+    if scale not in suite.spec["scales"]:
+        return []
     found: list[tuple[str, Mapping[str, Any]]] = []
-    for one in suite.tables if scale in suite.spec["scales"] else ():
+    for one in suite.tables:
         rows = {row.method: row for row in one.rows if (row.table, row.dataset) == (table, dataset)}
-        for label in filter(rows.__contains__, (one.reference, *one.bounds[:1])):
-            found.append((label, suite.values(rows[label], scale, tuned=False) | {"seed": None}))
+        labels = [label for label in (one.reference, *one.bounds[:1]) if label in rows]
+        found += [(label, suite.values(rows[label], scale, tuned=False) | {"seed": None}) for label in labels]
     return found
 
 

@@ -123,14 +123,14 @@ def _finite(values: pd.Series) -> pd.Series:
 
 def above(differences: pd.Series) -> float:
     """Share of positive differences among those that are known; a tie counts half."""
-    known = differences.dropna().round(DIGITS)
+    known = differences.dropna()
     return float(((known > 0) + 0.5 * (known == 0)).mean())
 
 
 def superiority(scores: pd.DataFrame) -> pd.DataFrame:
     """Probability that the row of a line beats the row of a column: the share of seeds in which it does."""
     names = list(scores)
-    values = {b: {a: above(scores[a] - scores[b]) for a in names if a != b} for b in names}
+    values = {b: {a: above((scores[a] - scores[b]).round(DIGITS)) for a in names if a != b} for b in names}
     return pd.DataFrame(values).reindex(index=names, columns=names)
 
 

@@ -148,6 +148,22 @@ def check(spec: Mapping[str, Any], where: str) -> None:
     _check_names(suite, where)
 
 
+def check_unreported(seeds: Iterable[int], scale: str, reported: Iterable[int], where: str) -> None:
+    """Check that a choice, of rates or of a setting, rests on no seed that the scale reports.
+
+    Args:
+        seeds: those of the choice.
+        scale: name of the scale.
+        reported: the scale's seeds.
+        where: what chooses, for the message.
+
+    Raises:
+        ConfigError: one is reported.
+    """
+    if both := sorted({*seeds} & {*reported}):
+        raise ConfigError(f"{where} has the seed {both[0]}, which scale {scale} reports; choose others")
+
+
 def _check_names(suite: _Suite, where: str) -> None:
     """Check that names of methods, labels, data sets, tables, metrics and scales exist, and that rows are unique."""
     numbers = [str(number) for number in suite.tables]

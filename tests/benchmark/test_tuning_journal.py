@@ -19,6 +19,16 @@ from run_folders import change, completed
 from tuned_suites import made_up, toy, with_tuning
 
 
+def tuned_row(tmp_path, runtime, monkeypatch):
+    """A tuned row with its suite, its journal, and the study that Optuna's own tools would open."""
+    suite = toy(tmp_path)
+    row, journal = suite.rows[0], tuning.journal_of(suite, "quick", Path(runtime.results_dir))
+    made_up(monkeypatch, lambda run: 50.0)
+    tune(suite, "quick", [row], runtime, jobs=1)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+    return suite, row, journal, optuna.load_study(study_name=row.full_name, storage=storage)
+
+
 def test_a_journal_outlives_a_kill(tmp_path, runtime, monkeypatch):
     """A torn last line is left out. The lock is a link to the journal, by which Optuna sees that its owner is dead: it
     needs the whole path, also where that of the results is relative.
@@ -132,12 +142,9 @@ def test_overwrite_runs_the_trials_of_a_row_again(tmp_path, runtime, monkeypatch
 
 def test_trials_that_somebody_else_has_added_count_as_tried_and_say_nothing(tmp_path, runtime, monkeypatch):
     """Optuna's own tools can add some."""
-    suite = toy(tmp_path)
-    row, journal = suite.rows[0], tuning.journal_of(suite, "quick", Path(runtime.results_dir))
-    made_up(monkeypatch, lambda run: 50.0)
+    suite, row, journal, study = tuned_row(tmp_path, runtime, monkeypatch)
     made = tune(suite, "quick", [row], runtime, jobs=1)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-    optuna.load_study(study_name=row.full_name, storage=storage).add_trial(optuna.trial.create_trial(value=99.0))
+    study.add_trial(optuna.trial.create_trial(value=99.0))
     assert tune(suite, "quick", [row], runtime, jobs=1) == made
     assert tuning.retraced(suite, "quick", row, journal) == (made[row.full_name], [], 4)
     assert len(tuning.left(suite, "quick", [row], runtime)) == 6
@@ -145,14 +152,10 @@ def test_trials_that_somebody_else_has_added_count_as_tried_and_say_nothing(tmp_
 
 def test_a_score_of_other_code_does_not_replace_that_of_todays(tmp_path, runtime, monkeypatch):
     """Although it was added later."""
-    suite = toy(tmp_path)
-    row, journal = suite.rows[0], tuning.journal_of(suite, "quick", Path(runtime.results_dir))
-    made_up(monkeypatch, lambda run: 50.0)
+    suite, row, journal, study = tuned_row(tmp_path, runtime, monkeypatch)
     made = tune(suite, "quick", [row], runtime, jobs=1)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
     (run,) = trials(suite, "quick", [row], runtime)[0].runs
     other = {"run_id": run.id, "images": 100, "method_sources": ["0" * 12]}
-    study = optuna.load_study(study_name=row.full_name, storage=storage)
     study.add_trial(optuna.trial.create_trial(value=99.0, user_attrs=other))
     assert tune(suite, "quick", [row], runtime, jobs=1) == made
     assert tuning.retraced(suite, "quick", row, journal) == (made[row.full_name], [], 3)
