@@ -119,13 +119,16 @@ def read_value(text: str) -> Any:
     return load_yaml(f"value: {text}", f"value '{text}'")["value"]
 
 
-def problem(error: ValidationError) -> str:
-    """Describe the first validation error: its location and message."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"{place} is missing"
-    return f"{place}: {message[0].lower()}{message[1:]}" if place else message
+def problem(error: ValidationError, most: int = 1) -> str:
+    """Describe the first validation errors: their locations and messages."""
+    told = []
+    for one in error.errors(include_url=False, include_input=False)[:most]:
+        place, message = ".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")
+        if one["type"] == "missing":
+            told.append(f"{place} is missing")
+        else:
+            told.append(f"{place}: {message[0].lower()}{message[1:]}" if place else message)
+    return "; ".join(told)
 
 
 def _count(node: Any, counts: dict[int, int]) -> int:

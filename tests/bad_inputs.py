@@ -410,10 +410,10 @@ RECORDS = {
     "`metrics.jsonl` is a pipe": "metrics.jsonl: cannot be read (it is no regular file)",
     "`record.json` is cut short": "record.json: cannot be read",
     "`record.json` is empty": "record.json: cannot be read",
-    "`record.json` is a list": "record.json: not a record",
-    "`timing.seconds` is a text in `record.json`": "not a valid record: timing.seconds is str",
+    "`record.json` is a list": "record.json: not a valid record",
+    "`timing.seconds` is a text in `record.json`": "not a valid record: timing.seconds",
     "`timing.seconds` is missing in `record.json`": "not a valid record: timing.seconds is missing",
-    "`code_versions` is null in `record.json`": "environment.code_versions is not a list of texts",
+    "`code_versions` is null in `record.json`": "environment.code_versions",
     "`config` is missing in `record.json`": "not a valid record: config is missing",
     "`record.json` is of a newer version": "schema 9 is newer than 2; update fssl-bench",
 }

@@ -8,7 +8,6 @@ from lightning.fabric.loggers.csv_logs import CSVLogger
 
 from benchmark.config import Run, differences
 from benchmark.federation import checkpoint
-from benchmark.federation.assembly import make_data
 from benchmark.federation.checkpoint_files import REMEDY
 from benchmark.federation.collectives import from_first, on_first, wait_for_all
 from benchmark.federation.loop import Federation
@@ -17,8 +16,8 @@ from benchmark.launch.recorder import Bystander, Recorder
 from benchmark.runs.code_identity import by_other_code, code_version, method_source
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import code_versions, method_sources
-from benchmark.runs.states import CHECKPOINT
-from datamodules.common.errors import BenchError, ConfigError, RunError
+from benchmark.runs.states import CHECKPOINT, other_data
+from datamodules.common.errors import ConfigError, RunError
 from datamodules.partition.partition import stored_hash
 
 MESSAGE_BYTES = 1 << 28
@@ -42,7 +41,7 @@ def is_complete(run: Run) -> bool:
     split = config.data.init_args.get("partition_file")
     if split and stored_hash(split) != record.get("partition_hash"):
         raise ConfigError(f"{split} has changed since {path} was made; delete that folder to run it again")
-    if other := _other_data(run, record):
+    if other := other_data(config, record):
         raise ConfigError(f"{other} has changed since {path} was made; delete that folder to run it again")
     if by_other_code(run, record):
         raise ConfigError(
@@ -54,16 +53,6 @@ def is_complete(run: Run) -> bool:
     checkpoint.remove(path / CHECKPOINT)  # a kill may have come between the record and this
     discard_states(path)
     return True
-
-
-def _other_data(run: Run, record: Mapping[str, Any]) -> str:
-    """A file of the user's data that is not the one of the record; empty if there is none, or if it is not here."""
-    recorded = record["data_sha256"] or {}
-    try:
-        found = make_data(run).digests()
-    except BenchError:
-        return ""
-    return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
 
 
 def resume(fabric: Fabric, federation: Federation, files: RunFolder, recorder: Bystander) -> None:

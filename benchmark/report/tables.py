@@ -1,7 +1,7 @@
 """The papers' tables, computed from records."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from benchmark.report.cells import BROKEN, Cell
 from benchmark.report.formats import csv_text
 from benchmark.report.layout import OURS, ExtraTable, Line, Rendered, varying
 from benchmark.runs.environment import hardware
-from benchmark.runs.records import READING, code_versions
+from benchmark.runs.records import READING, Record, code_versions
 from benchmark.suites.plan import Plan, Table
 from benchmark.suites.suite import Suite
 
@@ -222,6 +222,8 @@ def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], column
         "hardware": _listed(sorted({hardware(r["environment"]) for r in records})) or "-",
         "code": _listed(sorted({version for r in records for version in code_versions(r)})) or "-",
     }
+    if mixed := _several(records):
+        facts["**data of several versions**"] = mixed
     if len(records) < len(planned):
         facts[""] = f"**{len(records)} of {len(planned)} runs complete**"
         for bad in BROKEN:
@@ -237,6 +239,13 @@ def _facts(suite: Suite, plan: Plan, table: Table, lines: Sequence[Line], column
     if waiting:
         facts["pending"] = ", ".join(f"{_listed(names)} ({reason})" for reason, names in waiting.items())
     return facts
+
+
+def _several(records: Iterable[Record]) -> str:
+    """Name the files of which these runs have read several versions."""
+    read = {(name, digest) for record in records for name, digest in (record["data_sha256"] or {}).items()}
+    names = [name for name, _ in sorted(read)]
+    return _listed(name for name in names if names.count(name) > 1)
 
 
 def _networks(lines: Sequence[Line]) -> str:

@@ -1,12 +1,21 @@
 """State of a run on disk, seen from outside: missing, running, stale, failed, complete or damaged."""
 
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmark.config import Run, differences
+from benchmark.arguments import build
+from benchmark.config import Run, RunConfig, differences
 from benchmark.runs.lock import alive_elsewhere, locked
+from benchmark.registry import KINDS, find_class
 from benchmark.runs.records import Record, read_record
-from datamodules.common.errors import RunError
+from datamodules.common.errors import BenchError, RunError
+
+Digests = dict[str, Mapping[str, str]]
+"""SHA-256 of files by name, of each data set that was looked at."""
 
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINTS = (CHECKPOINT, f"{CHECKPOINT}.previous")  # files to resume from
@@ -36,12 +45,64 @@ def look(path: Path) -> RunState:
         return RunState("damaged")
 
 
-def state_of(run: Run) -> RunState:
-    """Like ``look``, but a complete run made with other defaults than the current ones is ``outdated``."""
+def state_of(run: Run, known: Digests | None = None) -> RunState:
+    """Like ``look``, but a complete run of other defaults or other data than there are now is ``outdated``.
+
+    Args:
+        run: the run.
+        known: see ``other_data``.
+    """
     found = look(run.folder)
-    if found.record is not None and differences(found.record["config"], run.config):
-        return RunState("outdated")
-    return found
+    if found.record is None:
+        return found
+    outdated = differences(found.record["config"], run.config) or other_data(run.config, found.record, known)
+    return RunState("outdated") if outdated else found
+
+
+def other_data(config: RunConfig, record: Record, known: Digests | None = None) -> str:
+    """Name a file or folder of a run's data that is not the one of its record; empty if there is none.
+
+    Compared are what the options name (``FSSLDataModule.digests``) and the decoded data set in the data directory.
+    What is not here differs from nothing.
+
+    Args:
+        config: what the run is asked to be.
+        record: what it was.
+        known: what this has found of other runs, and finds, so that many runs read a data set once.
+    """
+    known = {} if known is None else known
+    recorded: Mapping[str, str] = record["data_sha256"] or {}
+    decoded = [name for name in recorded if name.removesuffix(".npz").partition("-")[0] == config.data.name]
+    found: dict[str, str] = {}
+    for name in decoded:
+        found |= _digest(Path(config.runtime.data_dir, name), known)
+    found |= _named_digests(config, known)
+    return next((name for name, digest in found.items() if recorded.get(name, digest) != digest), "")
+
+
+def _digest(file: Path, known: Digests) -> Mapping[str, str]:
+    """That of a file, by its name; none if it is not here."""
+    if str(file) not in known:
+        try:
+            with file.open("rb") as stream:
+                known[str(file)] = {file.name: hashlib.file_digest(stream, "sha256").hexdigest()}
+        except OSError:
+            known[str(file)] = {}
+    return known[str(file)]
+
+
+def _named_digests(config: RunConfig, known: Digests) -> Mapping[str, str]:
+    """Those of the files that the options name; none if they are not here."""
+    data, folder = config.data, config.runtime.data_dir
+    try:
+        own = inspect.signature(find_class(data.class_path, KINDS["data"])).parameters  # not those of how it is split
+        key = json.dumps([data.class_path, folder, {k: v for k, v in data.init_args.items() if k in own}], default=str)
+        if key not in known:
+            known[key] = {}
+            known[key] = build(data, "data", data_dir=folder, run_seed=config.seed).digests()
+    except BenchError:
+        return {}
+    return known[key]
 
 
 def _look(path: Path) -> RunState:

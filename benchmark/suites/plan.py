@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from benchmark.config import Run
-from benchmark.runs.states import RunState, state_of
+from benchmark.runs.states import Digests, RunState, state_of
 from datamodules.common.errors import ConfigError
 
 
@@ -103,12 +103,16 @@ class Plan:
     @cached_property
     def found(self) -> dict[str, RunState]:
         """State and record of every run, by id, read from disk when they are first asked for."""
-        return {key: state_of(run) for key, run in self.runs.items()}
+        return self._states(self.runs)
 
     def look_again(self, changed: Collection[Run] = ()) -> None:
         """Read the runs again that were not complete, and those that have changed since."""
         again = {run.id for run in changed} | {key for key, one in self.found.items() if one.state != "complete"}
-        self.found |= {key: state_of(self.runs[key]) for key in again}
+        self.found |= self._states(again)
+
+    def _states(self, keys: Iterable[str]) -> dict[str, RunState]:
+        digests: Digests = {}
+        return {key: state_of(self.runs[key], digests) for key in keys}
 
     def run(self, row: Row, seed: int) -> Run:
         """The run of a row with a seed."""

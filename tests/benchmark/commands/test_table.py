@@ -12,6 +12,7 @@ from benchmark.cli import main
 from benchmark.runs import loggers, states
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.records import read_record
+from datamodules.io.sources import sha256_of
 from run_folders import change
 from toy_suite import FACTS, HEAVY, SUITE, table
 
@@ -334,3 +335,21 @@ def test_runs_of_other_code_are_told(here, fitted, capsys):
     assert len(notes) == 2
     assert table("--tables", "1", "--overwrite") == table("--tables", "1") == 0
     assert "note" not in capsys.readouterr().err, "they are those of today's code"
+
+
+def test_runs_of_two_versions_of_the_users_images_do_not_share_a_page(here, fitted, capsys):
+    """Where the images are here, runs of others are outdated; where they are not, the page says that they differ."""
+    (here / "toy.yaml").write_text(SUITE.replace("data: digits", "data: npz, data.file: x.npz"))
+    (here / "x.npz").write_bytes(b"one")
+    assert table("--seeds", "1") == 0
+    for path in here.glob("results/runs/*"):
+        change(path, lambda record: record.update(data_sha256={"x.npz": sha256_of(here / "x.npz")}))
+    page = here / "results/tables/toy-quick.md"
+    assert table("--seeds", "1") == 0 and "outdated" not in page.read_text()
+    (here / "x.npz").write_bytes(b"two")
+    table()
+    assert "outdated (1)" in page.read_text()
+    (here / "x.npz").unlink()
+    change(path, lambda record: record.update(data_sha256={"x.npz": "of another version"}))
+    table()
+    assert "data of several versions**: x.npz" in page.read_text() and "outdated" not in page.read_text()

@@ -1,6 +1,7 @@
 """States of runs, as they are seen from outside."""
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -11,9 +12,11 @@ import pytest
 from benchmark.federation import checkpoint
 from benchmark.runs.folder import RunFolder
 from benchmark.runs.lock import RunLocked, holder, run_lock
-from benchmark.runs.states import CHECKPOINT, CHECKPOINTS, state
+from benchmark.runs.states import CHECKPOINT, CHECKPOINTS, state, state_of
 from datamodules.common.errors import RunError
-from run_folders import FACTS, RUN, flocked, row, whole_run
+from datamodules.io.sources import sha256_of
+from run_folders import FACTS, RUN, completed, flocked, row, whole_run
+from runs import configuration
 
 
 def test_the_checkpoints_are_those_that_a_run_resumes_from(tmp_path):
@@ -103,3 +106,27 @@ def test_a_read_only_folder_can_be_looked_at(tmp_path, read_only):
     assert state(tmp_path) == "stale" and holder(tmp_path) == {}
     with pytest.raises(RunError, match=r"cannot be written .Read-only.*give another --results_dir"):
         run_lock(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("data, name", [("npz", "mine.npz"), ("svhn", "svhn.npz")])
+def test_a_complete_run_of_other_data_is_outdated(tmp_path, data, name, monkeypatch):
+    """A file of the user's own, and a decoded data set; each is read once for all runs. Without it records count."""
+    file = tmp_path / name
+    file.write_bytes(b"one")
+    options = {"data": data, "runtime__data_dir": str(tmp_path)} | ({"data__file": name} if data == "npz" else {})
+    runs = [configuration(tmp_path / "results", method="fedavg", seed=seed, **options) for seed in (1, 2)]
+    for one in runs:
+        completed(one, 50.0, data_sha256={file.name: sha256_of(file)})
+    read, hashed = [], hashlib.file_digest
+    monkeypatch.setattr("hashlib.file_digest", lambda stream, name: read.append(stream.name) or hashed(stream, name))
+
+    def states():
+        known = {}
+        return {state_of(one, known).state for one in runs}
+
+    assert states() == {"complete"}
+    assert read == [str(file)]
+    file.write_bytes(b"two")
+    assert states() == {"outdated"}
+    file.unlink()
+    assert states() == {"complete"}
