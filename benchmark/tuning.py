@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from benchmark.config import Run, RunConfig, Runtime, apply, from_dict, identity, spelled
+from benchmark.config import Run, Runtime, apply, from_dict, identity, spelled
 from benchmark.launch import pool
 from benchmark.launch.progress import Display
 from benchmark.launch.resume import is_complete
@@ -25,7 +25,6 @@ from benchmark.runs.code_identity import method_source
 from benchmark.runs.records import READING, method_sources, read_record
 from benchmark.runs.states import state
 from benchmark.suites.plan import Row
-from benchmark.suites.schema import check_unreported
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import NOT_FINITE, ConfigError, RunError
 
@@ -62,11 +61,11 @@ def trials(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime) -> l
     The entry has ``factors``, ``rates`` (names of options to multiply, if the method has them), ``share_of_rounds``,
     ``lengths`` (names of options in rounds, such as warm-ups, which are shortened by the same share and rounded up),
     ``seeds`` (each trial is run with each of them), and a layer of options (``set``, ``methods``, ``datasets``) on top:
-    held-out images, and a seed if there are no ``seeds``. For ``beyond`` see ``further``.
+    held-out images. For ``beyond`` see ``further``.
 
     Raises:
-        ConfigError: the scale has no such entry, a row has no learning rate to multiply, a seed is also reported, or no
-            images are held out, so that test images would be used.
+        ConfigError: the scale has no such entry, a row has no learning rate to multiply, or no images are held out, so
+            that test images would be used.
     """
     factors = _spec(suite, scale)["factors"]
     return [_trial(suite, scale, row, float(factor), runtime) for row in rows for factor in factors]
@@ -111,7 +110,7 @@ def bounded(suite: Suite, scale: str, row: Row) -> list[Row]:
 
 
 def _spec(suite: Suite, scale: str) -> Mapping[str, Any]:
-    return {"beyond": None, "lengths": [], "seeds": None, "set": {}, **suite.entry(scale, FOLDER, "tune")}
+    return {"beyond": None, "lengths": [], "set": {}, **suite.entry(scale, FOLDER, "tune")}
 
 
 def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) -> Trial:
@@ -129,31 +128,22 @@ def _trial(suite: Suite, scale: str, row: Row, factor: float, runtime: Runtime) 
             f"in scale {scale}"
         )
     options = {name: float(f"{rate * factor:.2g}") for name, rate in rates.items()}
-    _check_unseen(suite, scale, row, config, spec["seeds"] or [config.seed])
+    if not any(config.data.init_args.get(name) for name in HOLDOUTS):
+        raise ConfigError(
+            f"{suite.where}, {row.name}: tuning would be scored on test images: set "
+            f"{' or '.join(f'data.{name}' for name in HOLDOUTS)}"
+        )
     own = replace(runtime, results_dir=str(Path(runtime.results_dir) / FOLDER))
     tried = Run.of(from_dict(apply(values, options)), f"tune {row.name} x {factor:g}")
-    seeds = spec["seeds"] or [tried.config.seed]
-    return Trial(row, factor, options, tuple(tried.replace(seed=seed, runtime=own) for seed in seeds))
-
-
-def _check_unseen(suite: Suite, scale: str, row: Row, config: RunConfig, seeds: Sequence[int]) -> None:
-    """Check that no test image and no reported seed is used.
-
-    Raises:
-        ConfigError: one would be.
-    """
-    where = f"{suite.where}, {row.name}: tuning"
-    check_unreported(seeds, scale, suite.scale(scale)["seeds"], where)
-    if not any(config.data.init_args.get(name) for name in HOLDOUTS):
-        raise ConfigError(f"{where} would be scored on test images: set {' or '.join(f'data.{n}' for n in HOLDOUTS)}")
+    return Trial(row, factor, options, tuple(tried.replace(seed=seed, runtime=own) for seed in spec["seeds"]))
 
 
 def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: int) -> dict[str, Any]:
     """Run the rows' missing trials, choose, and write the choices beside the suite.
 
     All trials are kept in Optuna's journal (``journal_of``); trials in it are not run again. A bound also runs the
-    existing ``further`` trials of its method's rows: it would not be a bound if one of them had a rate that it has not
-    tried.
+    ``further`` trials of its method's rows, whose own trials are run for this: it would not be a bound if one of them
+    had a rate that it has not tried.
 
     Returns:
         What was written, by row: the chosen ``options``, and everything ``tried`` with its score.
@@ -171,7 +161,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     journal = journal_of(suite, scale, Path(runtime.results_dir))
     journal.parent.mkdir(parents=True, exist_ok=True)
     studies = _studies(journal, list(involved.values()))
-    planned = [trial for trial in first if trial.row in rows]
+    planned = first
     _run_missing(planned, studies, runtime, jobs)
     steps = {name: further(suite, scale, _known(first, row, studies), runtime) for name, row in involved.items()}
     more = []
@@ -182,6 +172,7 @@ def tune(suite: Suite, scale: str, rows: Sequence[Row], runtime: Runtime, jobs: 
     _run_missing(more, studies, runtime, jobs)
     planned += more
     without = [(trial.row, run) for trial in planned for run in _unknown(trial, studies)]
+    without = [(row, run) for row, run in without if row in rows]
     whole = [row for row in rows if all(other is not row for other, _ in without)]
     made = {row.full_name: choice(_known(planned, row, studies)) for row in whole}
     suite.tuned.add(scale, made)

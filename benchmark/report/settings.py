@@ -210,7 +210,7 @@ def _spent(done: Sequence[tuple[Record, Sequence[Evaluated]]], goal: float) -> d
 
 def _tuned(suite: Suite, plan: Plan, row: Row) -> str:
     """The options that tuning has chosen for a row, such as ``lr 0.03``."""
-    chosen = suite.tuned.entries(plan.scale).get(row.full_name, {}).get("options", {})
+    chosen = suite.choices(plan.scale).get(row.full_name, {}).get("options", {})
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in chosen.items())
 
 

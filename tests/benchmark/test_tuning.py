@@ -55,7 +55,10 @@ def test_without_an_entry_nothing_is_tuned(tmp_path, runtime):
         trials(suite, "paper", suite.rows, runtime)
     spec = SPEC | {
         "scales": {
-            "quick": {"seeds": [0], "tuning": {"factors": [1], "share_of_rounds": 1, "rates": ["method.nothing"]}}
+            "quick": {
+                "seeds": [0],
+                "tuning": {"factors": [1], "share_of_rounds": 1, "seeds": [1000], "rates": ["method.nothing"]},
+            }
         }
     }
     with pytest.raises(ConfigError, match=r"none of method\.nothing has a value to start from"):
@@ -163,7 +166,7 @@ def test_a_second_rate_stays_at_its_papers(tmp_path, runtime):
     label = {"feddure": {"method": "feddure", "data.scenario": "all_clients", "data.num_labels": 30}}
     table = {**SPEC["tables"]["1"], "rows": [{"method": "feddure"}]}
     tuning = {**SPEC["scales"]["quick"]["tuning"], "factors": [1, 3], "methods": {}}
-    tuning["set"] = {"seed": 1000, "data.balanced_holdout": 50}
+    tuning["set"] = {"data.balanced_holdout": 50}
     quick = {"seeds": [0], "tuning": tuning}
     suite = Suite({**SPEC, "labels": label, "tables": {"1": table}, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
     one, three = (trial.runs[0].config.method.init_args for trial in trials(suite, "quick", suite.rows, runtime))
@@ -172,16 +175,20 @@ def test_a_second_rate_stays_at_its_papers(tmp_path, runtime):
 
 def test_test_images_and_reported_seeds_take_no_part(tmp_path, runtime):
     for held_out in ("data.labelled_holdout", "data.balanced_holdout"):
-        suite = with_tuning(tmp_path, set={"seed": 1000, held_out: {"data.labelled_holdout": 0.5}.get(held_out, 50)})
+        suite = with_tuning(tmp_path, set={held_out: {"data.labelled_holdout": 0.5}.get(held_out, 50)})
         assert trials(suite, "quick", suite.rows[:1], runtime)
-    suite = with_tuning(tmp_path, set={"seed": 1000})
+    suite = with_tuning(tmp_path, set={})
     with pytest.raises(ConfigError, match=r"tuning would be scored on test images: set data\.balanced_holdout or data"):
         trials(suite, "quick", suite.rows[:1], runtime)
-    suite = with_tuning(tmp_path, set={"seed": 1, "data.balanced_holdout": 50})
-    with pytest.raises(ConfigError, match="tuning has the seed 1, which scale quick reports; choose others"):
-        trials(suite, "quick", suite.rows[:1], runtime)
-    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds .*\[1000, 1000\]"):
-        with_tuning(tmp_path, set={}, seeds=[1000, 1000])
+    for seeds, told in {
+        (1000, 1000): r"tuning\.seeds has a seed twice",
+        (999,): r"tuning\.seeds\.0: .* 1000",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"scales\.quick\.{told}"):
+            with_tuning(tmp_path, seeds=list(seeds))
+    quick = {**SPEC["scales"]["quick"], "seeds": [0, 1000]}
+    with pytest.raises(ConfigError, match=r"scales\.quick\.tuning\.seeds has 1000, which scale quick reports"):
+        Suite({**SPEC, "scales": {"quick": quick}}, "toy.yaml", tmp_path)
 
 
 def scored(tmp_path, runtime, **accuracies):
@@ -271,8 +278,8 @@ def judged(monkeypatch, scores):
     return tried
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_a_bound_tries_every_rate_that_a_row_of_its_method_tries(tmp_path, runtime, monkeypatch, together):
+@pytest.mark.parametrize("order", ["together", "apart", "the bound alone"])
+def test_a_bound_tries_every_rate_that_a_row_of_its_method_tries(tmp_path, runtime, monkeypatch, order):
     """At a rate that its method has and it has not, it would be no bound. Rows of other methods do not matter."""
     labels = {**SPEC["labels"], "all": {"method": "fedavg", "data.hidden_labels": "pooled"}}
     table = {**SPEC["tables"]["1"], "bounds": ["all"], "rows": [{"method": m} for m in ("plain", "teacher", "all")]}
@@ -286,12 +293,14 @@ def test_a_bound_tries_every_rate_that_a_row_of_its_method_tries(tmp_path, runti
         bound.name: {"0.001": 10.0, "1": 20.0, "2": 10.0},
     }
     tried, made = judged(monkeypatch, scores), {}
-    for rows in [suite.rows] if together else [[plain], [teacher], [bound]]:
+    orders = {"together": [suite.rows], "apart": [[plain], [teacher], [bound]], "the bound alone": [[bound]]}
+    for rows in orders[order]:
         made |= tune(suite, "quick", rows, runtime, jobs=1)
     further_out = {row for row in tried if row[1] not in ("0.001", "1", "2")}
-    assert further_out == {(plain.name, "6"), (teacher.name, "0.000333333"), (bound.name, "6")}
+    of_rows = set() if order == "the bound alone" else {(plain.name, "6"), (teacher.name, "0.000333333")}
+    assert further_out == of_rows | {(bound.name, "6")}
     assert [one["method.lr"] for one in made[bound.name]["tried"]] == [3e-5, 0.03, 0.06, 0.18]
-    assert made[bound.name]["options"] == made[plain.name]["options"] == {"method.lr": 0.18}
+    assert made[bound.name]["options"] == {"method.lr": 0.18}
 
 
 def test_a_row_need_not_try_what_its_bound_tries(tmp_path, runtime, monkeypatch):
@@ -322,8 +331,27 @@ def test_a_suite_that_extends_another_keeps_its_own_choices_alone(tmp_path, runt
     folder.joinpath("tuned").mkdir(parents=True)
     base.tuned.path("quick").write_text(yaml.safe_dump(chosen))
     mine = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
-    assert mine.tuned.entries("quick") == chosen
+    assert mine.choices("quick") == chosen
     made = tune(mine, "quick", mine.rows[:1], runtime, jobs=1)
     assert yaml.safe_load(mine.tuned.path("quick").read_text()) == made and list(made) == ["1/Digits/plain"]
     again = Suite({**SPEC, "paper": "mine"}, "mine.yaml", folder, base)
-    assert again.tuned.entries("quick") == {**chosen, **made}
+    assert again.choices("quick") == {**chosen, **made}
+
+
+@pytest.mark.parametrize("part", ["rounds", "data.beta", "model", "rule"])
+def test_a_choice_is_not_inherited_by_another_setting(tmp_path, part):
+    """Nor where the rule of tuning is another one; a row that stays alike keeps it."""
+    base = toy(tmp_path)
+    chosen = {"1/Digits/plain": {"options": {"method.lr": 0.1}}, "1/Digits/teacher": {"options": {"method.lr": 0.2}}}
+    base.tuned.add("quick", chosen)
+    spec = {**SPEC, "paper": "mine"}
+    if part == "rule":
+        spec["scales"] = {
+            "quick": {**SPEC["scales"]["quick"], "tuning": {**SPEC["scales"]["quick"]["tuning"], "seeds": [1001]}}
+        }
+        kept = {}
+    else:
+        other = {"rounds": 9, "data.beta": 0.1, "model": "mlp"}[part]
+        spec["labels"] = {**SPEC["labels"], "plain": {"method": "fedavg", part: other}}
+        kept = {"1/Digits/teacher": chosen["1/Digits/teacher"]}
+    assert Suite(spec, "mine.yaml", tmp_path / "suites", base).choices("quick") == kept
