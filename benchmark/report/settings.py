@@ -40,7 +40,7 @@ class Setting:
             the ``resolution`` of the setting, the costs to reach the reference's mean accuracy, the tuned options, and
             which seed was ``verified``.
         averaged: the rounds of ``last_k_mean``, such as ``10 rounds``.
-        admission: what the test of admission has found (``benchmark.admission.judged``); empty if it was not made.
+        admission: what the test of admission has found (``benchmark.board.admit.judged``); empty if it was not made.
     """
 
     table: Table

@@ -81,11 +81,7 @@ class _PerDataset(_Layer):
 
 
 class _Tuning(_PerDataset):
-    factors: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]], Field(min_length=1)]
     rates: Annotated[list[str], Field(min_length=1)]
-    share_of_rounds: Annotated[float, Field(gt=0, le=1, strict=False)]
-    beyond: Annotated[float, Field(gt=1, allow_inf_nan=False, strict=False)] | None = None
-    lengths: list[str] = []
     seeds: Annotated[list[Unreported], Field(min_length=1)]
 
 

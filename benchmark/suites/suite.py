@@ -231,7 +231,7 @@ class Suite:
         at, last = self.scale(scale), last or {}
         table = at["tables"].get(row.table, {})
         if tuned and scale not in self._chosen:
-            self._chosen[scale] = {name: entry["options"] for name, entry in self.choices(scale).items()}
+            self._chosen[scale] = {n: entry.get("options", {}) for n, entry in self.choices(scale).items()}
         chosen = self._chosen[scale].get(row.full_name, {}) if tuned else {}
 
         def of_data(layer: Options) -> Options:

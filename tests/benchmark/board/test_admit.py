@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from benchmark.admission import admit, candidates, judged
+from benchmark.board.admit import admit, candidates, judged
 from benchmark.runs.states import state
 from benchmark.suites.suite import Suite
 from datamodules.common.errors import ConfigError
